@@ -1,0 +1,41 @@
+# Finds LibTorch and offers it as tessera::torch (CPU) and tessera::torch_cuda.
+#
+# The wheel's own TorchConfig.cmake is not used: it refuses to configure a CUDA wheel without the CUDA toolkit, and it
+# overwrites CMAKE_CUDA_ARCHITECTURES. Three libraries and two include folders are all that is needed.
+# This file is installed too, and used by TesseraConfig.cmake.
+set(TESSERA_TORCH_ROOT "" CACHE PATH "Folder of LibTorch (holds include/ and lib/); empty: the torch package of .venv or of python3")
+
+if(NOT TESSERA_TORCH_ROOT)
+  find_program(TESSERA_PYTHON NAMES python3 python
+    HINTS ${PROJECT_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
+  find_program(TESSERA_PYTHON NAMES python3 python)
+  execute_process(
+    COMMAND ${TESSERA_PYTHON} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE tessera_torch_found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE tessera_torch_missing)
+  if(tessera_torch_missing)
+    message(FATAL_ERROR "LibTorch not found. Run scripts/setup, or set TESSERA_TORCH_ROOT to a LibTorch 2.11 folder.")
+  endif()
+  set(TESSERA_TORCH_ROOT ${tessera_torch_found} CACHE PATH "" FORCE)
+endif()
+if(NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "TESSERA_TORCH_ROOT=${TESSERA_TORCH_ROOT} holds no lib/libtorch_cpu.so")
+endif()
+message(STATUS "LibTorch: ${TESSERA_TORCH_ROOT}")
+
+if(NOT TARGET tessera::torch)
+  add_library(tessera::torch SHARED IMPORTED)
+  set_target_properties(tessera::torch PROPERTIES
+    IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so
+    INTERFACE_INCLUDE_DIRECTORIES "${TESSERA_TORCH_ROOT}/include;${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES ${TESSERA_TORCH_ROOT}/lib/libc10.so
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+    # The wheel's libraries name their CUDA libraries through an RPATH of their own; the linker need not follow it.
+    INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined;-Wl,--no-as-needed")
+  if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
+    add_library(tessera::torch_cuda SHARED IMPORTED)
+    set_target_properties(tessera::torch_cuda PROPERTIES
+      IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so
+      INTERFACE_LINK_LIBRARIES "tessera::torch;${TESSERA_TORCH_ROOT}/lib/libc10_cuda.so"
+      INTERFACE_COMPILE_DEFINITIONS "USE_C10D_NCCL")
+  endif()
+endif()

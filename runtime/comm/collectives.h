@@ -1,0 +1,107 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+/// Something started that can be waited for. A default-made Work is done and succeeded. Move-only in spirit: waiting
+/// twice returns the same status.
+class Work {
+ public:
+  struct State {
+    virtual ~State() = default;
+    /// Blocks until the operation's outputs may be read and its inputs overwritten.
+    virtual absl::Status wait() = 0;
+  };
+
+  Work() = default;
+  explicit Work(absl::Status done) : status_(std::move(done)) {}
+  explicit Work(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+  absl::Status wait() {
+    if (state_) {
+      status_ = state_->wait();
+      state_.reset();
+    }
+    return status_;
+  }
+
+ private:
+  std::unique_ptr<State> state_;
+  absl::Status status_;
+};
+
+/// Memory that the transport can reach without a copy: on `host` a shared mapping that every rank of the group maps,
+/// on `thread` plain memory, on `nccl` registered memory. Collectives accept any pointer; on memory from here they are
+/// fast. Freed with the object, which must not outlive its Collectives.
+class CommBuffer {
+ public:
+  virtual ~CommBuffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual std::size_t bytes() const = 0;
+};
+
+/// One group of ranks and the operations every transport has, on flat buffers. 
+///
+/// Rules, the same for all transports:
+///  1. Every rank of the group makes the same calls in the same order with the same sizes, dtypes and labels. A
+///     transport that notices a difference fails on all ranks with both calls and both ranks in the message.
+///  2. One call at a time per object, from any thread. Two objects are independent: neither waits behind the other.
+///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*: neighbours are added (0+1, 2+3, ...; an odd last one
+///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but `size()`,
+///     so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over aligned
+///     blocks of 2^k ranks followed by a sum over the blocks equal the sum over all.
+///  4. `label` names the unit (at most 63 bytes are kept); messages and the signature of the call hold it.
+///  5. After the first failure every later call returns that same status at once (sticky), on this rank; `abort` makes
+///     it so on all ranks.
+///
+/// Errors carry exit code 75 (peer lost, timeout), or 70 (ranks disagree), and name rank, label and operation:
+/// `rank 1/4 blocks.3 reduce_scatter #412: rank 2 (pid 4711) is gone`.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
+  virtual std::string transport() const = 0;
+
+  /// Collective: every rank calls it with the same `bytes`, in the same order as its other calls. Zero-filled.
+  virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
+
+  /// `full[r * bytes_per_rank ...] = shard of rank r`. In place where `shard == full + rank * bytes_per_rank`.
+  virtual Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) = 0;
+
+  /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
+  /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
+  /// slice of `input` when dtype is fp32. Input is left as it was, except where aliased.
+  virtual Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                              std::size_t numel_per_rank) = 0;
+
+  /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
+  /// `output` may be `input` when dtype is fp32.
+  virtual Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                          std::size_t numel) = 0;
+
+  /// `data` of `root` to all.
+  virtual Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) = 0;
+
+  /// `output[q * bytes_per_rank ...] = input_q[rank * bytes_per_rank ...]`.
+  virtual Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) = 0;
+
+  virtual Work barrier(std::string_view label) = 0;
+
+  /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
+  virtual void abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace tessera

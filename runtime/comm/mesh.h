@@ -1,0 +1,74 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/strategy.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/key_value_store.h"
+#include "runtime/comm/topology.h"
+
+namespace tessera {
+
+/// Makes groups of ranks. One per process (or per rank, on threads); knows which transport joins which ranks.
+class GroupFactory {
+ public:
+  virtual ~GroupFactory() = default;
+  /// Collective over `world_ranks` (ascending; this rank among them): each member calls with the same name and ranks.
+  /// Group rank i is world rank `world_ranks[i]`. Names are used once.
+  virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
+                                                            const std::vector<int>& world_ranks) = 0;
+};
+
+/// The groups that a mesh of replicate x shard ranks needs. World rank = replicate index * shard_size + shard index,
+/// so the ranks of one shard group are neighbours, on one host where hosts hold a multiple of shard_size ranks.
+struct MeshAxes {
+  int replicate_size = 1, shard_size = 1;
+  int replicate_index = 0, shard_index = 0;
+  std::shared_ptr<Collectives> gather;     ///< the shard axis, for all-gathers
+  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: never waits behind a gather
+  std::shared_ptr<Collectives> replicate;  ///< the replicate axis
+  std::shared_ptr<Collectives> world;      ///< all ranks
+};
+
+/// All ranks of a job, before and after they are arranged in axes. Cheap to copy; copies share everything.
+class Mesh {
+ public:
+  Mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
+
+  const Topology& topology() const;
+  int rank() const { return topology().rank; }
+  int world_size() const { return topology().world_size; }
+  KeyValueStore& store() const;
+
+  /// Collective over the world. `replicate * shard` must be the world size (exit code 78 else). A shape asked for again
+  /// (by a second Engine) gets groups of its own.
+  absl::StatusOr<MeshAxes> axes(int replicate, int shard) const;
+
+  /// Tells every rank of every group made through this mesh that this rank gives up, and why.
+  void abort(const absl::Status& reason) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Ranks as threads of this process, for tests and small studies.
+struct ThreadRanks {
+  int ranks = 1;
+  int hosts = 1;             ///< pretended: topology().host and local_rank follow, groups across hosts are hierarchical
+  double timeout_s = 60.0;
+};
+/// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the
+/// exception of the rank that failed first is rethrown here.
+void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)>& body);
+
+/// A mesh that is `topology.rank` of a world of any size, alone: collectives move no data beyond this rank's own part
+/// and succeed. For plans and dry runs.
+Mesh fake_mesh(const Topology& topology);
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+/// Who this process is among the ranks of the job, and where the ranks meet.
+struct Topology {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
+  int host = 0;              ///< index of this host
+  std::string launcher = "single";  ///< "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera" or "single"
+
+  std::string master_addr = "127.0.0.1";
+  int master_port = 29500;
+  std::string run_id;          ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
+  int restart_count = 0;
+  bool agent_store = false;    ///< torchrun's agent serves the store: every rank is a client
+
+  int num_hosts() const { return world_size / local_world_size; }
+  /// "rank 0/4 (torchrun), host 0, local rank 0"
+  std::string describe() const;
+};
+
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+/// Looks variables up in this process's environment.
+std::optional<std::string> process_environment(const std::string& name);
+
+/// Reads the launcher's variables, in the order torchrun, Slurm, Open MPI, PMI, MVAPICH2; none of them means one rank.
+/// Refuses (exit code 78), naming variable, value and launcher: partial sets, non-numbers, rank >= world size,
+/// two launchers whose values disagree, ranks that do not fill hosts evenly.
+absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
+
+}  // namespace tessera

@@ -28,7 +28,8 @@ if(NOT TARGET tessera::torch)
     IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so
     INTERFACE_INCLUDE_DIRECTORIES "${TESSERA_TORCH_ROOT}/include;${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES ${TESSERA_TORCH_ROOT}/lib/libc10.so
-    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+    # NDEBUG is part of the wheel's ABI: without it some of its classes (at::RecordFunction) have one member more.
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO;NDEBUG"
     # The wheel's libraries name their CUDA libraries through an RPATH of their own; the linker need not follow it.
     INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined;-Wl,--no-as-needed")
   if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "runtime/base/strategy.h"
+#include "runtime/comm/mesh.h"
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+/// What one optimizer step did. The same on every rank, except where said.
+struct StepResult {
+  std::int64_t step = 0;       ///< attempts, from 1
+  double loss = 0.0;           ///< mean over ranks and microbatches of the losses given to backward
+  double grad_norm = 0.0;      ///< global 2-norm of the averaged gradient, before clipping
+  double lr = 0.0;
+  bool overflow = false;       ///< a gradient was infinite or NaN: the step was skipped on all ranks
+  double loss_scale = 1.0;     ///< that this step's backward used
+  std::int64_t tokens = 0;     ///< over all ranks and microbatches, as told to backward
+  double seconds = 0.0;        ///< of this rank, since the previous step ended
+  double tokens_per_second = 0.0;
+  MemoryUse planned;           ///< bytes per category
+  MemoryUse allocated;         ///< the same, as allocated; beyond the plan only where an Engine warned
+};
+
+/// What backward is told beside the loss.
+struct MicrobatchInfo {
+  std::int64_t tokens = 0;   ///< for tokens_per_second
+  std::int64_t samples = 0;  ///< needed by lr_schedule.base_batch_size
+};
+
+/// Collectives begun by this rank since the Engine was made.
+struct TrafficCounts {
+  std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
+  std::int64_t reductions = 0, reduced_bytes = 0;
+  std::int64_t overflow_slots = 0, overflow_buckets = 0;
+};
+
+/// Trains a module under a strategy.
+///
+///   tessera::Engine engine(model, strategy, mesh);
+///   auto loss = model->forward(input, target);   // anywhere, in any way
+///   engine.backward(loss);
+///   tessera::StepResult result = engine.step();
+///
+/// Making one is collective: all ranks make it with equal modules and strategies. It moves the module's parameters into
+/// flat buffers (each keeps its TensorImpl, so optimizers' and users' references stay good), materialises deferred ones
+/// unit by unit, gives every rank rank 0's values of parameters and buffers, and shards them. From then on
+/// parameters read outside an operator need a `Gathered` guard, `.grad` is taken by the engine as soon as it is made, and a
+/// parameter's dtype is mixed_precision.param.
+///
+/// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values;
+/// sharded ones refuse access.
+///
+/// One thread at a time drives an Engine and its module. Errors are tessera::Error; after one from backward, step or a
+/// gather, the group is ended on all ranks and the Engine can only be destroyed.
+class Engine {
+ public:
+  Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
+
+  /// For a ModuleHolder such as `GPT` made by TORCH_MODULE.
+  template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
+  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh)
+      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh) {}
+
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Backward of one microbatch: `loss` is a scalar, the mean over this rank's microbatch. Gradients are averaged over
+  /// ranks and over the `gradient_accumulation` microbatches of a step.
+  void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
+
+  /// After `gradient_accumulation` calls of backward: agrees on norm and overflow with the other ranks, clips, updates
+  /// parameters. Throws if called early.
+  StepResult step();
+
+  /// True if the next step() is due.
+  bool step_is_due() const;
+
+  /// Floating tensors in the compute dtype (mixed_precision.param); others as they are.
+  at::Tensor to_compute_dtype(const at::Tensor& input) const;
+
+  const Strategy& strategy() const;
+  const MemoryPlan& plan() const;
+  /// Bytes in use now, by category, counted where they are allocated.
+  MemoryUse allocated() const;
+  TrafficCounts traffic() const;
+  std::int64_t steps_applied() const;
+  double loss_scale() const;
+  /// Paths of the units, the root first.
+  std::vector<std::string> unit_names() const;
+
+ private:
+  friend class Gathered;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// While it lives, parameters have their full values in memory on every rank: for code that takes `data_ptr()` or an
+/// accessor, for initialisation by hand, for export. Collective: all ranks make and end it at the same place.
+///
+///   tessera::Gathered guard(engine);                        // read
+///   tessera::Gathered guard(engine, tessera::Gathered::kWrite);  // changes made under it are kept: rank 0's values
+///                                                           // become every rank's parameters and master weights
+class Gathered {
+ public:
+  enum Mode { kRead, kWrite };
+  explicit Gathered(Engine& engine, Mode mode = kRead);
+  /// Only the units (Engine::unit_names) that hold `parameters`.
+  Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);
+  /// Writing back is a collective and can fail; an error in a destructor is logged and ends the group. Call `close` to
+  /// have it thrown.
+  ~Gathered();
+  void close();
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it.
+MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
+
+}  // namespace tessera

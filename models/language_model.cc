@@ -1,0 +1,54 @@
+#include "models/language_model.h"
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <c10/util/Exception.h>
+
+#include "models/gpt.h"
+#include "models/llama.h"
+#include "runtime/base/error.h"
+
+namespace tessera::models {
+namespace {
+
+bool wants_recompute(const ModelConfig& config) {
+  return std::visit([](const auto& c) { return c.recompute; }, config);
+}
+
+std::shared_ptr<LanguageModel> make(const GPTConfig& config) { return std::make_shared<GPTImpl>(config); }
+std::shared_ptr<LanguageModel> make(const LlamaConfig& config) { return std::make_shared<LlamaImpl>(config); }
+
+}  // namespace
+
+at::Tensor LanguageModel::forward(const at::Tensor& tokens, const at::Tensor& targets) {
+  TORCH_CHECK(targets.sizes() == tokens.sizes(), "targets want the tokens' shape ", tokens.sizes(), ", got ",
+              targets.sizes());
+  const at::Tensor scores = logits(tokens).to(at::kFloat);
+  return at::cross_entropy_loss(scores.view({-1, vocab_size()}), targets.reshape({-1}));
+}
+
+at::Tensor LanguageModel::run_block(bool recompute, const std::function<at::Tensor(const at::Tensor&)>& block,
+                                    const at::Tensor& input) const {
+  if (!recompute) return block(input);
+  TORCH_CHECK(checkpoint_, name(), ": the model's config says \"recompute\": true, but set_checkpoint was not called");
+  return checkpoint_(block, input);
+}
+
+void LanguageModel::check_tokens(const at::Tensor& tokens) const {
+  TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong, name(), ": tokens want [batch, time] int64, got ",
+              tokens.sizes(), " ", tokens.scalar_type());
+  TORCH_CHECK(tokens.size(1) > 0 && tokens.size(1) <= seq_len(), name(), ": tokens want 1 to ", seq_len(),
+              " positions, got ", tokens.size(1));
+}
+
+absl::StatusOr<std::shared_ptr<LanguageModel>> make_language_model(const ModelConfig& config,
+                                                                   CheckpointFn checkpoint) {
+  if (wants_recompute(config) && !checkpoint) {
+    return make_error(ExitCode::kConfig, "model: \"recompute\": true needs activation checkpointing, which this "
+                                         "program does not offer; remove the key");
+  }
+  std::shared_ptr<LanguageModel> model = std::visit([](const auto& c) { return make(c); }, config);
+  model->set_checkpoint(std::move(checkpoint));
+  return model;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <variant>
+
+namespace tessera::models {
+
+/// GPT-2's shape (Radford et al., 2019); see gpt.h. `"model": "gpt"`.
+struct GPTConfig {
+  std::int64_t vocab_size = 0;
+  std::int64_t seq_len = 0;  ///< number of learned positions: the longest input
+  std::int64_t layers = 0;
+  std::int64_t width = 0;    ///< a multiple of heads
+  std::int64_t heads = 0;
+  std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, in widths
+  double dropout = 0.0;        ///< on embeddings, attention weights and both residual branches
+  bool bias = true;            ///< of the linear layers in blocks; layer norms always have one
+  bool tie_head = false;       ///< the output layer uses the token embedding's weight
+  bool recompute = false;      ///< blocks keep only their input, and run again in backward
+};
+
+/// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. `"model": "llama"`.
+struct LlamaConfig {
+  std::int64_t vocab_size = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;
+  std::int64_t num_hidden_layers = 0;
+  std::int64_t num_attention_heads = 0;
+  std::int64_t num_key_value_heads = 0;  ///< divides num_attention_heads; 0: equal to it
+  std::int64_t head_dim = 0;             ///< even; 0: hidden_size / num_attention_heads
+  std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+  double initializer_range = 0.02;
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  bool tie_word_embeddings = false;
+  bool recompute = false;  ///< as GPTConfig's; not a key of Hugging Face
+
+  std::int64_t key_value_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
+  std::int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
+};
+
+/// A language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
+using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
+
+/// Reads and checks a model file. On failure the status (exit code 66 for a file that cannot be read, else 78) lists
+/// *all* errors: unknown keys, wrong types, values out of range, sizes that do not divide.
+absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
+/// The same for text; `name` stands for the file in messages.
+absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
+
+/// Number of parameters of the model, a tied weight counted once, by formula: no tensor is made.
+std::int64_t parameter_count(const ModelConfig& config);
+
+}  // namespace tessera::models

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "optim/instruction_set.h"
+
+namespace tessera {
+
+/// The sum of squares of one dyadic run of blocks: blocks [index * 2^level, (index + 1) * 2^level), less those beyond
+/// the unit's end. Plain bytes without padding, so that ranks can exchange arrays of them. A default-made node is
+/// *absent*: it fills up arrays of a fixed length and adds nothing.
+struct NormNode {
+  static constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
+
+  std::uint32_t level = kAbsent;
+  std::uint32_t reserved = 0;
+  std::uint64_t index = 0;
+  double sum = 0.0;
+};
+
+/// The squared 2-norm of a unit's gradient in fp64, independent of how the unit is cut into shards, bit for bit.
+///
+/// The unit's flat buffer is cut into blocks of 256 elements, counted from its start. A block's sum runs over 16
+/// lanes (element i goes to lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. Blocks
+/// are combined by the binary tree over block indices: a node's sum is the sum of its left child plus that of its
+/// right one, and a child whose sibling lies beyond the end is carried up as it is. Every addition thus has operands
+/// that depend on the unit alone.
+///
+/// A shard of whole blocks holds some subtrees completely. It hands out the roots of the largest of those, at most
+/// max_nodes(), whatever its size; adding what lies above them is left to combine(), which every rank does alike.
+/// If an element is infinite or NaN, so is the total: `std::isfinite(total)` is the overflow check.
+class NormTree {
+ public:
+  static constexpr std::size_t kBlockNumel = 256;
+
+  explicit NormTree(std::uint64_t total_blocks, InstructionSet set = best_instruction_set());
+
+  /// Blocks that a flat buffer of `numel` elements has; its last one may be partial.
+  static std::uint64_t blocks_of(std::uint64_t numel) { return (numel + kBlockNumel - 1) / kBlockNumel; }
+
+  std::uint64_t total_blocks() const { return total_blocks_; }
+
+  /// The most nodes that one shard can append: 2 * ceil(log2(total_blocks)), at least 1.
+  std::size_t max_nodes() const;
+
+  /// Appends the nodes of the shard that begins at block `first_block`, in block order, and clears `finite` if an
+  /// element is infinite or NaN. The shard's length is a multiple of 256, unless it ends in the unit's last block.
+  /// Throws `std::invalid_argument` where the shard is not within the unit or ends inside another block.
+  void partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out,
+               bool& finite) const;
+
+  /// The total from the nodes of all shards, in any order, absent ones skipped. An error (exit code 70) if they do not
+  /// cover every block exactly once: a rank's nodes are missing, or there twice.
+  absl::StatusOr<double> combine(std::span<const NormNode> nodes) const;
+
+ private:
+  std::uint64_t total_blocks_;
+  double (*block_sum_)(const float* block, std::size_t numel);
+};
+
+}  // namespace tessera

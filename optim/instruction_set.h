@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string_view>
+
+/// Forces a helper into each of its per-instruction-set callers; otherwise it would be compiled once, for the oldest.
+#define TESSERA_ALWAYS_INLINE inline __attribute__((always_inline))
+
+#if defined(__x86_64__)
+#define TESSERA_TARGET_AVX2 __attribute__((target("arch=x86-64-v3")))
+#define TESSERA_TARGET_AVX512 __attribute__((target("arch=x86-64-v4,prefer-vector-width=512")))
+#else
+#define TESSERA_TARGET_AVX2
+#define TESSERA_TARGET_AVX512
+#endif
+
+namespace tessera {
+
+/// The instruction sets that the optimizer's loops are compiled for. The loops are one source, compiled three times
+/// without contraction of a * b + c into one rounding (-ffp-contract=off) and without reordering of sums. So every
+/// variant executes the same IEEE 754 operations on an element, and gives the same bits: ranks on different
+/// processors agree. Function tables are used rather than `target_clones`, so that tests can call each variant, and
+/// since the resolvers that clones need run before a sanitizer is ready.
+enum class InstructionSet {
+  kPortable,  ///< x86-64 with SSE2, or whatever another architecture has by default
+  kAvx2,      ///< x86-64-v3
+  kAvx512,    ///< x86-64-v4
+};
+
+/// Whether this processor (and this architecture) can run the variant.
+bool supports(InstructionSet set);
+
+/// The widest variant that this processor can run.
+InstructionSet best_instruction_set();
+
+std::string_view name_of(InstructionSet set);
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#include "optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace tessera {
+namespace {
+
+// Position of `step` between `begin` and `end`, within [0, 1]; an empty interval has been passed.
+double share_of(double step, double begin, double end) {
+  return end > begin ? std::clamp((step - begin) / (end - begin), 0.0, 1.0) : 1.0;
+}
+
+double linear(double from, double to, double share) { return from + (to - from) * share; }
+
+double cosine(double from, double to, double share) {
+  return to + (from - to) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
+}
+
+double one_cycle_ratio(const LrScheduleConfig& config, double step) {
+  const auto total = static_cast<double>(config.total_steps);
+  const double rise_end = config.warmup_steps > 0 ? static_cast<double>(config.warmup_steps)
+                                                  : config.warmup_share * total - 1.0;
+  if (rise_end > 0.0 && step <= rise_end) return cosine(config.initial_ratio, 1.0, step / rise_end);
+  return cosine(1.0, config.min_ratio, share_of(step, std::max(rise_end, 0.0), total - 1.0));
+}
+
+double ratio_at(const LrScheduleConfig& config, double step) {
+  if (config.type == LrScheduleType::kOneCycle) return one_cycle_ratio(config, step);
+  const auto warmup = static_cast<double>(config.warmup_steps);
+  if (step < warmup) return (step + 1.0) / (warmup + 1.0);
+  const auto total = static_cast<double>(config.total_steps);
+  const double share = share_of(step, warmup, total);
+  switch (config.type) {
+    case LrScheduleType::kConstant: return 1.0;
+    case LrScheduleType::kLinear: return linear(1.0, config.min_ratio, share);
+    case LrScheduleType::kCosine: return cosine(1.0, config.min_ratio, share);
+    case LrScheduleType::kInverseSqrt: return std::max(config.min_ratio, std::sqrt((warmup + 1.0) / (step + 1.0)));
+    case LrScheduleType::kWsd: {
+      if (config.decay_steps <= 0) return 1.0;
+      const double decay_begin = total - static_cast<double>(config.decay_steps);
+      return linear(1.0, config.min_ratio, share_of(step, std::max(decay_begin, warmup), total));
+    }
+    case LrScheduleType::kOneCycle: break;  // returned above
+  }
+  return 1.0;
+}
+
+}  // namespace
+
+double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch) {
+  double peak = base_lr;
+  if (config.base_batch_size > 0) {
+    peak *= static_cast<double>(global_batch) / static_cast<double>(config.base_batch_size);
+  }
+  return peak * ratio_at(config, static_cast<double>(step));
+}
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/base/strategy.h"
+
+namespace tessera {
+
+/// The learning rate of update number `step`, counted from 0. `base_lr` is the strategy's optimizer.lr;
+/// `global_batch` is samples per update over all ranks and microbatches.
+///
+/// The peak is base_lr, or with base_batch_size > 0 base_lr * global_batch / base_batch_size (linear scaling rule,
+/// Goyal et al., arXiv 1706.02677, section 2.1). With w = warmup_steps, the first w updates rise linearly,
+/// peak * (step + 1) / (w + 1): none is zero, and update w is the first at the peak (arXiv 1706.02677, section 2.2).
+/// Then, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
+///
+///   constant      peak
+///   linear        peak * (1 - (1 - r) * x)
+///   cosine        peak * (r + (1 - r) * (1 + cos(pi x)) / 2)       Loshchilov and Hutter, arXiv 1608.03983, eq. 5
+///   inverse_sqrt  peak * max(r, sqrt((w + 1) / (step + 1)))         Vaswani et al., arXiv 1706.03762, eq. 3
+///   wsd           peak until total_steps - decay_steps, then linearly to peak * r   Hu et al., arXiv 2404.06395, 4.2
+///   one_cycle     a cosine from peak * initial_ratio up to the peak, then a cosine down to peak * r at the last
+///                 update (Smith and Topin, arXiv 1708.07120; two phases). The rise is its warm-up: it ends at update
+///                 warmup_share * total_steps - 1, or at update warmup_steps if that is given.
+///
+/// Beyond total_steps the rate stays where the schedule ended.
+double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch);
+
+}  // namespace tessera

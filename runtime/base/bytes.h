@@ -1,0 +1,24 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// Bytes for people: "512 B", "1.50 GiB" (binary units, two decimals), "-3.00 MiB".
+std::string format_bytes(std::int64_t bytes);
+
+/// Reads "8GiB", "1.5 GiB", "500MB" or "4096" (bytes). Units, spelled exactly so: B, KB, MB, GB, TB, PB
+/// (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024). A fraction is rounded to the nearest byte.
+///
+/// Errors (exit code 78): no number, a negative one, an unknown unit (with the nearest known one), more than
+/// 2^63 - 1.
+absl::StatusOr<std::int64_t> parse_bytes(std::string_view text);
+
+/// Regular expression (ECMAScript) of what `parse_bytes` reads: used by the JSON schema of the strategy file.
+inline constexpr char kBytesPattern[] = "^[0-9]+(\\.[0-9]+)? ?(B|[KMGTP]i?B)?$";
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#include "runtime/base/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+template <typename Enum>
+std::string name_in(const std::vector<Named<Enum>>& list, Enum value) {
+  for (const Named<Enum>& entry : list) {
+    if (entry.value == value) return entry.name;
+  }
+  return "?";
+}
+
+}  // namespace
+
+const std::vector<Named<ShardingStrategy>>& sharding_strategies() {
+  using enum ShardingStrategy;
+  static const std::vector<Named<ShardingStrategy>> list = {
+      {kNoShard, "NO_SHARD", "everything replicated (stage 0, plain data parallelism)"},
+      {kShardOptimizer, "SHARD_OPTIMIZER", "optimizer state sharded (stage 1)"},
+      {kShardGradients, "SHARD_GRADIENTS", "gradients and optimizer state sharded (stage 2)"},
+      {kShardGradOp, "SHARD_GRAD_OP", "parameters sharded too, but kept gathered from forward to backward"},
+      {kFullShard, "FULL_SHARD", "everything sharded, each unit gathered when it is used (stage 3)"},
+      {kHybridShard, "HYBRID_SHARD", "FULL_SHARD on the mesh's shard axis, replicated on the other"}};
+  return list;
+}
+
+const std::vector<Named<DType>>& training_dtypes() {
+  static const std::vector<Named<DType>> list = {
+      {DType::kF32, "fp32", "4 bytes"},
+      {DType::kBF16, "bf16", "2 bytes, the range of fp32, 8 bits of precision"},
+      {DType::kF16, "fp16", "2 bytes, 11 bits of precision, small range: the loss is scaled"}};
+  return list;
+}
+
+const std::vector<Named<GradientSync>>& gradient_syncs() {
+  using enum GradientSync;
+  static const std::vector<Named<GradientSync>> list = {
+      {kEachMicrobatch, "each_microbatch", "reduced after every microbatch: least memory"},
+      {kLastMicrobatch, "last_microbatch",
+       "accumulated unsharded in fp32, reduced once: least communication"}};
+  return list;
+}
+
+const std::vector<Named<OptimizerType>>& optimizer_types() {
+  using enum OptimizerType;
+  static const std::vector<Named<OptimizerType>> list = {
+      {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
+      {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
+      {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"}};
+  return list;
+}
+
+const std::vector<Named<bool>>& shard_overs() {
+  static const std::vector<Named<bool>> list = {
+      {false, "shard", "optimizer state sharded over the mesh's shard axis, replicated on the other"},
+      {true, "world", "optimizer state sharded over all ranks"}};
+  return list;
+}
+
+const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
+  using enum LrScheduleType;
+  static const std::vector<Named<LrScheduleType>> list = {
+      {kConstant, "constant", "stays at optimizer.lr"},
+      {kLinear, "linear", "falls in a straight line, reaching min_ratio at total_steps"},
+      {kCosine, "cosine", "falls along half a cosine, reaching min_ratio at total_steps (arXiv 1608.03983)"},
+      {kOneCycle, "one_cycle", "rises from initial_ratio, then falls to min_ratio (arXiv 1708.07120)"},
+      {kInverseSqrt, "inverse_sqrt", "falls with one over the square root of the step (arXiv 1706.03762)"},
+      {kWsd, "wsd", "warm-up, stable, then a decay over the last decay_steps (arXiv 2404.06395)"}};
+  return list;
+}
+
+const std::vector<Named<TransportChoice>>& transport_choices() {
+  using enum TransportChoice;
+  static const std::vector<Named<TransportChoice>> list = {
+      {kAuto, "auto", "nccl where every rank has a GPU, else host inside a host and gloo across hosts"},
+      {kHost, "host", "shared memory: all ranks on one host"},
+      {kGloo, "gloo", "TCP"},
+      {kNccl, "nccl", "NVIDIA GPUs"}};
+  return list;
+}
+
+std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strategies(), strategy); }
+std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
+std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
+
+}  // namespace tessera

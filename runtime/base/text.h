@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// Helpers for messages that people read. All lengths are in characters (code points), not bytes.
+
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& words, std::string_view separator = ", ");
+
+/// The text in double quotes as JSON spells it, control characters escaped, invalid UTF-8 replaced, and cut
+/// to `max_length` characters ("..." marks the cut): safe to print whatever a file holds.
+std::string quoted_text(std::string_view text, std::size_t max_length = 60);
+
+/// Number of characters of UTF-8 text; in invalid text every stray byte counts where it does not continue a
+/// character.
+std::size_t text_width(std::string_view text);
+
+/// Smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`,
+/// upper and lower case being equal (optimal string alignment). Time and memory |a| x |b|.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+/// The candidate nearest to `word` if it is near enough to be a slip (a third of its length, at most 3); else
+/// "".
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// "; did you mean \"lr\"?", or "" if nothing is near.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera {
+
+/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again and again
+/// (every 0.2 to 10 ms) rather than leave a waiting request in the way of other threads.
+/// c10d's exceptions become statuses of exit code 69: the store's server is gone.
+class C10dStore : public KeyValueStore {
+ public:
+  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  absl::Status set(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override;
+  absl::StatusOr<bool> has(const std::string& key) override;
+  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
+
+  /// For c10d's own backends, which meet through such a store.
+  const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
+
+ private:
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+/// The text of an exception as a user wants it: without c10's stack trace.
+std::string text_of_c10_exception(const std::exception& error);
+
+}  // namespace tessera

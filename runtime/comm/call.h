@@ -1,0 +1,54 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+enum class Operation : std::uint32_t {
+  kNone,
+  kAllocate,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kBarrier,
+};
+std::string_view name_of(Operation operation);
+
+/// What a rank says about a collective it enters. All ranks of a group must say the same: the signature.
+/// Plain data of whole 64-bit words, because it travels through shared memory word by word.
+struct CallSignature {
+  static constexpr std::size_t kLabelBytes = 64;
+
+  std::uint64_t sequence = 0;  ///< calls made on this group so far, this one included
+  std::uint64_t count = 0;     ///< elements (reductions) or bytes (all others) per rank
+  Operation operation = Operation::kNone;
+  DType dtype = DType::kU8;
+  std::uint8_t unused[3] = {};
+  std::uint32_t root = 0;
+  std::uint32_t unused_too = 0;
+  std::array<char, kLabelBytes> label{};  ///< ends with 0
+
+  std::string_view label_text() const { return label.data(); }
+  /// "reduce_scatter 'blocks.3' of 4096 bf16 (#412)"
+  std::string describe() const;
+};
+static_assert(sizeof(CallSignature) == 96);
+
+/// `label` is cut to 63 bytes.
+CallSignature make_signature(Operation operation, std::string_view label, DType dtype, std::uint64_t count,
+                             std::uint32_t root = 0);
+
+/// "blocks.3 reduce_scatter #412": where every message about a call begins.
+std::string where(const CallSignature& call);
+
+bool operator==(const CallSignature& a, const CallSignature& b);
+
+}  // namespace tessera

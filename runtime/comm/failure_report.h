@@ -1,0 +1,39 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <memory>
+#include <string>
+
+#include "runtime/comm/call.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera {
+
+/// How the ranks of a group that has no shared memory tell each other why they failed: through the store.
+/// Nothing is written while all goes well. Thread-safe.
+///
+/// The store may hang with the rank that serves it, so it is talked to on a thread of its own, which is left behind
+/// after two seconds without an answer.
+class FailureReport {
+ public:
+  FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);
+  ~FailureReport();
+
+  /// This rank failed in `call`, or gave up for `reason`. The first counts.
+  void publish_call(const CallSignature& call);
+  void publish_reason(const absl::Status& reason);
+
+  /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so. Exit code 70
+  /// if another rank was in a different call of the same number, else 75.
+  absl::Status explain(const CallSignature& call, const std::string& why);
+
+ private:
+  void publish(const std::string& text);
+
+  struct Shared;
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera {
+namespace {
+
+class MemoryStore : public KeyValueStore {
+ public:
+  absl::Status set(const std::string& key, const std::string& value) override {
+    std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
+      return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
+                                                 std::to_string(timeout.count()) + " ms");
+    return values_[key];
+  }
+
+  absl::StatusOr<bool> has(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    return values_.count(key) > 0;
+  }
+
+  // The counter is kept as text, so that `get` and `has` see it like any other value.
+  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
+    std::lock_guard lock(mutex_);
+    std::string& value = values_[key];
+    const std::int64_t sum = (value.empty() ? 0 : std::stoll(value)) + amount;
+    value = std::to_string(sum);
+    changed_.notify_all();
+    return sum;
+  }
+
+ private:
+  std::mutex mutex_;  // guards values_
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+class PrefixStore : public KeyValueStore {
+ public:
+  PrefixStore(std::string prefix, std::shared_ptr<KeyValueStore> store)
+      : prefix_(std::move(prefix)), store_(std::move(store)) {}
+
+  absl::Status set(const std::string& key, const std::string& value) override {
+    return store_->set(prefix_ + key, value);
+  }
+  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return store_->get(prefix_ + key, timeout);
+  }
+  absl::StatusOr<bool> has(const std::string& key) override { return store_->has(prefix_ + key); }
+  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
+    return store_->add(prefix_ + key, amount);
+  }
+
+ private:
+  const std::string prefix_;
+  const std::shared_ptr<KeyValueStore> store_;
+};
+
+}  // namespace
+
+std::shared_ptr<KeyValueStore> memory_store() { return std::make_shared<MemoryStore>(); }
+
+std::shared_ptr<KeyValueStore> prefix_store(std::string prefix, std::shared_ptr<KeyValueStore> store) {
+  return std::make_shared<PrefixStore>(std::move(prefix), std::move(store));
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+
+#include "runtime/comm/c10d_store.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group.h"
+
+namespace tessera {
+
+/// The `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers are the device's.
+///
+/// Reductions are plain sums by NCCL in the dtype of the input (its symmetric kernels take nothing else), widened to fp32
+/// afterwards: the order of summation is NCCL's, so bits may differ from the other transports. Calls are ordered on the
+/// current stream; Work::wait makes the current stream wait and does not block the host.
+///
+/// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
+/// nccl_transport_missing.cc answers with exit code 69.
+absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device,
+                                                              std::shared_ptr<C10dStore> store);
+
+/// OK if this build has NCCL and this machine a GPU.
+absl::Status nccl_available();
+
+}  // namespace tessera

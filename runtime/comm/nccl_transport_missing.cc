@@ -1,0 +1,16 @@
+#include "runtime/base/error.h"
+#include "runtime/comm/nccl_transport.h"
+
+namespace tessera {
+
+absl::Status nccl_available() {
+  return make_error(ExitCode::kUnavailable,
+                    "comm.transport is \"nccl\", but this Tessera was built without CUDA; configure with "
+                    "TESSERA_CUDA=ON where the CUDA toolkit, NCCL and a CUDA LibTorch are installed");
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group&, int, std::shared_ptr<C10dStore>) {
+  return nccl_available();
+}
+
+}  // namespace tessera

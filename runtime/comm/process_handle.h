@@ -1,0 +1,25 @@
+#pragma once
+
+#include <sys/types.h>
+
+namespace tessera {
+
+/// Says whether another process of this machine still runs. A zombie does not. Holds a pidfd, so a later process with
+/// the same number is not mistaken for it. Move-only.
+class ProcessHandle {
+ public:
+  ProcessHandle() = default;
+  explicit ProcessHandle(pid_t pid);
+  ProcessHandle(ProcessHandle&& other) noexcept { *this = static_cast<ProcessHandle&&>(other); }
+  ProcessHandle& operator=(ProcessHandle&& other) noexcept;
+  ~ProcessHandle();
+
+  bool alive() const;
+
+ private:
+  pid_t pid_ = 0;
+  int fd_ = -1;
+  bool gone_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include "runtime/base/strategy.h"
+#include "runtime/comm/mesh.h"
+
+namespace tessera {
+
+/// The mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have.
+///
+/// | comm.transport | ranks of one host | ranks of several hosts       |
+/// |----------------|-------------------|------------------------------|
+/// | auto           | host              | gloo, or host inside and gloo across |
+/// | host           | host              | error 78                     |
+/// | gloo           | gloo              | gloo                         |
+/// | nccl           | nccl              | nccl                         |
+///
+/// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm);
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+#include "runtime/comm/segment_table.h"
+
+#include <utility>
+
+namespace tessera {
+
+void SegmentTable::add(std::uint64_t id, std::vector<MemorySegment> parts) {
+  std::lock_guard lock(mutex_);
+  by_address_[reinterpret_cast<std::uintptr_t>(parts[rank_].data())] = id;
+  segments_[id] = std::move(parts);
+}
+
+void SegmentTable::remove(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto it = segments_.find(id);
+  if (it == segments_.end()) return;
+  by_address_.erase(reinterpret_cast<std::uintptr_t>(it->second[rank_].data()));
+  segments_.erase(it);
+}
+
+std::byte* SegmentTable::own_part(std::uint64_t id) const {
+  std::lock_guard lock(mutex_);
+  return segments_.at(id)[rank_].data();
+}
+
+Location SegmentTable::locate(const void* data, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  std::lock_guard lock(mutex_);
+  auto it = by_address_.upper_bound(address);
+  if (it == by_address_.begin()) return {};
+  const auto& [begin, id] = *--it;
+  const std::size_t size = segments_.at(id)[rank_].bytes(), offset = address - begin;
+  if (offset > size || bytes > size - offset) return {};
+  return {id, offset};
+}
+
+const std::byte* SegmentTable::view(int peer, const Location& location) const {
+  std::lock_guard lock(mutex_);
+  const auto it = segments_.find(location.segment);
+  return it == segments_.end() ? nullptr : it->second[peer].data() + location.offset;
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "runtime/comm/control_block.h"
+#include "runtime/comm/memory_segment.h"
+
+namespace tessera {
+
+/// The shared segments of a group as one rank maps them: its own part and its peers' of each. Thread-safe, because a
+/// CommBuffer may be freed on any thread.
+class SegmentTable {
+ public:
+  explicit SegmentTable(int rank) : rank_(rank) {}
+
+  /// `parts[q]`: this process's mapping of rank q's part. `id` > 0, the same on all ranks.
+  void add(std::uint64_t id, std::vector<MemorySegment> parts);
+  void remove(std::uint64_t id);
+
+  std::byte* own_part(std::uint64_t id) const;
+  /// How peers find [data, data + bytes), if it lies in one of this rank's parts.
+  Location locate(const void* data, std::size_t bytes) const;
+  /// This process's mapping of the same place in `peer`'s memory; null if `remove` was called.
+  const std::byte* view(int peer, const Location& location) const;
+
+ private:
+  const int rank_;
+  mutable std::mutex mutex_;  // guards the members below
+  std::map<std::uint64_t, std::vector<MemorySegment>> segments_;
+  std::map<std::uintptr_t, std::uint64_t> by_address_;  // begin of own part -> id
+};
+
+}  // namespace tessera

@@ -1,0 +1,383 @@
+#include "runtime/comm/shared_memory_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/pairwise_sum.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kSmallBytes = 16 << 10;
+constexpr std::size_t kSliceElements = 16;  // slices begin at cache lines, so that no two ranks write one line
+
+struct Slice {
+  std::size_t begin, numel;
+};
+
+// The part of [0, numel) that `rank` sums.
+Slice slice_of(std::size_t numel, int rank, int size) {
+  const std::size_t even = (numel + size - 1) / size;
+  const std::size_t step = (even + kSliceElements - 1) / kSliceElements * kSliceElements;
+  const std::size_t begin = std::min(numel, step * rank);
+  return {begin, std::min(numel - begin, step)};
+}
+
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
+  const auto from = reinterpret_cast<std::uintptr_t>(a), other = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && from < other + b_bytes && other < from + a_bytes;
+}
+
+const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
+
+}  // namespace
+
+// A window of a call that goes through the mailboxes, in the call's units (bytes or elements).
+struct SharedMemoryCollectives::Round {
+  std::size_t begin, length;
+  SharedSpace* space;
+  int parity;
+  const std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
+};
+
+SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space)
+    : transport_(std::move(transport)),
+      group_(std::move(group)),
+      space_(std::move(space)),
+      meeting_(group_, *space_),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      calls_(group_.size()),
+      inputs_(group_.size()),
+      outputs_(group_.size()),
+      sources_(group_.size()) {}
+
+// An exception that takes this object with it is the news, not that the rank left. On threads run_ranks, which will
+// catch it, tells the peers its message; between processes nobody else would.
+SharedMemoryCollectives::~SharedMemoryCollectives() {
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    meeting_.leave();
+  } else if (space_->between_processes()) {
+    meeting_.fail(make_error(ExitCode::kPeerLost, "an exception ended " + group_.self())).IgnoreError();
+  }
+}
+
+void SharedMemoryCollectives::abort(const absl::Status& reason) { meeting_.fail(reason).IgnoreError(); }
+
+CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
+                                              std::size_t count, int root) {
+  CallDescriptor call;
+  call.signature = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
+  call.signature.sequence = ++sequence_;
+  meeting_.start(call.signature);
+  return call;
+}
+
+absl::Status SharedMemoryCollectives::give_up(const absl::Status& why) {
+  return meeting_.fail(make_error(exit_code_of(why), meeting_.prefix() + message_of(why)));
+}
+
+absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
+  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  return give_up(make_error(ExitCode::kInternal, why));
+}
+
+// --- Meetings ---
+
+absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
+  meeting_.publish(call);
+  TESSERA_RETURN_IF_ERROR(meeting_.meet());
+  for (int q = 0; q < size(); ++q) calls_[q] = meeting_.published_by(q);
+  TESSERA_RETURN_IF_ERROR(compare_signatures());
+  return call.signature.operation == Operation::kAllocate ? absl::OkStatus() : view_buffers();
+}
+
+absl::Status SharedMemoryCollectives::view_buffers() {
+  for (int q = 0; q < size(); ++q) {
+    const CallDescriptor& call = calls_[q];
+    inputs_[q] = call.input.reachable() ? space_->view(q, call.input) : nullptr;
+    outputs_[q] = call.output.reachable() ? space_->view(q, call.output) : nullptr;
+    if ((call.input.reachable() && !inputs_[q]) || (call.output.reachable() && !outputs_[q]))
+      return give_up(make_error(ExitCode::kInternal,
+                                meeting_.who(q) + " uses a CommBuffer whose counterpart was freed on this rank"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryCollectives::compare_signatures() {
+  for (int q = 1; q < size(); ++q) {
+    if (calls_[q].signature == calls_[0].signature) continue;
+    return meeting_.fail(make_error(
+        ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
+                                 calls_[0].signature.describe() + ", " + meeting_.who(q) + " calls " +
+                                 calls_[q].signature.describe() +
+                                 "; every rank must make the same calls in the same order"));
+  }
+  return absl::OkStatus();
+}
+
+bool SharedMemoryCollectives::small(std::size_t bytes) const {
+  return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
+}
+
+bool SharedMemoryCollectives::all_inputs_reachable() const {
+  return std::all_of(calls_.begin(), calls_.end(), [](const auto& call) { return call.input.reachable(); });
+}
+
+const std::byte* SharedMemoryCollectives::input_of(int peer, std::size_t offset) const {
+  return inputs_[peer] + offset;
+}
+
+// Reads peers' buffers, then waits until all ranks have.
+template <typename Read>
+absl::Status SharedMemoryCollectives::read_peers(Read read) {
+  TESSERA_RETURN_IF_ERROR(meeting_.begin_reading());
+  read();
+  meeting_.end_reading();
+  return meeting_.meet();
+}
+
+// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads everyone's.
+// `unannounced`: the call whose descriptors the first of these meetings exchanges; null if a meeting before did.
+template <typename Load, typename Use>
+absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
+                                                std::size_t window, Load load, Use use) {
+  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  std::size_t begin = 0;
+  do {
+    const Round round{begin, std::min(window, total - begin), space_.get(), meeting_.next_parity()};
+    load(round, space_->mailbox(rank(), round.parity));
+    TESSERA_RETURN_IF_ERROR(unannounced ? meet_about(*unannounced) : meeting_.meet());
+    unannounced = nullptr;
+    use(round);
+    begin += round.length;
+  } while (begin < total);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate(std::size_t bytes) {
+  CallDescriptor call = begin(Operation::kAllocate, "", DType::kU8, bytes);
+  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  auto allocation = space_->allocate(std::max<std::size_t>(bytes, 1));
+  if (!allocation.ok()) return give_up(allocation.status());
+  call.input = (*allocation)->publish();
+  TESSERA_RETURN_IF_ERROR(meet_about(call));
+  std::vector<Location> offers;
+  for (const CallDescriptor& peer : calls_) offers.push_back(peer.input);
+  auto buffer = (*allocation)->open(offers);
+  if (!buffer.ok()) return give_up(buffer.status());
+  TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
+  return buffer;
+}
+
+// --- all_gather ---
+
+Work SharedMemoryCollectives::all_gather(std::string_view label, const void* shard, void* full,
+                                         std::size_t bytes_per_rank) {
+  CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
+  call.input = space_->locate(shard, bytes_per_rank);
+  return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
+}
+
+absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const std::byte* shard, std::byte* full,
+                                             std::size_t bytes) {
+  if (!small(bytes)) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (all_inputs_reachable()) {
+      copy_bytes(full + rank() * bytes, shard, bytes);
+      return read_peers([&] {
+        for (int step = 1; step < size(); ++step)
+          copy_bytes(full + peer(step) * bytes, input_of(peer(step), 0), bytes);
+      });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) { copy_bytes(mailbox, shard + round.begin, round.length); };
+  const auto use = [&](const Round& round) {
+    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length);
+    for (int step = 1; step < size(); ++step)
+      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length);
+  };
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+}
+
+// --- Reductions ---
+
+void SharedMemoryCollectives::sum_inputs(std::size_t first, DType dtype, float* output, std::size_t numel) {
+  for (int q = 0; q < size(); ++q) sources_[q] = input_of(q, first * size_of(dtype));
+  pairwise_sum(sources_, dtype, output, numel);
+}
+
+void SharedMemoryCollectives::sum_mailboxes(const Round& round, std::size_t offset, DType dtype, float* output,
+                                            std::size_t numel) {
+  for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
+  pairwise_sum(sources_, dtype, output, numel);
+}
+
+Work SharedMemoryCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                                             std::size_t numel_per_rank) {
+  CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
+  if (!is_reducible(dtype)) return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+  call.input = space_->locate(input, numel_per_rank * size() * size_of(dtype));
+  return Work(scatter(call, bytes_of(input), output, numel_per_rank));
+}
+
+absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input, float* output,
+                                              std::size_t numel) {
+  const DType dtype = call.signature.dtype;
+  const std::size_t element = size_of(dtype);
+  const bool is_small = small(numel * size() * element);
+  if (!is_small) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (all_inputs_reachable()) {
+      return read_peers([&] { sum_inputs(rank() * numel, dtype, output, numel); });
+    }
+  }
+  // A mailbox holds one piece for each rank.
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element, round.length * element);
+  };
+  const auto use = [&](const Round& round) {
+    sum_mailboxes(round, rank() * round.length * element, dtype, output + round.begin, round.length);
+  };
+  const std::size_t window = space_->mailbox_bytes() / (element * size());
+  return in_rounds(is_small ? &call : nullptr, numel, window, load, use);
+}
+
+Work SharedMemoryCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                                         std::size_t numel) {
+  CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
+  if (!is_reducible(dtype)) return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+  call.input = space_->locate(input, numel * size_of(dtype));
+  call.output = space_->locate(output, numel * sizeof(float));
+  return Work(reduce(call, bytes_of(input), output, numel));
+}
+
+absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input, float* output,
+                                             std::size_t numel) {
+  const DType dtype = call.signature.dtype;
+  if (small(numel * size_of(dtype))) {
+    // So little that every rank sums everything: one meeting instead of three.
+    const auto load = [&](const Round&, std::byte* mailbox) { copy_bytes(mailbox, input, numel * size_of(dtype)); };
+    const auto use = [&](const Round& round) { sum_mailboxes(round, 0, dtype, output, numel); };
+    return in_rounds(&call, numel, numel, load, use);
+  }
+  TESSERA_RETURN_IF_ERROR(meet_about(call));
+  const bool outputs_reachable =
+      std::all_of(calls_.begin(), calls_.end(), [](const auto& peer) { return peer.output.reachable(); });
+  return all_inputs_reachable() && outputs_reachable ? reduce_direct(dtype, output, numel)
+                                                     : reduce_in_rounds(dtype, input, output, numel);
+}
+
+// Each rank sums its slice into its own output, then all read the other slices from where they were summed.
+absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, float* output, std::size_t numel) {
+  const Slice mine = slice_of(numel, rank(), size());
+  TESSERA_RETURN_IF_ERROR(read_peers([&] { sum_inputs(mine.begin, dtype, output + mine.begin, mine.numel); }));
+  return read_peers([&] {
+    for (int step = 1; step < size(); ++step) {
+      const Slice slice = slice_of(numel, peer(step), size());
+      const std::byte* summed = outputs_[peer(step)] + slice.begin * sizeof(float);
+      copy_bytes(output + slice.begin, summed, slice.numel * sizeof(float));
+    }
+  });
+}
+
+// The same one window at a time: inputs through one mailbox, summed slices through the other.
+absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
+                                                       std::size_t numel) {
+  const std::size_t window = space_->mailbox_bytes() / sizeof(float);
+  const auto load_inputs = [&](std::size_t begin) {
+    return [&, begin](const Round& round, std::byte* mailbox) {
+      copy_bytes(mailbox, input + begin * size_of(dtype), round.length * size_of(dtype));
+    };
+  };
+  for (std::size_t begin = 0; begin < numel; begin += window) {
+    const std::size_t length = std::min(window, numel - begin);
+    const Slice mine = slice_of(length, rank(), size());
+    float* const sums = output + begin;
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs(begin), [&](const Round& round) {
+      sum_mailboxes(round, mine.begin * size_of(dtype), dtype, sums + mine.begin, mine.numel);
+    }));
+    const auto load_sums = [&](const Round&, std::byte* mailbox) {
+      copy_bytes(mailbox, sums + mine.begin, mine.numel * sizeof(float));
+    };
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_sums, [&](const Round& round) {
+      for (int step = 1; step < size(); ++step) {
+        const Slice slice = slice_of(length, peer(step), size());
+        copy_bytes(sums + slice.begin, round.mailbox(peer(step)), slice.numel * sizeof(float));
+      }
+    }));
+  }
+  return absl::OkStatus();
+}
+
+// --- broadcast, all_to_all, barrier ---
+
+Work SharedMemoryCollectives::broadcast(std::string_view label, void* data, std::size_t bytes, int root) {
+  CallDescriptor call = begin(Operation::kBroadcast, label, DType::kU8, bytes, root);
+  if (root < 0 || root >= size())
+    return Work(refuse("root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks"));
+  call.input = space_->locate(data, bytes);
+  return Work(spread(call, bytes_of(data), bytes, root));
+}
+
+absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::byte* data, std::size_t bytes,
+                                             int root) {
+  if (!small(bytes)) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (calls_[root].input.reachable()) {
+      return read_peers([&] { copy_bytes(data, rank() == root ? data : input_of(root, 0), bytes); });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    if (rank() == root) copy_bytes(mailbox, data + round.begin, round.length);
+  };
+  const auto use = [&](const Round& round) {
+    if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length);
+  };
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+}
+
+Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
+                                         std::size_t bytes_per_rank) {
+  CallDescriptor call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
+  const std::size_t total = bytes_per_rank * size();
+  if (overlap(input, total, output, total)) return Work(refuse("input and output overlap"));
+  call.input = space_->locate(input, total);
+  return Work(exchange(call, bytes_of(input), bytes_of(output), bytes_per_rank));
+}
+
+absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
+                                               std::size_t bytes) {
+  const bool is_small = small(bytes * size());
+  if (!is_small) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (all_inputs_reachable()) {
+      return read_peers([&] {
+        for (int step = 0; step < size(); ++step)
+          copy_bytes(output + peer(step) * bytes, input_of(peer(step), rank() * bytes), bytes);
+      });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    for (int q = 0; q < size(); ++q) copy_bytes(mailbox + q * round.length, input + q * bytes + round.begin, round.length);
+  };
+  const auto use = [&](const Round& round) {
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(output + q * bytes + round.begin, round.mailbox(q) + rank() * round.length, round.length);
+  };
+  return in_rounds(is_small ? &call : nullptr, bytes, space_->mailbox_bytes() / size(), load, use);
+}
+
+Work SharedMemoryCollectives::barrier(std::string_view label) {
+  return Work(meet_about(begin(Operation::kBarrier, label, DType::kU8, 0)));
+}
+
+}  // namespace tessera

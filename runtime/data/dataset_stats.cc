@@ -1,0 +1,88 @@
+#include "runtime/data/dataset_stats.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "runtime/base/error.h"
+
+namespace tessera {
+namespace {
+
+/// Calls `body(begin, tokens)` for consecutive runs of the whole dataset.
+template <typename Body>
+absl::Status for_each_run(const TokenDataset& dataset, Body&& body) {
+  constexpr std::int64_t kRun = 1 << 16;
+  std::vector<std::int64_t> buffer(static_cast<std::size_t>(std::min(kRun, dataset.num_tokens())));
+  for (std::int64_t begin = 0; begin < dataset.num_tokens(); begin += kRun) {
+    const auto n = static_cast<std::size_t>(std::min(kRun, dataset.num_tokens() - begin));
+    const auto tokens = std::span(buffer).first(n);
+    TESSERA_RETURN_IF_ERROR(dataset.copy(begin, tokens));
+    TESSERA_RETURN_IF_ERROR(body(begin, tokens));
+  }
+  return absl::OkStatus();
+}
+
+/// Counts tokens: small ones in a table, the rest (a corrupt file may hold any number) in a map.
+class Histogram {
+ public:
+  void add(std::int64_t token) {
+    if (token >= 0 && token < kTable)
+      ++table_[static_cast<std::size_t>(token)];
+    else
+      ++rest_[token];
+  }
+
+  double entropy(std::int64_t total) const {
+    double sum = 0;
+    const auto term = [&](std::int64_t count) {
+      const double share = static_cast<double>(count) / static_cast<double>(total);
+      if (count > 0) sum -= share * std::log(share);
+    };
+    for (const std::int64_t count : table_) term(count);
+    for (const auto& [token, count] : rest_) term(count);
+    return sum;
+  }
+
+ private:
+  static constexpr std::int64_t kTable = 1 << 18;  // above every vocabulary in use
+  std::vector<std::int64_t> table_ = std::vector<std::int64_t>(kTable);
+  std::map<std::int64_t, std::int64_t> rest_;
+};
+
+}  // namespace
+
+absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin,
+                          std::span<const std::int64_t> tokens, std::int64_t vocab_size) {
+  const auto limit = static_cast<std::uint64_t>(vocab_size);
+  const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](std::int64_t token) {
+    return static_cast<std::uint64_t>(token) >= limit;
+  });
+  if (wrong == tokens.end()) return absl::OkStatus();
+  const std::int64_t position = begin + (wrong - tokens.begin());
+  return make_error(
+      ExitCode::kCorruptData,
+      fmt::format("{}: token {} is {}, outside of the vocabulary of {}. hint: give the model the "
+                  "tokenizer's vocabulary size, or make the data with the model's tokenizer",
+                  dataset.location_of(position), position, *wrong, vocab_size));
+}
+
+absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size) {
+  return for_each_run(dataset, [&](std::int64_t begin, std::span<const std::int64_t> tokens) {
+    return check_tokens(dataset, begin, tokens, vocab_size);
+  });
+}
+
+absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset) {
+  Histogram histogram;
+  TESSERA_RETURN_IF_ERROR(for_each_run(dataset, [&](std::int64_t, std::span<const std::int64_t> tokens) {
+    for (const std::int64_t token : tokens) histogram.add(token);
+    return absl::OkStatus();
+  }));
+  return histogram.entropy(dataset.num_tokens());
+}
+
+}  // namespace tessera

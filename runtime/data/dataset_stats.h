@@ -1,0 +1,26 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <span>
+
+#include "runtime/data/token_dataset.h"
+
+namespace tessera {
+
+/// 65 for the first of `tokens` outside of [0, vocab_size), naming its file and offset. `begin` is the position of
+/// tokens[0] in the dataset.
+absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin,
+                          std::span<const std::int64_t> tokens, std::int64_t vocab_size);
+
+/// The same for every token. Reads the whole dataset once.
+absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size);
+
+/// Entropy of the tokens' frequencies, in nats a token: -sum p ln p. It is the loss of the best model that knows how
+/// often each token occurs and nothing of its neighbours, so a model whose loss falls below it has learnt from context.
+/// Reads the whole dataset once.
+absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset);
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+namespace tessera {
+
+/// A regular file, mapped read-only and private. Owns the mapping and nothing else: the descriptor is closed, so any
+/// number of files can be held. Move-only.
+///
+/// The size is that at the time of opening. A file that is cut short while it is mapped ends the process by SIGBUS on
+/// the next read beyond its end, as with every mapped file; growing it changes nothing.
+class MappedFile {
+ public:
+  /// Errors: 66 missing, 77 no permission, 65 not a regular file (a pipe or a device could block or never end),
+  /// 71 no memory or too many mappings, 74 other.
+  static absl::StatusOr<MappedFile> open(const std::filesystem::path& path);
+
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::size_t size() const { return size_; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  MappedFile() = default;
+
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;  ///< nullptr where the file is empty
+  std::size_t size_ = 0;
+};
+
+}  // namespace tessera

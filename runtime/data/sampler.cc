@@ -1,0 +1,141 @@
+#include "runtime/data/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+#include "runtime/data/dataset_stats.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
+
+absl::Status check(const SamplerOptions& options) {
+  const auto refuse = [](const std::string& what) {
+    return make_error(ExitCode::kConfig, "sampler: " + what);
+  };
+  if (options.batch < 1) return refuse(fmt::format("batch must be at least 1, got {}", options.batch));
+  if (options.accumulation < 1)
+    return refuse(fmt::format("accumulation must be at least 1, got {}", options.accumulation));
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    return refuse(
+        fmt::format("want 0 <= rank < world size, got rank {} of {}", options.rank, options.world_size));
+  if (options.num_samples > kMostSamples)
+    return refuse(fmt::format("{} samples are too many", options.num_samples));
+  // A global batch above 2^60 would overflow; compare by division.
+  if (options.batch > kMostSamples / options.world_size / options.accumulation)
+    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large", options.batch,
+                              options.accumulation, options.world_size));
+  const bool too_few =
+      options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
+  if (too_few)
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("the data hold {} sample(s), fewer than one step's {} (batch {} x accumulation {} x {} "
+                    "ranks). hint: more data, a shorter sequence or a smaller batch",
+                    options.num_samples, options.global_batch(), options.batch, options.accumulation,
+                    options.world_size));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len) {
+  return num_tokens > seq_len && seq_len > 0 ? (num_tokens - 1) / seq_len : 0;
+}
+
+absl::StatusOr<DistributedSampler> DistributedSampler::create(const SamplerOptions& options) {
+  TESSERA_RETURN_IF_ERROR(check(options));
+  return DistributedSampler(options);
+}
+
+DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_(options), order_(0, 0, 0) {
+  start(0, 0);
+}
+
+void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
+  order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed,
+                       static_cast<std::uint64_t>(epoch));
+  epoch_ = epoch;
+  consumed_ = consumed;
+  const std::int64_t left = std::max<std::int64_t>(0, options_.num_samples - consumed);
+  const std::int64_t step = options_.global_batch();
+  const std::int64_t steps = options_.tail == Tail::kDrop ? left / step : left / step + (left % step != 0);
+  end_ = consumed + steps * step;
+}
+
+bool DistributedSampler::next(std::span<std::int64_t> samples) {
+  if (consumed_ >= end_) return false;
+  const std::int64_t first = consumed_ + options_.rank * options_.batch;
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  consumed_ += options_.batch * options_.world_size;
+  return true;
+}
+
+std::int64_t DistributedSampler::sample_at(std::int64_t position) const {
+  const std::int64_t wrapped = position % options_.num_samples;
+  return options_.shuffle ? static_cast<std::int64_t>(order_(static_cast<std::uint64_t>(wrapped))) : wrapped;
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch) { start(epoch, 0); }
+
+std::int64_t DistributedSampler::steps_per_epoch() const {
+  const std::int64_t step = options_.global_batch();
+  return options_.num_samples / step + (options_.tail == Tail::kPad && options_.num_samples % step != 0);
+}
+
+std::int64_t DistributedSampler::padded_samples() const {
+  return std::max<std::int64_t>(0, steps_per_epoch() * options_.global_batch() - options_.num_samples);
+}
+
+std::int64_t DistributedSampler::dropped_samples() const {
+  return std::max<std::int64_t>(0, options_.num_samples - steps_per_epoch() * options_.global_batch());
+}
+
+SamplerCursor DistributedSampler::cursor() const {
+  return {epoch_, consumed_, options_.num_samples, options_.seed, options_.shuffle};
+}
+
+absl::Status DistributedSampler::resume(const SamplerCursor& cursor) {
+  const auto refuse = [](const char* what, auto saved, auto now) {
+    return make_error(ExitCode::kConfig,
+                      fmt::format("the data order cannot be resumed: {} was {} and is {} now. hint: "
+                                  "use the same data, sequence length and seed, or start anew",
+                                  what, saved, now));
+  };
+  if (cursor.num_samples != options_.num_samples)
+    return refuse("the number of samples", cursor.num_samples, options_.num_samples);
+  if (cursor.seed != options_.seed) return refuse("the seed", cursor.seed, options_.seed);
+  if (cursor.shuffle != options_.shuffle) return refuse("shuffling", cursor.shuffle, options_.shuffle);
+  if (cursor.epoch < 0 || cursor.consumed < 0 || cursor.consumed > kMostSamples * 2)
+    return make_error(ExitCode::kCorruptData,
+                      fmt::format("a data cursor of epoch {}, {} samples consumed makes no sense",
+                                  cursor.epoch, cursor.consumed));
+  start(cursor.epoch, cursor.consumed);
+  return absl::OkStatus();
+}
+
+absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples,
+                          std::int64_t seq_len, std::span<std::int64_t> tokens, std::int64_t vocab_size) {
+  const auto width = static_cast<std::size_t>(seq_len) + 1;
+  if (seq_len < 1 || tokens.size() / width != samples.size() || tokens.size() % width != 0)
+    return make_error(ExitCode::kInternal,
+                      fmt::format("copy_windows: {} samples of {} + 1 tokens into a buffer of {}",
+                                  samples.size(), seq_len, tokens.size()));
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    const auto window = tokens.subspan(s * width, width);
+    if (samples[s] < 0 || samples[s] >= num_windows(dataset.num_tokens(), seq_len))
+      return make_error(ExitCode::kInternal,
+                        fmt::format("copy_windows: no sample {} among the {} of {}", samples[s],
+                                    num_windows(dataset.num_tokens(), seq_len), dataset.describe()));
+    TESSERA_RETURN_IF_ERROR(dataset.copy(samples[s] * seq_len, window));
+    if (vocab_size > 0)
+      TESSERA_RETURN_IF_ERROR(check_tokens(dataset, samples[s] * seq_len, window, vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

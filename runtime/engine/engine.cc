@@ -1,0 +1,276 @@
+#include "tessera/engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <optional>
+#include <sstream>
+
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+#include "runtime/base/log.h"
+#include "runtime/engine/engine_state.h"
+#include "runtime/engine/mesh_shape.h"
+#include "runtime/engine/step_agreement.h"
+#include "sharding/dtype.h"
+#include "sharding/partition.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+MeshPosition position_in(const MeshShape& shape, int rank) {
+  return {shape.replicate, shape.shard, rank / shape.shard, rank % shape.shard};
+}
+
+int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
+  return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
+}
+
+/// Units whose parameters some rank does not hold.
+std::vector<Unit*> sharded(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
+  std::vector<Unit*> all;
+  if (!plan.input().placement.parameters.shard || plan.input().mesh.shard_size == 1) return all;
+  for (const auto& unit : units) all.push_back(unit.get());
+  return all;
+}
+
+/// What replicated parameters stand on once their Engine is gone. The memory goes before the group it came from.
+struct KeptMemory {
+  std::shared_ptr<Collectives> group;
+  Arena memory;
+};
+
+/// c10::Error puts its stack below the first line.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+std::vector<Unit*> pointers(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<Unit*> all;
+  for (const auto& unit : units) all.push_back(unit.get());
+  return all;
+}
+
+}  // namespace
+
+Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given, const Mesh& mesh_given)
+    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), scaler(strategy.mixed_precision.loss_scale) {
+  const MeshShape shape = mesh_shape(strategy, mesh.topology());
+  const MeshPosition position = position_in(shape, mesh.rank());
+  optimizer = make_optimizer(strategy.optimizer);
+  units = partition(*module, strategy, parts_for(strategy, position));
+  plan = make_plan(units, strategy, position, *optimizer);
+  if (mesh.rank() == 0) report_plan();
+  check_memory_limit(plan, strategy);
+
+  axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
+  memory = TrainingMemory::allocate(plan, units, axes);
+  memory_use = memory.allocated();
+  for (auto& unit : units) load_parameters(*unit, *axes.world);
+  load_buffers(*module, *axes.world);
+  reducer.emplace(plan, pointers(units), axes, std::move(memory.buckets), std::move(memory.scratch));
+  hooks.emplace(units, *reducer);
+  update.emplace(units, *optimizer, plan, axes);
+  if (auto gathered = sharded(units, plan); !gathered.empty()) {
+    residency.emplace(plan, std::move(gathered), *axes.gather, std::move(memory.slots));
+    watch.emplace();
+  }
+  expect_plan();
+  last_step_end = Clock::now();
+}
+
+void Engine::State::report_plan() const {
+  std::ostringstream text;
+  text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
+       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters " << name_of(strategy.mixed_precision.param)
+       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", masters fp32\n"
+       << plan.to_table();
+  log_info(text.str());
+  if (units.size() == 1 && plan.input().placement.parameters.shard && mesh.world_size() > 1) {
+    log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
+  }
+}
+
+MemoryUse Engine::State::allocated() const {
+  MemoryUse use = memory_use;
+  if (residency) use[MemoryCategory::kSlots] += residency->counts().overflow_bytes;
+  use[MemoryCategory::kBuckets] += reducer->counts().overflow_bytes;
+  return use;
+}
+
+/// What was allocated is what was planned, to the byte.
+void Engine::State::expect_plan() const {
+  TORCH_INTERNAL_ASSERT(memory_use == plan.use(), "the allocation departs from the plan");
+}
+
+/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one.
+template <class Body>
+auto Engine::State::or_abort(const char* what, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    fail(absl::Status(make_error(error.exit_code(), error.message())));
+    throw;
+  } catch (const std::exception& error) {
+    fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
+    throw;
+  }
+}
+
+void Engine::State::fail(const absl::Status& reason) {
+  failed = true;
+  mesh.abort(reason);
+}
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh)
+    : state_(std::make_unique<State>(std::move(module), strategy, mesh)) {}
+
+Engine::~Engine() {
+  // An exception is passing by: the others must not wait for this rank.
+  if (std::uncaught_exceptions() > state_->exceptions_at_start && !state_->failed) {
+    state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
+  }
+  state_->detach_parameters();
+}
+
+/// Replicated values outlive the engine with their memory; sharded parameters say why they have none.
+void Engine::State::detach_parameters() {
+  hooks.reset();
+  watch.reset();
+  for (auto& unit : units) {
+    for (auto& group : unit->groups) {
+      if (unit->residency() == nullptr && group->full) {
+        auto* keep = new KeptMemory{axes.gather, memory.parameters};
+        group->storage->set_data_ptr_noswap(at::DataPtr(
+            group->full, keep, [](void* kept) { delete static_cast<KeptMemory*>(kept); }, at::Device(at::kCPU)));
+      }
+    }
+    if (unit->residency()) Residency::poison(*unit, "unit " + unit->name + " was sharded by an Engine that is gone");
+  }
+}
+
+void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) {
+  State& s = *state_;
+  TORCH_CHECK(s.microbatch < s.strategy.gradient_accumulation, "backward was called ", s.microbatch + 1,
+              " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation, ": call step() first");
+  TORCH_CHECK(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes());
+  s.or_abort("backward", [&] {
+    const bool scaled = s.strategy.mixed_precision.param == DType::kF16;
+    const at::Tensor seed = at::full_like(loss, scaled ? s.scaler.scale() : 1.0);
+    torch::autograd::backward({loss}, {seed});
+    const bool last = s.microbatch + 1 == s.strategy.gradient_accumulation;
+    s.reducer->finish(last || s.strategy.gradient_sync == GradientSync::kEachMicrobatch);
+    if (s.residency) s.residency->end_round();
+    s.local.loss += loss.item<double>() / static_cast<double>(s.strategy.gradient_accumulation);
+    s.local.tokens += info.tokens;
+    s.local.samples += info.samples;
+    ++s.microbatch;
+  });
+}
+
+bool Engine::step_is_due() const { return state_->microbatch == state_->strategy.gradient_accumulation; }
+
+StepResult Engine::step() {
+  State& s = *state_;
+  TORCH_CHECK(step_is_due(), "step wants ", s.strategy.gradient_accumulation, " microbatches (gradient_accumulation), backward was called ",
+              s.microbatch, " times");
+  return s.or_abort("step", [&] { return s.step(); });
+}
+
+StepResult Engine::State::step() {
+  const AgreedStep agreed = agree_on_step(local, units, *reducer, plan, axes);
+  const bool scaled = strategy.mixed_precision.param == DType::kF16;
+  StepResult result;
+  result.step = ++attempts;
+  result.loss = agreed.loss;
+  result.tokens = agreed.tokens;
+  result.loss_scale = scaled ? scaler.scale() : 1.0;
+  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  result.lr = learning_rate(agreed);
+  const double mean = 1.0 / (static_cast<double>(mesh.world_size()) * static_cast<double>(strategy.gradient_accumulation) * result.loss_scale);
+  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
+  if (!result.overflow) {
+    // torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+    const double clip = strategy.gradient_clipping > 0 ? std::min(1.0, strategy.gradient_clipping / (result.grad_norm + 1e-6)) : 1.0;
+    update->apply(static_cast<float>(mean * clip), static_cast<float>(result.lr), agreed.used);
+    ++applied;
+  } else {
+    log_warning("step " + std::to_string(attempts) + ": a gradient is infinite or NaN; the step is skipped on all ranks" +
+                (scaled ? ", loss scale " + std::to_string(result.loss_scale) : std::string()));
+  }
+  if (scaled) scaler.update(result.overflow);
+  begin_next_step();
+  result.planned = plan.use();
+  result.allocated = allocated();
+  const auto now = Clock::now();
+  result.seconds = std::chrono::duration<double>(now - last_step_end).count();
+  result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
+  last_step_end = now;
+  return result;
+}
+
+double Engine::State::learning_rate(const AgreedStep& agreed) const {
+  TORCH_CHECK(strategy.lr_schedule.base_batch_size == 0 || agreed.samples > 0,
+              "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
+  return lr_at(strategy.lr_schedule, strategy.optimizer.lr, applied, agreed.samples);
+}
+
+void Engine::State::begin_next_step() {
+  if (residency) residency->release_all();
+  reducer->reset();
+  // Graphs made before the update must not be run backward on the new values.
+  for (auto& unit : units) {
+    for (auto& group : unit->groups) {
+      for (FlatParameter& parameter : group->parameters) {
+        if (group->trainable) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+  local = {};
+  microbatch = 0;
+}
+
+at::Tensor Engine::to_compute_dtype(const at::Tensor& input) const {
+  return input.is_floating_point() ? input.to(scalar_type_of(state_->strategy.mixed_precision.param)) : input;
+}
+
+const Strategy& Engine::strategy() const { return state_->strategy; }
+const MemoryPlan& Engine::plan() const { return state_->plan; }
+MemoryUse Engine::allocated() const { return state_->allocated(); }
+std::int64_t Engine::steps_applied() const { return state_->applied; }
+double Engine::loss_scale() const { return state_->strategy.mixed_precision.param == DType::kF16 ? state_->scaler.scale() : 1.0; }
+
+TrafficCounts Engine::traffic() const {
+  TrafficCounts counts;
+  if (state_->residency) {
+    const ResidencyCounts& gathers = state_->residency->counts();
+    counts.gathers = gathers.gathers;
+    counts.gathered_bytes = gathers.gathered_bytes;
+    counts.prefetched_gathers = gathers.prefetched;
+    counts.overflow_slots = gathers.overflow_slots;
+  }
+  const ReducerCounts& reductions = state_->reducer->counts();
+  counts.reductions = reductions.reductions;
+  counts.reduced_bytes = reductions.reduced_bytes;
+  counts.overflow_buckets = reductions.overflow_buckets;
+  return counts;
+}
+
+std::vector<std::string> Engine::unit_names() const {
+  std::vector<std::string> names;
+  for (const auto& unit : state_->units) names.push_back(unit->name);
+  return names;
+}
+
+MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
+  const MeshPosition position = position_in(mesh_shape(strategy, topology), topology.rank);
+  const auto optimizer = make_optimizer(strategy.optimizer);
+  return make_plan(partition(module, strategy, parts_for(strategy, position)), strategy, position, *optimizer);
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
+#include "runtime/engine/gradient_hooks.h"
+#include "runtime/engine/step_agreement.h"
+#include "runtime/engine/training_memory.h"
+#include "runtime/engine/update.h"
+#include "sharding/op_watch.h"
+#include "sharding/reducer.h"
+#include "sharding/residency.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+/// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
+struct Engine::State {
+  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
+
+  StepResult step();
+  double learning_rate(const AgreedStep& agreed) const;
+  void begin_next_step();
+  void report_plan() const;
+  MemoryUse allocated() const;
+  void expect_plan() const;
+  void detach_parameters();
+  template <class Body>
+  auto or_abort(const char* what, const Body& body);
+  void fail(const absl::Status& reason);
+
+  std::shared_ptr<torch::nn::Module> module;
+  Strategy strategy;
+  Mesh mesh;
+  int exceptions_at_start = std::uncaught_exceptions();
+  bool failed = false;
+
+  std::unique_ptr<Optimizer> optimizer;
+  LossScaler scaler;
+  MeshAxes axes;
+  MemoryPlan plan;
+  TrainingMemory memory;
+  MemoryUse memory_use;  ///< as allocated
+  std::vector<std::unique_ptr<Unit>> units;
+  std::optional<Reducer> reducer;
+  std::optional<GradientHooks> hooks;
+  std::optional<Update> update;
+  std::optional<Residency> residency;  ///< where parameters are sharded
+  std::optional<OpWatch> watch;
+
+  std::int64_t microbatch = 0;  ///< since the last step
+  std::int64_t attempts = 0, applied = 0;
+  LocalStep local;
+  std::chrono::steady_clock::time_point last_step_end;
+};
+
+}  // namespace tessera

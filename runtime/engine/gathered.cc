@@ -1,0 +1,77 @@
+#include <algorithm>
+
+#include "runtime/base/log.h"
+#include "runtime/engine/engine_state.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+struct Gathered::State {
+  Engine::State& engine;
+  Mode mode;
+  std::vector<Unit*> units;
+};
+
+namespace {
+
+std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units, const std::vector<at::Tensor>& parameters) {
+  std::vector<Unit*> found;
+  for (const auto& unit : units) {
+    const auto holds = [&](const at::Tensor& wanted) {
+      for (const auto& group : unit->groups) {
+        for (const FlatParameter& parameter : group->parameters) {
+          if (parameter.tensor.is_same(wanted)) return true;
+        }
+      }
+      return false;
+    };
+    if (std::any_of(parameters.begin(), parameters.end(), holds)) found.push_back(unit.get());
+  }
+  return found;
+}
+
+std::vector<Unit*> all_of(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<Unit*> all;
+  for (const auto& unit : units) all.push_back(unit.get());
+  return all;
+}
+
+}  // namespace
+
+Gathered::Gathered(Engine& engine, Mode mode)
+    : state_(std::make_unique<State>(State{*engine.state_, mode, all_of(engine.state_->units)})) {
+  for (Unit* unit : state_->units) {
+    if (unit->residency()) unit->residency()->hold(*unit);
+  }
+}
+
+Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
+    : state_(std::make_unique<State>(State{*engine.state_, mode, units_with(engine.state_->units, parameters)})) {
+  for (Unit* unit : state_->units) {
+    if (unit->residency()) unit->residency()->hold(*unit);
+  }
+}
+
+void Gathered::close() {
+  if (!state_) return;
+  const std::unique_ptr<State> state = std::move(state_);
+  for (Unit* unit : state->units) {
+    if (unit->residency()) unit->residency()->unpin(*unit);
+  }
+  if (state->mode == kRead) return;
+  for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.world);
+  for (Unit* unit : state->units) {
+    if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+  }
+}
+
+Gathered::~Gathered() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log_error(std::string("Gathered: changes could not be stored: ") + error.what());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Storage.h>
+
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace tessera {
+
+/// The operators that gave deferred tensors their values, in order.
+///
+/// A value is a *storage*, known by a number; a tensor is a place in a storage. So views need no entry, and replay
+/// rebuilds every argument as a view of a real storage.
+///
+/// Lifetime: the context of each deferred storage's (null) data pointer holds the tape; the tape holds numbers only. It
+/// goes with the last deferred tensor.
+class InitTape : public std::enable_shared_from_this<InitTape> {
+ public:
+  using StorageId = std::uint64_t;
+  using Storages = std::unordered_map<StorageId, c10::Storage>;
+
+  /// Where a tensor lies.
+  struct Place {
+    StorageId storage = 0;
+    std::size_t storage_bytes = 0;
+    at::ScalarType dtype = at::kFloat;
+    std::vector<std::int64_t> sizes, strides;
+    std::int64_t offset = 0;
+    bool whole() const;  ///< the tensor is all of its storage
+  };
+
+  /// Runs `op` on the arguments at the end of `stack` for its shapes only, writes it down, and leaves its outputs on
+  /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
+  void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  /// Real storages for `wanted`, by replaying what they depend on and nothing else.
+  Storages replay(const std::unordered_set<StorageId>& wanted) const;
+
+  std::size_t size() const { return nodes_.size(); }
+
+ private:
+  /// A deferred tensor among a node's arguments: argument `argument`, element `element` of it if that is a list.
+  struct Patch {
+    std::size_t argument = 0;
+    std::ptrdiff_t element = -1;
+    Place place;
+  };
+  struct Node {
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> arguments;  ///< as given (original device), undefined where a patch goes
+    std::vector<Patch> patches;
+    std::vector<std::pair<std::size_t, Place>> creates;  ///< output index -> new storage
+    std::vector<StorageId> writes;                       ///< existing storages it changes
+    bool overwrites = false;     ///< gives the one storage it writes entirely new values, reading none of it
+    at::Generator generator;     ///< undefined for operators that draw nothing
+    at::Tensor generator_state;  ///< before the operator ran
+  };
+  enum class Need : char { kNo, kStorageOnly, kYes };
+
+  Node describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
+  bool run_for_shapes(const Node& node, torch::jit::Stack* stack) const;
+  void run_with_values(const Node& node, torch::jit::Stack* stack) const;
+  void note_outputs(Node& node, const torch::jit::Stack& stack);
+  void draw(Node& node) const;
+  std::vector<Need> needed_for(std::unordered_set<StorageId> wanted) const;
+  static void rewind(const Node& node, std::vector<std::pair<at::Generator, at::Tensor>>& restore);
+  void play(const Node& node, Storages& storages, const at::Generator& generator) const;
+
+  std::vector<Node> nodes_;
+  StorageId next_storage_ = 1;
+};
+
+/// The tape that made `tensor`, or null; and its place on that tape.
+std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
+InitTape::Place place_of(const at::Tensor& tensor);
+
+/// A real tensor at `place` of `storage`.
+at::Tensor view_on(const c10::Storage& storage, const InitTape::Place& place);
+
+}  // namespace tessera

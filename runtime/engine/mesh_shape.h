@@ -1,0 +1,17 @@
+#pragma once
+
+#include "runtime/base/strategy.h"
+#include "runtime/comm/topology.h"
+
+namespace tessera {
+
+struct MeshShape {
+  int replicate = 1;
+  int shard = 1;
+};
+
+/// The strategy's mesh for this world. Left out: HYBRID_SHARD replicates across hosts, all others shard over the world.
+/// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
+MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
+
+}  // namespace tessera

@@ -1,0 +1,201 @@
+#include "runtime/engine/training_memory.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/bytes.h"
+#include "sharding/dtype.h"
+#include "tessera/deferred_init.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena) {
+  const bool in_place = placement.keep_gathered || group.parameter_part.numel == group.layout.numel();
+  std::byte* memory = arena.take((in_place ? group.layout.numel() : group.parameter_part.numel) * group.element_bytes());
+  group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
+  group.storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()),
+      at::DataPtr(nullptr, at::Device(at::kCPU)), /*allocator=*/nullptr, /*resizable=*/false);
+  // Replicated parameters are gathered for good.
+  if (group.parameter_part.numel == group.layout.numel()) group.full = memory;
+}
+
+void place_training_state(FlatGroup& group, TrainingMemory& memory, int states) {
+  group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
+  group.master = group.dtype == DType::kF32
+                     ? reinterpret_cast<float*>(group.updated())
+                     : reinterpret_cast<float*>(memory.masters.take(group.optimizer_part.numel * 4));
+  for (int i = 0; i < states; ++i) {
+    group.state[i] = reinterpret_cast<float*>(memory.optimizer.take(group.optimizer_part.numel * 4));
+  }
+}
+
+at::Tensor flat_at(std::byte* memory, DType dtype, std::int64_t numel) {
+  return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)));
+}
+
+/// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
+at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values) {
+  const DType dtype = is_trainable(group.dtype) ? DType::kF32 : group.dtype;
+  const at::Tensor flat = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const FlatParameter& parameter = group.parameters[i];
+    flat.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset).copy_(values[i]);
+  }
+  return flat;
+}
+
+/// Writes this rank's parts from the flat values, the same on every rank.
+void write_parts(FlatGroup& group, const at::Tensor& flat) {
+  const Extent part = group.parameter_part;
+  flat_at(group.shard, group.dtype, part.numel).copy_(flat.narrow(0, part.offset, part.numel));
+  if (group.trainable && group.dtype != DType::kF32) {
+    const Extent owned = group.optimizer_part;
+    std::memcpy(group.master, flat.const_data_ptr<float>() + owned.offset, owned.numel * 4);
+  }
+}
+
+/// Gathered values are rounded masters: where rounding explains a value, nobody changed it, and the master stays exact.
+void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
+  if (!group.trainable || group.dtype == DType::kF32) return;
+  const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
+  const at::Tensor master = flat_at(reinterpret_cast<std::byte*>(group.master), DType::kF32, group.optimizer_part.numel);
+  const at::Tensor same = master.to(scalar_type_of(group.dtype)).to(at::kFloat).eq(values);
+  values.copy_(at::where(same, master, values));
+}
+
+void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& world) {
+  throw_if_error(world.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
+}
+
+struct Quietly {
+  at::NoGradGuard no_grad;
+  at::DisableRecordFunctionGuard no_record;
+};
+
+}  // namespace
+
+TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                                        const MeshAxes& axes) {
+  const MemoryUse& use = plan.use();
+  const PlanInput& input = plan.input();
+  TrainingMemory memory;
+  memory.parameters = Arena::shared("parameters", use[MemoryCategory::kParameters], *axes.gather);
+  memory.slots = Arena::plain("slots", use[MemoryCategory::kSlots]);
+  memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
+  memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
+  memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters]);
+  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer]);
+  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging]);
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      const std::int64_t numel = group->layout.numel();
+      group->parameter_part = owned(input.placement.parameters, input.mesh, numel);
+      group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
+      group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
+      place_parameters(*group, input.placement, memory.parameters);
+      if (group->trainable) place_training_state(*group, memory, input.optimizer_states);
+    }
+  }
+  for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) arena->expect_full();
+  return memory;
+}
+
+MemoryUse TrainingMemory::allocated() const {
+  MemoryUse use;
+  use[MemoryCategory::kParameters] = parameters.taken();
+  use[MemoryCategory::kSlots] = slots.bytes();
+  use[MemoryCategory::kGradients] = gradients.taken();
+  use[MemoryCategory::kBuckets] = buckets.bytes();
+  use[MemoryCategory::kMasters] = masters.taken();
+  use[MemoryCategory::kOptimizer] = optimizer.taken();
+  use[MemoryCategory::kStaging] = scratch.bytes();
+  return use;
+}
+
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                     const MeshPosition& mesh, const Optimizer& optimizer) {
+  PlanInput input;
+  for (const auto& unit : units) input.units.push_back(unit->shape());
+  input.placement = placement_of(strategy.strategy, strategy.optimizer.shard_over_world);
+  input.mesh = mesh;
+  input.prefetch = strategy.prefetch;
+  input.reduce = strategy.mixed_precision.reduce;
+  input.accumulation = strategy.gradient_accumulation;
+  input.sync = strategy.gradient_sync;
+  input.optimizer_states = optimizer.num_states();
+  return MemoryPlan(std::move(input));
+}
+
+void load_parameters(Unit& unit, Collectives& world) {
+  const Quietly quietly;
+  const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
+  for (auto& group : unit.groups) {
+    std::vector<at::Tensor> values;
+    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    values = materialize(values);
+    const at::Tensor flat = flatten(*group, values);
+    values.clear();
+    broadcast(flat, unit.name, world);
+    write_parts(*group, flat);
+    if (replicated) group->attach(group->full);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      rebase(group->parameters[i], *group, group->layout.extent(i).offset);
+    }
+    if (!replicated) group->attach(nullptr);
+  }
+  if (replicated) unit.become(Unit::State::kGathered);
+}
+
+void store_parameters(Unit& unit, Collectives& world) {
+  const Quietly quietly;
+  for (auto& group : unit.groups) {
+    std::vector<at::Tensor> values;
+    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    const at::Tensor flat = flatten(*group, values);
+    broadcast(flat, unit.name, world);
+    keep_unchanged_masters(*group, flat);
+    write_parts(*group, flat);
+  }
+}
+
+void load_buffers(torch::nn::Module& module, Collectives& world) {
+  const Quietly quietly;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined()) continue;
+    if (is_deferred(buffer)) {
+      buffer.unsafeGetTensorImpl()->shallow_copy_from(materialize({buffer})[0].getIntrusivePtr());
+    }
+    const at::Tensor dense = buffer.contiguous();
+    broadcast(dense, item.key(), world);
+    if (!dense.is_same(buffer)) buffer.copy_(dense);
+  }
+}
+
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().total() <= limit) return;
+  constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                                   ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  std::string advice = "no strategy fits; more ranks, a smaller model or bf16 parameters would";
+  for (ShardingStrategy cheaper : kFromDearToCheap) {
+    PlanInput input = plan.input();
+    input.placement = placement_of(cheaper, false);
+    const std::int64_t total = MemoryPlan(std::move(input)).use().total();
+    if (total > limit) continue;
+    advice = "the next cheaper strategy that fits is " + name_of(cheaper) + " with " + format_bytes(total);
+    break;
+  }
+  throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                                     format_bytes(plan.use().total()) + " a rank, the limit is " + format_bytes(limit) +
+                                     ".\n" + plan.to_table() + "hint: " + advice);
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/optimizer.h"
+#include "runtime/comm/mesh.h"
+#include "sharding/arena.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
+/// group it is for.
+struct TrainingMemory {
+  Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
+
+  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and the
+  /// reducer to take. Collective.
+  static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                                 const MeshAxes& axes);
+  MemoryUse allocated() const;
+};
+
+/// Builds the plan's input from what decides it.
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                     const MeshPosition& mesh, const Optimizer& optimizer);
+
+/// Gives parameters their values and their places: materialises deferred ones, sends rank 0's to all, writes masters and
+/// shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32 beyond
+/// the plan while it runs. Collective.
+void load_parameters(Unit& unit, Collectives& world);
+/// The same for values that are gathered now (after Gathered::kWrite): rank 0's become everybody's.
+void store_parameters(Unit& unit, Collectives& world);
+
+/// Materialises buffers and gives every rank rank 0's. Collective.
+void load_buffers(torch::nn::Module& module, Collectives& world);
+
+/// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy);
+
+}  // namespace tessera

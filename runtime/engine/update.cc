@@ -1,0 +1,82 @@
+#include "runtime/engine/update.h"
+
+#include <algorithm>
+
+#include "tessera/error.h"
+
+namespace tessera {
+
+Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
+               const MeshAxes& axes)
+    : units_(units), optimizer_(optimizer), plan_(plan), axes_(axes) {
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      if (group->trainable) steps_.resize(steps_.size() + group->parameters.size(), 0);
+    }
+  }
+}
+
+void Update::apply(float gradient_scale, float lr, const std::vector<char>& used) {
+  std::size_t first = 0;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      if (!group->trainable) continue;
+      update_group(*group, {gradient_scale, lr, 0}, &steps_[first], &used[first]);
+      publish(*group);
+      first += group->parameters.size();
+    }
+  }
+}
+
+void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {
+  const std::size_t count = group.parameters.size();
+  for (std::size_t i = 0; i < count; ++i) steps[i] += used[i] ? 1 : 0;
+  const bool as_one = std::all_of(used, used + count, [](char u) { return u != 0; }) &&
+                      std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
+  if (as_one) {
+    scalars.step = steps[0];
+    update_run(group, scalars, group.optimizer_part);
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!used[i]) continue;
+    scalars.step = steps[i];
+    const Extent run = intersect(group.layout.extent(i), group.optimizer_part);
+    if (run.numel > 0) update_run(group, scalars, run);
+  }
+}
+
+void Update::update_run(FlatGroup& group, const StepScalars& scalars, Extent run) {
+  const std::int64_t in_part = run.offset - group.optimizer_part.offset;
+  const auto numel = static_cast<std::size_t>(run.numel);
+  OptimizerSlice slice;
+  slice.master = {group.master + in_part, numel};
+  slice.gradient = {group.gradient + (run.offset - group.gradient_part.offset), numel};
+  if (optimizer_.num_states() > 0) slice.state0 = {group.state[0] + in_part, numel};
+  if (optimizer_.num_states() > 1) slice.state1 = {group.state[1] + in_part, numel};
+  if (group.dtype != DType::kF32) {
+    slice.parameter = group.updated() + in_part * group.element_bytes();
+    slice.parameter_dtype = group.dtype;
+  }
+  optimizer_.step(scalars, slice);
+}
+
+/// Where the optimizer is cut finer than the parameters are, owners' parts go to the ranks that hold copies: over the
+/// replicate axis first, since its parts lie inside those of the shard axis.
+void Update::publish(FlatGroup& group) {
+  const Placement& placement = plan_.input().placement;
+  const std::int64_t element = group.element_bytes();
+  if (placement.optimizer.replicate && axes_.replicate_size > 1) {
+    const Extent outer = owned({placement.optimizer.shard, false}, plan_.input().mesh, group.layout.numel());
+    std::byte* base = group.shard + (outer.offset - group.parameter_part.offset) * element;
+    throw_if_error(
+        axes_.replicate->all_gather(group.unit->name, group.updated(), base, group.optimizer_part.numel * element).wait());
+  }
+  if (placement.optimizer.shard && !placement.parameters.shard && axes_.shard_size > 1) {
+    const std::int64_t part = group.layout.numel() / axes_.shard_size;
+    const std::byte* mine = group.full + axes_.shard_index * part * element;
+    throw_if_error(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element).wait());
+  }
+}
+
+}  // namespace tessera

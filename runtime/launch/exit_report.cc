@@ -1,0 +1,139 @@
+#include "runtime/launch/exit_report.h"
+
+#include <fmt/format.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runtime/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestErrorFile = 1 << 20;
+constexpr std::size_t kLongestMessage = 4000;
+
+std::string meaning_of(int code) {
+  switch (static_cast<ExitCode>(code)) {
+    case ExitCode::kUsage: return "wrong command line";
+    case ExitCode::kCorruptData: return "corrupt data";
+    case ExitCode::kNoInput: return "a file is missing";
+    case ExitCode::kUnavailable: return "a port, store or device cannot be had";
+    case ExitCode::kInternal: return "internal error, or an exception in the model";
+    case ExitCode::kOsResource: return "the system ran out of something";
+    case ExitCode::kCannotCreate: return "cannot create output";
+    case ExitCode::kIo: return "input or output failed";
+    case ExitCode::kPeerLost: return "a peer was lost or did not answer in time";
+    case ExitCode::kPermission: return "no permission";
+    case ExitCode::kConfig: return "wrong configuration";
+    default: return "";
+  }
+}
+
+std::string gibibytes(std::int64_t bytes) {
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+std::string explain_signal(const RankExit& exit, int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  std::string text = fmt::format("signal {} (SIG{})", signal, name ? name : "?");
+  if (signal == SIGSEGV || signal == SIGBUS || signal == SIGFPE || signal == SIGILL)
+    return text + ": crashed. hint: run it under a debugger, or look for a core file";
+  if (signal == SIGABRT) return text + ": aborted by itself";
+  if (signal != SIGKILL) return text;
+  text += fmt::format(": killed from outside, perhaps by the out-of-memory killer; its peak was {}",
+                      gibibytes(exit.peak_resident_bytes));
+  if (const auto limit = memory_limit_bytes())
+    text += fmt::format(", the memory limit of this group {}", gibibytes(*limit));
+  return text + ". hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
+}
+
+std::string state_of(const RankRecord& record) {
+  if (record.was_stopped) return "was stopped (SIGSTOP) and ended by the launcher";
+  if (record.ended_by_launcher) return "did not end by itself and was ended by the launcher";
+  return record.exit.failed() ? explain(record.exit) : "exit code 0";
+}
+
+}  // namespace
+
+std::chrono::system_clock::time_point RankRecord::failure_time() const {
+  return message_time ? std::min(*message_time, exit.when) : exit.when;
+}
+
+const RankRecord* first_cause(const std::vector<RankRecord>& records) {
+  const RankRecord* best = nullptr;
+  const auto is_consequence = [](const RankRecord& r) {
+    return r.exit.code() == static_cast<int>(ExitCode::kPeerLost);
+  };
+  for (const RankRecord& record : records) {
+    if (!record.failed()) continue;
+    const auto before = [&](const RankRecord& other) {
+      if (is_consequence(record) != is_consequence(other)) return is_consequence(other);
+      return record.failure_time() < other.failure_time();
+    };
+    if (!best || before(*best)) best = &record;
+  }
+  return best;
+}
+
+std::string explain(const RankExit& exit) {
+  if (const auto signal = exit.signal()) return explain_signal(exit, *signal);
+  const std::string meaning = meaning_of(exit.code());
+  if (meaning.empty()) return fmt::format("exit code {}", exit.code());
+  return fmt::format("exit code {} ({})", exit.code(), meaning);
+}
+
+std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause) {
+  constexpr const char* kRule = "------------------------------------------------------------------------\n";
+  std::string text = kRule;
+  for (const RankRecord& record : records)
+    text += fmt::format("rank {} (pid {}): {}\n", record.rank, record.pid, state_of(record));
+  text += fmt::format("{}first cause: rank {} (pid {}): {}\n", kRule, cause.rank, cause.pid, state_of(cause));
+  if (!cause.message.empty()) text += fmt::format("  it reported: {}\n", cause.message);
+  if (!cause.last_errors.empty()) text += "  its last lines on stderr:\n";
+  for (const std::string& line : cause.last_errors) text += fmt::format("    {}\n", line);
+  return text + kRule;
+}
+
+void read_error_file(const std::string& path, RankRecord& record) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+  std::string text(kLongestErrorFile, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message")) return;
+  const nlohmann::json* message = &json.at("message");
+  if (message->is_object() && message->contains("message")) message = &message->at("message");
+  if (!message->is_string()) return;
+  record.message = message->get<std::string>().substr(0, kLongestMessage);
+  const auto since_epoch =
+      std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
+  record.message_time = std::chrono::system_clock::time_point(
+      std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));
+}
+
+std::optional<std::int64_t> memory_limit_bytes() {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
+    const bool version2 = controllers.empty(), version1 = controllers == "memory";
+    if (!version2 && !version1) continue;
+    const std::string folder = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path;
+    std::ifstream file(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    std::int64_t limit = 0;
+    // "max", or version 1's largest number, mean none
+    if (file >> limit && limit > 0 && limit < std::int64_t{1} << 60) return limit;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// A small process that outlives the launcher for an instant: if the launcher dies in any way, it kills every process
+/// group it was told of and removes the error files. A rank itself would end by its parent-death signal; its own
+/// children (data loaders, shells) would not, and they are what holds ports and memory after a crash.
+///
+/// It waits for the end of a pipe whose only writer is the launcher, so it needs no time and no polling, and the kernel
+/// tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
+class Guard {
+ public:
+  /// REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
+  static absl::StatusOr<Guard> start(const std::string& error_directory,
+                                     const std::vector<std::string>& error_files);
+
+  Guard(Guard&& other) noexcept;
+  Guard& operator=(Guard&&) = delete;
+  /// Sends it home: nothing is killed.
+  ~Guard();
+
+  /// From now on `group` dies with the launcher; `forget` it once it is empty.
+  void watch(pid_t group);
+  void forget(pid_t group);
+
+ private:
+  Guard(pid_t pid, int pipe) : pid_(pid), pipe_(pipe) {}
+  void tell(pid_t message);
+
+  pid_t pid_;
+  int pipe_;
+};
+
+}  // namespace tessera

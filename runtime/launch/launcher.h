@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine.
+struct LaunchOptions {
+  std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
+  int ranks = 1;
+  int hosts = 1;  ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
+  int port = 0;   ///< rendezvous port on 127.0.0.1; 0: a free one
+  double grace_s = 10;  ///< after the first failure: how long the others may report and end by themselves
+  double term_s = 5;    ///< between SIGTERM and SIGKILL
+  bool prefix = true;   ///< "[rank 2] " before every line
+  int stdout_fd = 1;    ///< where the ranks' output goes, line by line
+  int stderr_fd = 2;    ///< their errors, and the launcher's own messages
+};
+
+/// Starts the ranks with torchrun's variables (rank_environment.h), forwards their output, and waits for all of them.
+///
+/// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is not
+/// "a peer was lost" (75), or the earliest at all; 128 + n for signal n. That rank, its code and its last words are the
+/// last thing printed. 64 for options that make no sense, 66 and 77 for a program that is missing or not executable,
+/// 69 for a port in use, 71 where the system refuses more processes.
+///
+/// | event                               | what happens                                                              |
+/// |-------------------------------------|---------------------------------------------------------------------------|
+/// | a rank fails                        | the others have `grace_s`, then SIGTERM, after `term_s` SIGKILL           |
+/// | a rank returns 0                    | nothing; what it left in its process group is ended                       |
+/// | SIGINT, SIGTERM, SIGHUP or SIGQUIT  | forwarded to all ranks and waited for. A second one is forwarded too, and |
+/// |                                     | `grace_s` starts. The third kills                                         |
+/// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h)            |
+///
+/// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
+///
+/// Each rank is a process group of its own and reads /dev/null. While it runs, `launch` blocks those four signals in
+/// the calling thread, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that. Call
+/// it from a process without other threads that could take these signals. Only its own children are waited for.
+int launch(const LaunchOptions& options);
+
+}  // namespace tessera

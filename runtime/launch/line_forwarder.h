@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// Takes one rank's output as it comes and writes it to `fd` in whole lines, each with a prefix and each in one write,
+/// so that ranks never tear one another's lines. Keeps the last lines for the report.
+///
+/// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line.
+/// Where nobody reads `fd` any more, lines are dropped: a broken log does not end the job.
+class LineForwarder {
+ public:
+  LineForwarder(int fd, std::string prefix) : fd_(fd), prefix_(std::move(prefix)) {}
+
+  void add(std::string_view bytes);
+  /// Writes what is left without its end of line.
+  void finish();
+
+  const std::deque<std::string>& last_lines() const { return last_lines_; }
+
+ private:
+  void take_line(std::string_view line);
+
+  static constexpr std::size_t kLongestLine = 64 << 10;
+  static constexpr std::size_t kKeptLines = 20;
+  static constexpr std::size_t kKeptBytesPerLine = 2000;
+
+  int fd_;
+  std::string prefix_;
+  std::string partial_;   ///< no end of line yet
+  std::string prefixed_;  ///< whole lines to write
+  std::deque<std::string> last_lines_;
+};
+
+/// Writes all of `text`, waiting where the reader is slow. False if nobody reads.
+bool write_all(int fd, std::string_view text);
+
+}  // namespace tessera

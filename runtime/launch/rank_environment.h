@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct LaunchOptions;
+
+/// What all ranks of one job share.
+struct JobSettings {
+  int port = 0;
+  std::string run_id;
+  int omp_threads = 1;          ///< OMP_NUM_THREADS, where the caller's environment does not set it
+  std::string error_directory;  ///< rank r may write its last words to `error_file(r)`
+
+  std::string error_file(int rank) const {
+    return error_directory + "/rank_" + std::to_string(rank) + ".json";
+  }
+};
+
+/// The environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and
+/// TESSERA_LAUNCHER=tessera. Names of other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/topology.h knows that
+/// they belong to whatever started the launcher.
+std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
+                                          const std::vector<std::string>& inherited);
+
+/// The environment of this process, as above.
+std::vector<std::string> current_environment();
+
+}  // namespace tessera

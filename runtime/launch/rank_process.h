@@ -1,0 +1,67 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <signal.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// A file descriptor with an owner.
+class OwnedFd {
+ public:
+  explicit OwnedFd(int fd = -1) : fd_(fd) {}
+  OwnedFd(OwnedFd&& other) noexcept : fd_(other.release()) {}
+  OwnedFd& operator=(OwnedFd&& other) noexcept;
+  ~OwnedFd() { reset(); }
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void reset();
+  int release();
+
+ private:
+  int fd_;
+};
+
+/// How a rank ended.
+struct RankExit {
+  int wait_status = 0;  ///< of waitpid
+  std::chrono::system_clock::time_point when;
+  std::int64_t peak_resident_bytes = 0;
+
+  bool failed() const { return wait_status != 0; }
+  /// As a shell counts: the exit code, or 128 + n for signal n.
+  int code() const;
+  std::optional<int> signal() const;
+};
+
+/// One started rank: the leader of its own process group, with pipes for its output. Dies with the thread that started
+/// it (PR_SET_PDEATHSIG).
+struct RankProcess {
+  pid_t pid = -1;  ///< also the number of its process group
+  OwnedFd exited;  ///< a pidfd: readable when the leader ends
+  OwnedFd out;     ///< non-blocking
+  OwnedFd err;     ///< non-blocking
+
+  /// Reaps the leader if it has ended.
+  std::optional<RankExit> reap() const;
+  /// Sends `signal` to the whole group.
+  void send(int signal) const;
+  /// Reaps what else of the group became the launcher's child; true when nothing of the group is left.
+  /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are used anew.
+  bool is_group_empty() const;
+  /// True if the leader is stopped (SIGSTOP, a debugger).
+  bool is_stopped() const;
+};
+
+/// Starts `command` with `environment`. `mask` is the signal mask the program starts with.
+/// 66 if there is no such program, 77 if it may not be executed, 71 if the system refuses processes or files.
+absl::StatusOr<RankProcess> start_rank(const std::vector<std::string>& command,
+                                       const std::vector<std::string>& environment, const sigset_t& mask);
+
+}  // namespace tessera

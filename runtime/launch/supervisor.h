@@ -1,0 +1,74 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <signal.h>
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "runtime/launch/exit_report.h"
+#include "runtime/launch/guard.h"
+#include "runtime/launch/launcher.h"
+#include "runtime/launch/line_forwarder.h"
+#include "runtime/launch/rank_environment.h"
+#include "runtime/launch/rank_process.h"
+
+namespace tessera {
+
+/// The ranks of one job from their start to their end: one thread, one poll loop.
+///
+/// How hard the job is being ended, which only ever grows:
+///
+/// | urgency | entered                                             | leaves after                |
+/// |---------|-----------------------------------------------------|-----------------------------|
+/// | none    | at the start                                        | a failure, a second signal  |
+/// | grace   | a rank failed, or the user insisted                 | grace_s                     |
+/// | term    | SIGTERM was sent to the groups still running        | term_s                      |
+/// | kill    | SIGKILL was sent                                    |                             |
+class Supervisor {
+ public:
+  /// `signals` is a signalfd for the signals to forward; `mask` the ranks' signal mask.
+  Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals,
+             const sigset_t& mask);
+  /// Whatever is still running is killed and reaped.
+  ~Supervisor();
+
+  absl::Status start_all();
+  /// Returns when no process of any rank is left.
+  std::vector<RankRecord> wait_all();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Urgency { kNone, kGrace, kTerm, kKill };
+
+  struct Rank {
+    RankProcess process;
+    LineForwarder out, err;
+    RankRecord record;
+    bool ended = false;        ///< the leader was reaped
+    bool group_empty = false;  ///< nothing of its group is left
+  };
+
+  bool all_done() const;
+  int poll_timeout_ms() const;
+  void poll_once();
+  void forward_output(OwnedFd& from, LineForwarder& to);
+  void take_signal();
+  void check_ends();
+  void end_leftovers(Rank& rank);
+  void raise_urgency(Urgency urgency);
+  void advance_urgency();
+
+  const LaunchOptions& options_;
+  const JobSettings& job_;
+  Guard& guard_;
+  int signals_;
+  sigset_t mask_;
+  std::vector<Rank> ranks_;
+  Urgency urgency_ = Urgency::kNone;
+  std::optional<Clock::time_point> deadline_;  ///< of the present urgency
+  int signals_taken_ = 0;
+};
+
+}  // namespace tessera

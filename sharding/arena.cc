@@ -1,0 +1,50 @@
+#include "sharding/arena.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/base/bytes.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+Arena Arena::plain(std::string name, std::int64_t bytes) {
+  Arena arena;
+  arena.name_ = std::move(name);
+  arena.bytes_ = bytes;
+  if (bytes == 0) return arena;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(ExitCode::kOsResource, "cannot allocate " + format_bytes(bytes) + " for " + arena.name_ + ": " +
+                                           std::strerror(errno) + ". hint: see `tessera plan` for what needs how much");
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it the pages are just smaller
+  arena.memory_ = {static_cast<std::byte*>(memory), [bytes](std::byte* p) { munmap(p, bytes); }};
+  return arena;
+}
+
+Arena Arena::shared(std::string name, std::int64_t bytes, Collectives& group) {
+  Arena arena;
+  arena.name_ = std::move(name);
+  arena.bytes_ = bytes;
+  if (bytes == 0) return arena;
+  std::shared_ptr<CommBuffer> buffer = value_or_throw(group.allocate(bytes));
+  std::byte* data = buffer->data();
+  arena.memory_ = {std::move(buffer), data};
+  return arena;
+}
+
+std::byte* Arena::take(std::int64_t bytes) {
+  TORCH_INTERNAL_ASSERT(taken_ + bytes <= bytes_, name_, ": ", taken_, " + ", bytes, " bytes exceed the plan's ", bytes_);
+  std::byte* piece = memory_.get() + taken_;
+  taken_ += bytes;
+  return piece;
+}
+
+void Arena::expect_full() const {
+  TORCH_INTERNAL_ASSERT(taken_ == bytes_, name_, ": ", taken_, " bytes used, ", bytes_, " planned");
+}
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// One block of memory for one category of the plan, handed out front to back and never given back piecemeal.
+/// Invariant: the pieces taken fill the block exactly by the time the engine has set itself up (`expect_full`), so what
+/// is allocated *is* what was planned.
+class Arena {
+ public:
+  Arena() = default;
+  /// Private memory of this process, zero-filled, on huge pages where the kernel grants them.
+  static Arena plain(std::string name, std::int64_t bytes);
+  /// Memory that `group`'s transport reads and writes without copies. Collective.
+  static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
+
+  /// The next `bytes` bytes. Pieces are multiples of 512 bytes, since layouts are, so each begins on a cache line.
+  std::byte* take(std::int64_t bytes);
+  std::int64_t bytes() const { return bytes_; }
+  std::int64_t taken() const { return taken_; }
+  void expect_full() const;
+
+ private:
+  std::string name_;
+  std::shared_ptr<std::byte> memory_;
+  std::int64_t bytes_ = 0, taken_ = 0;
+};
+
+}  // namespace tessera

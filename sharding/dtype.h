@@ -1,0 +1,19 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+/// Tessera's name of a LibTorch element type. Throws tessera::Error (exit code 78) naming `who` for types that cannot be
+/// sharded (complex, quantised, 8-bit floats).
+DType dtype_of(c10::ScalarType type, const std::string& who);
+c10::ScalarType scalar_type_of(DType dtype);
+
+/// fp32, bf16 or fp16: what can be trained.
+bool is_trainable(DType dtype);
+
+}  // namespace tessera

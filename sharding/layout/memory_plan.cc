@@ -1,0 +1,131 @@
+#include "sharding/layout/memory_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+
+namespace tessera {
+
+std::string name_of(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kParameters: return "parameters";
+    case MemoryCategory::kSlots: return "slots";
+    case MemoryCategory::kGradients: return "gradients";
+    case MemoryCategory::kBuckets: return "buckets";
+    case MemoryCategory::kMasters: return "masters";
+    case MemoryCategory::kOptimizer: return "optimizer";
+    case MemoryCategory::kStaging: return "staging";
+  }
+  return "?";
+}
+
+std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+
+std::int64_t UnitShape::gathered_bytes() const {
+  std::int64_t bytes = 0;
+  for (const GroupShape& group : groups) bytes += group.gathered_bytes();
+  return bytes;
+}
+
+std::int64_t UnitShape::trainable_numel() const {
+  std::int64_t numel = 0;
+  for (const GroupShape& group : groups) numel += group.trainable ? group.layout.numel() : 0;
+  return numel;
+}
+
+MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
+  plan_parameters();
+  plan_gradients();
+  plan_optimizer();
+}
+
+void MemoryPlan::plan_parameters() {
+  const bool gathers = input_.placement.parameters.shard && input_.mesh.shard_size > 1;
+  for (const UnitShape& unit : input_.units) {
+    const std::int64_t bytes = unit.gathered_bytes();
+    const bool shard_only = gathers && !input_.placement.keep_gathered;
+    use_[MemoryCategory::kParameters] += shard_only ? bytes / input_.mesh.shard_size : bytes;
+  }
+  if (!gathers || input_.placement.keep_gathered) return;
+  for (std::size_t i = 1; i < input_.units.size(); ++i) {
+    slot_bytes_ = std::max(slot_bytes_, input_.units[i].gathered_bytes());
+  }
+  const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
+  shared_slots_ = std::min(input_.prefetch + 1, others);
+  use_[MemoryCategory::kSlots] = input_.units[0].gathered_bytes() + shared_slots_ * slot_bytes_;
+}
+
+std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
+  const DType dtype = bucket_mode_ == BucketMode::kShared ? input_.reduce : DType::kF32;
+  return unit.trainable_numel() * static_cast<std::int64_t>(size_of(dtype));
+}
+
+void MemoryPlan::plan_gradients() {
+  const AxisPlacement axes = input_.placement.gradients;
+  const int world = input_.mesh.world_size();
+  const bool once = input_.accumulation == 1 || input_.sync == GradientSync::kLastMicrobatch;
+  const bool replicated = !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
+  if (world == 1 || (replicated && input_.reduce == DType::kF32 && once)) {
+    bucket_mode_ = BucketMode::kInPlace;
+  } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
+    bucket_mode_ = BucketMode::kAccumulator;
+  }
+  std::int64_t largest_part = 0;
+  for (std::size_t i = 0; i < input_.units.size(); ++i) {
+    const UnitShape& unit = input_.units[i];
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const std::int64_t part = owned(axes, input_.mesh, group.layout.numel()).numel;
+      use_[MemoryCategory::kGradients] += part * 4;
+      largest_part = std::max(largest_part, owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel);
+    }
+    if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
+    if (bucket_mode_ == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
+  }
+  if (bucket_mode_ == BucketMode::kShared) {
+    shared_buckets_ = std::min<std::int64_t>(input_.buckets_in_flight, static_cast<std::int64_t>(input_.units.size()) - 1);
+    use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
+  }
+  // A reduction that is added to what earlier microbatches left, or that goes on over the replicate axis into a smaller
+  // part, lands in scratch first.
+  const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
+  const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
+  if (adds || narrows) scratch_numel_ = largest_part;
+  use_[MemoryCategory::kStaging] = scratch_numel_ * 4;
+}
+
+void MemoryPlan::plan_optimizer() {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const std::int64_t part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+      if (group.dtype != DType::kF32) use_[MemoryCategory::kMasters] += part * 4;
+      use_[MemoryCategory::kOptimizer] += part * 4 * input_.optimizer_states;
+    }
+  }
+}
+
+std::string MemoryPlan::to_table() const {
+  static const char* const kWhat[kMemoryCategories] = {
+      "this rank's part of the parameters", "units gathered for compute", "reduced gradients, fp32",
+      "gradients on their way to the reduction", "fp32 masters", "optimizer state, fp32", "scratch"};
+  using Align = TextTable::Align;
+  TextTable table({{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
+  const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& what) {
+    const double share = use_.total() > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(use_.total()) : 0.0;
+    char text[16];
+    std::snprintf(text, sizeof text, "%.1f %%", share);
+    table.add_row({name, std::to_string(bytes), format_bytes(bytes), text, what});
+  };
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    add(name_of(static_cast<MemoryCategory>(i)), use_.bytes[i], kWhat[i]);
+  }
+  table.add_rule();
+  add("total", use_.total(), "without activations and the module's buffers");
+  return table.to_string();
+}
+
+}  // namespace tessera

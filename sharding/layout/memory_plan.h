@@ -1,0 +1,107 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+#include "runtime/base/strategy.h"
+#include "sharding/layout/layout.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+
+/// What a rank's memory is for. Everything Tessera allocates for training state belongs to one of these.
+enum class MemoryCategory {
+  kParameters,  ///< this rank's part of the parameters, in the parameter dtype (all of them where replicated)
+  kSlots,       ///< where sharded units are gathered
+  kGradients,   ///< reduced gradients, fp32: this rank's part
+  kBuckets,     ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
+  kMasters,     ///< fp32 master weights of parameters that are not fp32 themselves
+  kOptimizer,   ///< moments, momentum
+  kStaging,     ///< scratch of the reducer
+};
+constexpr std::size_t kMemoryCategories = 7;
+std::string name_of(MemoryCategory category);
+
+/// Bytes by category.
+struct MemoryUse {
+  std::array<std::int64_t, kMemoryCategories> bytes{};
+  std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
+  std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
+  std::int64_t total() const;
+  friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
+};
+
+/// One flat group of a unit: parameters of one dtype that all train or are all frozen.
+struct GroupShape {
+  DType dtype = DType::kF32;
+  bool trainable = true;
+  Layout layout;
+  std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }
+};
+
+struct UnitShape {
+  std::string name;
+  std::vector<GroupShape> groups;
+  std::int64_t gathered_bytes() const;
+  std::int64_t trainable_numel() const;  ///< with padding
+};
+
+/// Where gradients wait for their reduction.
+enum class BucketMode {
+  kInPlace,      ///< in the gradient buffer itself: replicated fp32 gradients reduced once a step, or one rank
+  kAccumulator,  ///< in fp32 buffers of full size, one a unit: unsharded accumulation over microbatches
+  kShared,       ///< in a few bucket slots that units take turns in
+};
+
+/// All that decides how much memory a rank needs, and nothing else.
+struct PlanInput {
+  std::vector<UnitShape> units;  ///< the root unit first
+  Placement placement;
+  MeshPosition mesh;
+  std::int64_t prefetch = 1;
+  DType reduce = DType::kF32;
+  std::int64_t accumulation = 1;
+  GradientSync sync = GradientSync::kEachMicrobatch;
+  int optimizer_states = 2;
+  int buckets_in_flight = 1;  ///< 1 where reductions finish before they return, 2 where they overlap
+};
+
+/// The exact memory plan of one rank (every rank's is equal, since shards are). Sizes here are what the engine then
+/// allocates; it compares the two.
+class MemoryPlan {
+ public:
+  MemoryPlan() = default;
+  explicit MemoryPlan(PlanInput input);
+
+  const PlanInput& input() const { return input_; }
+  const MemoryUse& use() const { return use_; }
+  BucketMode bucket_mode() const { return bucket_mode_; }
+  /// Slots that sharded units share; each is `slot_bytes()`. The root unit has one of its own, since it is used first
+  /// and last in both directions. With Placement::keep_gathered there are none: units stay in their parameter memory.
+  std::int64_t shared_slots() const { return shared_slots_; }
+  std::int64_t slot_bytes() const { return slot_bytes_; }
+  std::int64_t shared_buckets() const { return shared_buckets_; }
+  std::int64_t bucket_bytes() const { return bucket_bytes_; }
+  std::int64_t scratch_numel() const { return scratch_numel_; }
+  std::int64_t bucket_bytes_of(const UnitShape& unit) const;
+
+  /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
+  std::string to_table() const;
+
+ private:
+  void plan_parameters();
+  void plan_gradients();
+  void plan_optimizer();
+
+  PlanInput input_;
+  MemoryUse use_;
+  BucketMode bucket_mode_ = BucketMode::kShared;
+  std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
+  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0;
+  std::int64_t scratch_numel_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "runtime/base/strategy.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+/// For each mesh axis: is a kind of state cut over its ranks, or does each hold a copy?
+struct AxisPlacement {
+  bool shard = false;      ///< cut over the shard axis
+  bool replicate = false;  ///< cut over the replicate axis as well
+};
+
+/// The rule that a strategy's name stands for. Every stage is a row of `placement_of`; all other code reads these
+/// fields and never asks for the strategy.
+struct Placement {
+  AxisPlacement parameters;
+  AxisPlacement gradients;
+  AxisPlacement optimizer;
+  /// Sharded parameters stay gathered from their first use in forward to the end of backward.
+  bool keep_gathered = false;
+};
+
+Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
+
+/// This rank's place in a mesh of replicate x shard ranks.
+struct MeshPosition {
+  int replicate_size = 1, shard_size = 1;
+  int replicate_index = 0, shard_index = 0;
+  int world_size() const { return replicate_size * shard_size; }
+};
+
+/// Into how many equal parts a flat buffer must be divisible for this placement.
+int parts_of(const Placement& placement, const MeshPosition& mesh);
+
+/// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis
+/// cuts what is left: a rank's optimizer part lies inside its gradient part, that inside its parameter part.
+Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#include "sharding/op_watch.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+
+#include <mutex>
+
+#include "sharding/residency.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+namespace {
+
+/// The units that a running operator reads.
+struct PinnedUnits : at::ObserverContext {
+  ~PinnedUnits() override {
+    for (Unit* unit : units) unit->residency()->unpin(*unit);
+  }
+  c10::SmallVector<Unit*, 4> units;
+};
+
+void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
+  if (!pinned) pinned = std::make_unique<PinnedUnits>();
+  pinned->units.push_back(&unit);
+  try {
+    unit.residency()->use(unit);
+  } catch (const std::exception& error) {
+    Residency::poison(unit, error.what());
+  }
+}
+
+void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
+  if (value.isTensor()) {
+    if (Unit* unit = unit_of(value.toTensor())) gather_and_pin(*unit, pinned);
+  } else if (value.isList()) {
+    if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;
+    for (const c10::IValue& element : value.toListRef()) visit(element, pinned);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) visit(element, pinned);
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  std::unique_ptr<PinnedUnits> pinned;
+  for (const c10::IValue& input : function.inputs()) visit(input, pinned);
+  return pinned;
+}
+
+void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the context's destructor unpins
+
+std::mutex watchers_mutex;
+int watchers = 0;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+
+}  // namespace
+
+OpWatch::OpWatch() {
+  const std::lock_guard lock(watchers_mutex);
+  if (watchers++ > 0) return;
+  handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(&on_start, &on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+OpWatch::~OpWatch() {
+  const std::lock_guard lock(watchers_mutex);
+  if (--watchers == 0) at::removeCallback(handle);
+}
+
+}  // namespace tessera

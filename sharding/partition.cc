@@ -1,0 +1,180 @@
+#include "sharding/partition.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "runtime/base/log.h"
+#include "runtime/base/text.h"
+#include "sharding/dtype.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+/// "tessera::models::BlockImpl" -> "Block".
+std::string class_of(const Module& module) {
+  std::string name = module.name();
+  // Templates keep their arguments: cut the namespace in front of the first '<' only.
+  const std::size_t end = std::min(name.find('<'), name.size());
+  if (const std::size_t colon = name.rfind("::", end); colon != std::string::npos) name = name.substr(colon + 2);
+  if (name.size() > 4 && name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+bool is_container(const std::string& class_name) {
+  return class_name == "ModuleList" || class_name == "ModuleDict" || class_name == "Sequential";
+}
+
+std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+
+std::int64_t own_numel(const Module& module) {
+  std::int64_t numel = 0;
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) numel += parameter.value().numel();
+  return numel;
+}
+
+/// Modules that `min_numel` makes units, bottom-up. Returns how many elements under `module` no unit has claimed.
+std::int64_t choose_by_size(const Module& module, const std::string& path, std::int64_t min_numel,
+                            std::set<std::string>& chosen) {
+  std::int64_t unclaimed = own_numel(module);
+  for (const auto& child : module.named_children()) {
+    unclaimed += choose_by_size(*child.value(), join(path, child.key()), min_numel, chosen);
+  }
+  if (path.empty() || is_container(class_of(module)) || unclaimed < min_numel) return unclaimed;
+  chosen.insert(path);
+  return 0;
+}
+
+/// The parameters of one unit before they are grouped.
+struct Claim {
+  std::string name;
+  std::vector<FlatParameter> parameters;
+  std::vector<DType> dtypes;
+};
+
+class Partitioner {
+ public:
+  Partitioner(Module& module, const Strategy& strategy) : strategy_(strategy) {
+    if (strategy.units.min_numel > 0) choose_by_size(module, "", strategy.units.min_numel, by_size_);
+    claims_.push_back({"(root)", {}, {}});
+    visit(module, "", 0);
+    check_names();
+  }
+
+  std::vector<Claim> take_claims() { return std::move(claims_); }
+
+ private:
+  void visit(Module& module, const std::string& path, std::size_t unit) {
+    const std::string class_name = class_of(module);
+    classes_seen_.insert(class_name);
+    paths_seen_.insert(path);
+    if (!path.empty() && begins_unit(class_name, path)) {
+      unit = claims_.size();
+      claims_.push_back({path, {}, {}});
+    }
+    for (auto& parameter : module.named_parameters(/*recurse=*/false)) {
+      claim(parameter.value(), join(path, parameter.key()), class_name, unit);
+    }
+    for (auto& child : module.named_children()) visit(*child.value(), join(path, child.key()), unit);
+  }
+
+  bool begins_unit(const std::string& class_name, const std::string& path) const {
+    const auto has = [](const std::vector<std::string>& names, const std::string& name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    return has(strategy_.units.classes, class_name) || has(strategy_.units.modules, path) || by_size_.count(path) > 0;
+  }
+
+  void claim(const at::Tensor& tensor, const std::string& name, const std::string& class_name, std::size_t unit) {
+    if (!tensor.defined()) return;
+    const auto [known, fresh] = known_.try_emplace(tensor.unsafeGetTensorImpl(), unit, claims_[unit].parameters.size());
+    if (!fresh) {  // tied
+      claims_[known->second.first].parameters[known->second.second].aliases.push_back(name);
+      return;
+    }
+    FlatParameter parameter{tensor, name, {}, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()};
+    if (!tensor.is_non_overlapping_and_dense()) {
+      const auto strides = c10::contiguous_strides(tensor.sizes());
+      parameter.strides.assign(strides.begin(), strides.end());
+    }
+    claims_[unit].dtypes.push_back(dtype_for(tensor, name, class_name));
+    claims_[unit].parameters.push_back(std::move(parameter));
+  }
+
+  DType dtype_for(const at::Tensor& tensor, const std::string& name, const std::string& class_name) const {
+    const DType own = dtype_of(tensor.scalar_type(), name);
+    const auto& mixed = strategy_.mixed_precision;
+    const bool kept = std::any_of(mixed.keep_fp32.begin(), mixed.keep_fp32.end(),
+                                  [&](const std::string& prefix) { return class_name.starts_with(prefix); });
+    const DType dtype = is_trainable(own) && mixed.param != DType::kF32 ? (kept ? DType::kF32 : mixed.param) : own;
+    if (tensor.requires_grad() && !is_trainable(dtype)) {
+      throw Error(ExitCode::kConfig, "parameter " + name + " trains in " + std::string(name_of(dtype)) +
+                                         ". Trainable parameters are fp32, bf16 or fp16. hint: convert the module first");
+    }
+    return dtype;
+  }
+
+  void check_names() const {
+    std::string errors;
+    const auto check = [&](const std::vector<std::string>& names, const std::set<std::string>& seen, const char* what) {
+      for (const std::string& name : names) {
+        if (seen.count(name)) continue;
+        errors += std::string("\n  /units/") + what + ": \"" + name + "\" matches no module" ;
+        errors += did_you_mean(name, {seen.begin(), seen.end()});
+      }
+    };
+    check(strategy_.units.classes, classes_seen_, "classes");
+    check(strategy_.units.modules, paths_seen_, "modules");
+    if (errors.empty()) return;
+    std::string classes;
+    for (const std::string& name : classes_seen_) classes += " " + name;
+    throw Error(ExitCode::kConfig, "units that do not exist:" + errors + "\n  classes of this module:" + classes);
+  }
+
+  const Strategy& strategy_;
+  std::set<std::string> by_size_, classes_seen_, paths_seen_;
+  std::vector<Claim> claims_;
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> known_;
+};
+
+/// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
+void make_groups(Unit& unit, Claim claim, int parts) {
+  std::map<std::pair<bool, DType>, FlatGroup*> groups;
+  for (bool trainable : {true, false}) {
+    for (std::size_t i = 0; i < claim.parameters.size(); ++i) {
+      if (claim.parameters[i].tensor.requires_grad() != trainable) continue;
+      FlatGroup*& group = groups[{trainable, claim.dtypes[i]}];
+      if (!group) {
+        group = unit.groups.emplace_back(std::make_unique<FlatGroup>()).get();
+        group->unit = &unit;
+        group->dtype = claim.dtypes[i];
+        group->trainable = trainable;
+      }
+      group->parameters.push_back(std::move(claim.parameters[i]));
+      claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is looked at again
+    }
+  }
+  for (auto& group : unit.groups) {
+    std::vector<LayoutItem> items;
+    for (const FlatParameter& parameter : group->parameters) items.push_back({parameter.numel, 1});
+    group->layout = Layout::pack(items, parts);
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts) {
+  std::vector<std::unique_ptr<Unit>> units;
+  for (Claim& claim : Partitioner(module, strategy).take_claims()) {
+    if (claim.parameters.empty() && !units.empty()) continue;
+    auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
+    make_groups(*unit, std::move(claim), parts);
+  }
+  return units;
+}
+
+}  // namespace tessera

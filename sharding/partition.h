@@ -1,0 +1,27 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/strategy.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Cuts a module into units. Unit 0 is the root, named "(root)": it owns every parameter that no other unit claims, and
+/// may be empty. The others follow in order of definition, each named by its module's path.
+///
+/// A unit's module is one whose class is in `units.classes` (without namespace and "Impl"), whose path is in
+/// `units.modules`, or that `units.min_numel` chooses bottom-up: the smallest modules that hold at least so many
+/// elements not claimed inside them. A parameter belongs to the innermost unit around it; a tied one to the first.
+///
+/// Parameters get their dtype from `mixed_precision` (floating ones, outside keep_fp32 classes) and their flat groups
+/// by dtype and requires_grad. Layouts are packed for `parts` equal parts.
+///
+/// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
+std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts);
+
+}  // namespace tessera

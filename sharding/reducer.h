@@ -1,0 +1,97 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "runtime/comm/mesh.h"
+#include "sharding/arena.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+struct ReducerCounts {
+  std::int64_t reductions = 0;        ///< units reduced over the shard axis
+  std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
+  std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
+  std::int64_t overflow_bytes = 0;    ///< held by them now
+};
+
+/// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
+///
+/// Units are reduced in one agreed order on all ranks, whatever order their gradients come in: first the reverse of
+/// their definition, from the second step on the order in which rank 0 completed them in the first. A unit that a rank
+/// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
+///
+/// A gradient's way: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
+/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass.
+///
+/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart. They
+/// are added while the unit's bucket is open, and after that reduced once more and added to the sum.
+class Reducer {
+ public:
+  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging.
+  Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch);
+  ~Reducer();
+
+  /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
+  void take(FlatGroup& group, std::size_t parameter);
+
+  /// Ends a microbatch's backward. With `reduce` false, gradients stay in their (unsharded) accumulators. Afterwards
+  /// every unit's gradient is in place.
+  void finish(bool reduce);
+
+  /// After the optimizer has used the gradients: the next one taken starts a new sum.
+  void reset();
+
+  /// Did this parameter get a gradient on this rank since `reset`?
+  bool used(const FlatGroup& group, std::size_t parameter) const;
+
+  const ReducerCounts& counts() const { return counts_; }
+
+ private:
+  enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
+  struct Entry {
+    Unit* unit = nullptr;
+    Phase phase = Phase::kIdle;
+    std::byte* bucket = nullptr;
+    int slot = -1;                            ///< shared bucket, or -1
+    Arena overflow;
+    std::int64_t expected = 0;                ///< trainable parameters
+    std::int64_t arrived_count = 0;
+    std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
+    std::vector<std::vector<char>> used;      ///< since reset
+    bool reduced = false;                     ///< this round
+    bool has_sum = false;                     ///< gradient holds a sum since reset
+  };
+
+  Entry& entry(const Unit& unit) { return entries_[unit.index]; }
+  void open(Entry& entry);
+  void close(Entry& entry);
+  void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
+  void fill_missing(Entry& entry);
+  void launch_ready();
+  void reduce(Entry& entry);
+  void reduce_group(Entry& entry, FlatGroup& group, std::byte* bucket);
+  void agree_on_order();
+  float* scratch(std::int64_t numel);
+  DType bucket_dtype() const;
+
+  const MemoryPlan& plan_;
+  const MeshAxes& axes_;
+  std::vector<Entry> entries_;
+  Arena buckets_, scratch_, overflow_scratch_;
+  std::byte* root_bucket_ = nullptr;
+  std::vector<std::byte*> shared_buckets_;
+  std::vector<char> bucket_taken_;
+  std::vector<int> order_;     ///< unit indices
+  std::vector<int> completed_; ///< of this round, in this rank's order
+  std::size_t next_ = 0;       ///< into order_
+  bool order_agreed_ = false;
+  float* scratch_memory_ = nullptr;
+  ReducerCounts counts_;
+};
+
+}  // namespace tessera

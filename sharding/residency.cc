@@ -1,0 +1,154 @@
+#include "sharding/residency.h"
+
+#include "runtime/base/log.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots)
+    : plan_(plan), units_(std::move(units)), group_(group), memory_(std::move(slots)), pending_(units_.size()) {
+  if (!plan_.input().placement.keep_gathered) {
+    slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
+    for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
+      slots_.push_back({memory_.take(plan_.slot_bytes()), plan_.slot_bytes(), nullptr, -1, {}});
+    }
+    memory_.expect_full();
+  }
+  for (Unit* unit : units_) unit->watch(this);
+}
+
+Residency::~Residency() {
+  for (Unit* unit : units_) unit->watch(nullptr);
+}
+
+void Residency::use(Unit& unit) {
+  ++unit.pins;
+  if (&unit == last_ && unit.state() == Unit::State::kGathered) return;
+  last_ = &unit;
+  schedule_.use(unit.index);
+  const std::int64_t overflows = counts_.overflow_slots;
+  if (unit.state() == Unit::State::kReleased) gather(unit);
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+  if (counts_.overflow_slots > overflows) warn_of_overflow(unit);
+  prefetch();
+}
+
+void Residency::hold(Unit& unit) {
+  ++unit.pins;
+  if (unit.state() == Unit::State::kReleased) gather(unit);
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+}
+
+void Residency::drop(Unit& unit) {
+  if (unit.pins == 0 && unit.state() != Unit::State::kReleased) release(unit);
+}
+
+void Residency::gather(Unit& unit) {
+  const bool in_place = plan_.input().placement.keep_gathered;
+  std::byte* memory = nullptr;
+  if (!in_place) {
+    unit.slot = find_slot(unit, /*early=*/false);
+    if (unit.slot < 0) unit.slot = add_overflow_slot(unit);
+    slots_[unit.slot].holder = &unit;
+    memory = slots_[unit.slot].memory;
+  }
+  unit.become(Unit::State::kGathering);
+  ++counts_.gathers;
+  counts_.gathered_bytes += unit.gathered_bytes();
+  for (auto& group : unit.groups) {
+    const std::int64_t part_bytes = group->parameter_part.numel * group->element_bytes();
+    std::byte* full = in_place ? group->shard - group->parameter_part.offset * group->element_bytes() : memory;
+    group->full = full;
+    pending_[unit.index].push_back(group_.all_gather(unit.name, group->shard, full, part_bytes));
+    if (!in_place) memory += group->gathered_bytes();
+  }
+}
+
+void Residency::wait(Unit& unit) {
+  std::vector<Work> works = std::move(pending_[unit.index]);
+  pending_[unit.index].clear();
+  for (Work& work : works) throw_if_error(work.wait());
+  unit.become(Unit::State::kGathered);
+  for (auto& group : unit.groups) group->attach(group->full);
+}
+
+void Residency::release(Unit& unit) {
+  if (unit.state() == Unit::State::kGathering) wait(unit);
+  for (auto& group : unit.groups) group->attach(nullptr);
+  unit.become(Unit::State::kReleased);
+  ++counts_.releases;
+  if (unit.slot < 0) return;
+  Slot& slot = slots_[unit.slot];
+  slot.holder = nullptr;
+  unit.slot = -1;
+  if (slot.overflow.bytes() > 0) {
+    counts_.overflow_bytes -= slot.bytes;
+    slot = Slot{};  // its number stays, without memory; add_overflow_slot takes it again
+  }
+}
+
+void Residency::prefetch() {
+  for (int index : schedule_.upcoming(plan_.input().prefetch)) {
+    Unit& unit = *units_[index];
+    if (unit.state() != Unit::State::kReleased) continue;
+    if (!plan_.input().placement.keep_gathered && find_slot(unit, /*early=*/true) < 0) return;
+    gather(unit);
+    ++counts_.prefetched;
+  }
+}
+
+/// A slot that holds nothing, else the one whose holder is needed last; it is emptied, unless `early` only asks. An early
+/// gather may push out only units that are needed later than the one it is for.
+int Residency::find_slot(const Unit& unit, bool early) {
+  int best = -1;
+  std::size_t best_distance = early ? schedule_.distance(unit.index) : 0;
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.reserved_for >= 0 ? slot.reserved_for != unit.index : slot.bytes < unit.gathered_bytes()) continue;
+    if (!slot.holder) return i;
+    if (slot.holder->pins > 0) continue;
+    const std::size_t distance = schedule_.distance(slot.holder->index);
+    if (distance > best_distance || (best < 0 && !early)) {
+      best = i;
+      best_distance = distance;
+    }
+  }
+  if (best >= 0 && !early) release(*slots_[best].holder);
+  return best;
+}
+
+void Residency::warn_of_overflow(const Unit& unit) {
+  if (warned_) return;
+  warned_ = true;
+  log_warning("unit " + unit.name + ": an operator reads more units at once than the plan has slots for; adding a slot " +
+              "outside the plan. hint: raise \"prefetch\", or let one unit hold what is read together");
+}
+
+int Residency::add_overflow_slot(const Unit& unit) {
+  ++counts_.overflow_slots;
+  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes())};
+  slot.memory = slot.overflow.take(slot.bytes);
+  counts_.overflow_bytes += slot.bytes;
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
+    if (slots_[i].memory == nullptr && slots_[i].reserved_for < 0) {
+      slots_[i] = std::move(slot);
+      return i;
+    }
+  }
+  slots_.push_back(std::move(slot));
+  return static_cast<int>(slots_.size()) - 1;
+}
+
+void Residency::release_all() {
+  last_ = nullptr;
+  for (Unit* unit : units_) {
+    TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
+    if (unit->state() != Unit::State::kReleased) release(*unit);
+  }
+}
+
+void Residency::poison(Unit& unit, const std::string& message) {
+  for (auto& group : unit.groups) group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "sharding/arena.h"
+#include "sharding/layout/schedule.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+struct ResidencyCounts {
+  std::int64_t gathers = 0;          ///< all-gathers of a unit begun
+  std::int64_t gathered_bytes = 0;
+  std::int64_t prefetched = 0;       ///< of these, begun before the unit was used
+  std::int64_t releases = 0;
+  std::int64_t overflow_slots = 0;   ///< slots beyond the plan, for operators that read many units at once
+  std::int64_t overflow_bytes = 0;   ///< held by them now
+};
+
+/// Which units are gathered now, and where.
+///
+/// A unit is gathered by the first operator that reads it (`use`), early where the schedule knows the order. A slot is
+/// taken from the unit whose next use is farthest away (which is optimal for a known order: Belady, 1966); a unit that
+/// a running operator reads is pinned and never loses its slot.
+///
+/// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
+/// gathering is a collective; a transport that sees a difference reports both units.
+class Residency {
+ public:
+  /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
+  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots);
+  ~Residency();
+
+  /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
+  void use(Unit& unit);
+  void unpin(Unit& unit) { --unit.pins; }
+  /// Gathers and pins `unit` outside the schedule, beyond the plan's slots if they are taken. Pair with `unpin`.
+  void hold(Unit& unit);
+  /// Gives `unit`'s gathered values up, unless it is pinned.
+  void drop(Unit& unit);
+
+  /// A round is forward and backward of one microbatch.
+  void end_round() { schedule_.end_round(); }
+  /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
+  void release_all();
+
+  const Schedule& schedule() const { return schedule_; }
+  const ResidencyCounts& counts() const { return counts_; }
+
+  /// Turns a failure inside an operator's callback, which must not throw, into an error that the operator itself meets:
+  /// the unit's storage refuses access with `message` from then on.
+  static void poison(Unit& unit, const std::string& message);
+
+ private:
+  struct Slot {
+    std::byte* memory = nullptr;
+    std::int64_t bytes = 0;
+    Unit* holder = nullptr;
+    int reserved_for = -1;            ///< unit index, or -1: shared
+    Arena overflow;                   ///< owns the memory of a slot beyond the plan
+  };
+
+  void gather(Unit& unit);
+  void wait(Unit& unit);
+  void release(Unit& unit);
+  void prefetch();
+  int find_slot(const Unit& unit, bool early);
+  int add_overflow_slot(const Unit& unit);
+  void warn_of_overflow(const Unit& unit);
+
+  const MemoryPlan& plan_;
+  std::vector<Unit*> units_;
+  Collectives& group_;
+  Arena memory_;
+  std::vector<Slot> slots_;
+  std::vector<std::vector<Work>> pending_;  ///< by unit index
+  Schedule schedule_;
+  Unit* last_ = nullptr;
+  bool warned_ = false;
+  ResidencyCounts counts_;
+};
+
+}  // namespace tessera

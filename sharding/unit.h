@@ -1,0 +1,110 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+class Residency;
+class Unit;
+
+/// A parameter of the user's module and where it lives now.
+struct FlatParameter {
+  at::Tensor tensor;                  ///< the user's own; keeps its TensorImpl for good
+  std::string name;                   ///< "layers.3.attention.weight": the first name it was found under
+  std::vector<std::string> aliases;   ///< further names of a tied parameter
+  std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
+  std::int64_t numel = 0;
+};
+
+/// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.
+///
+///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
+///   shard    [parameter_part]     dtype   this rank's part, always there (inside `full` where that is permanent)
+///   master   [optimizer_part]     fp32    what the optimizer updates; is `shard` itself where dtype is fp32
+///   state    [optimizer_part]     fp32    moments
+///   gradient [gradient_part]      fp32    sums over ranks and microbatches
+///
+/// All parts are extents of the same layout. Memory belongs to the engine's arenas.
+struct FlatGroup {
+  Unit* unit = nullptr;
+  Layout layout;
+  DType dtype = DType::kF32;
+  bool trainable = true;
+  std::vector<FlatParameter> parameters;
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+
+  Extent parameter_part, gradient_part, optimizer_part;
+  std::byte* full = nullptr;
+  std::byte* shard = nullptr;
+  float* master = nullptr;
+  std::array<float*, 2> state{};
+  float* gradient = nullptr;
+
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
+  GroupShape shape() const { return {dtype, trainable, layout}; }
+
+  /// Points the parameters at `memory` [layout.numel()], or at nothing.
+  void attach(std::byte* memory);
+  /// The part of the flat buffer that the optimizer updates, in the parameters' dtype.
+  std::byte* updated() const;
+};
+
+/// The parameters that are gathered together.
+///
+/// | state     | full buffers | left by                                   |
+/// |-----------|--------------|-------------------------------------------|
+/// | kReleased | none         | Residency::gather -> kGathering           |
+/// | kGathering| being filled | Residency::wait -> kGathered              |
+/// | kGathered | valid        | Residency::release -> kReleased           |
+///
+/// Units whose parameters are replicated are kGathered for good and never meet a Residency.
+class Unit {
+ public:
+  enum class State : std::uint8_t { kReleased, kGathering, kGathered };
+
+  Unit(int index, std::string name) : index(index), name(std::move(name)) {}
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  const int index;
+  const std::string name;
+  std::vector<std::unique_ptr<FlatGroup>> groups;
+
+  State state() const { return state_; }
+  /// The only way a state changes; throws on a step that the table above does not have.
+  void become(State next);
+
+  UnitShape shape() const;
+  std::int64_t gathered_bytes() const;
+
+  /// Marks the parameters' storages as this unit's, so that an operator's inputs lead here (`unit_of`). Null: no longer.
+  void watch(Residency* residency);
+  Residency* residency() const { return residency_; }
+
+  int pins = 0;          ///< operators running on this unit, and Gathered guards
+  int slot = -1;         ///< the residency's slot that holds it
+
+ private:
+  State state_ = State::kReleased;
+  Residency* residency_ = nullptr;
+};
+
+/// The watched unit that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no lock.
+Unit* unit_of(const at::Tensor& tensor);
+
+/// Moves `parameter` onto its group's storage at `offset` elements. Keeps its TensorImpl and autograd state. The group
+/// must be attached. Values are not copied.
+void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset);
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "runtime/base/text.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(QuotedText, IsSafeToPrint) {
+  EXPECT_EQ(quoted_text("a\"b\n"), R"("a\"b\n")");
+  EXPECT_EQ(quoted_text("\x1b[31m"), "\"\\u001b[31m\"");
+  EXPECT_EQ(quoted_text("\xFF"), "\"\xEF\xBF\xBD\"");
+  EXPECT_EQ(quoted_text(std::string(1000, 'x'), 3), "\"xxx...\"");
+  EXPECT_EQ(quoted_text("xxx", 3), "\"xxx\"");
+  EXPECT_EQ(quoted_text("\xC3\xA9\xC3\xA9\xC3\xA9", 2), "\"\xC3\xA9\xC3\xA9...\"")
+      << "never cut inside a character";
+}
+
+TEST(TextWidth, CountsCharacters) {
+  EXPECT_EQ(text_width(""), 0u);
+  EXPECT_EQ(text_width("abc"), 3u);
+  EXPECT_EQ(text_width("5 \xC2\xB5s"), 4u);
+}
+
+TEST(EditDistance, CountsSlips) {
+  EXPECT_EQ(edit_distance("", "abc"), 3u);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
+  EXPECT_EQ(edit_distance("FULL_SHRAD", "FULL_SHARD"), 1u) << "neighbours swapped";
+  EXPECT_EQ(edit_distance("AdamW", "adamw"), 0u);
+}
+
+TEST(EditDistance, IsAMeasure) {
+  const std::vector<std::string> words = {"",         "a",         "lr",       "betas", "beta",
+                                          "momentum", "dampening", "nesterov", "ab",    "ba"};
+  for (const std::string& a : words) {
+    for (const std::string& b : words) {
+      EXPECT_EQ(edit_distance(a, b), edit_distance(b, a));
+      EXPECT_EQ(edit_distance(a, b) == 0, a == b);
+      EXPECT_LE(edit_distance(a, b), std::max(a.size(), b.size()));
+    }
+  }
+}
+
+TEST(Nearest, GuessesSlipsOnly) {
+  const std::vector<std::string> words = {"optimizer", "units", "lr"};
+  EXPECT_EQ(nearest("optimiser", words), "optimizer");
+  EXPECT_EQ(nearest("LR", words), "lr");
+  EXPECT_EQ(nearest("zebra", words), "");
+  EXPECT_EQ(nearest("", words), "");
+  EXPECT_EQ(nearest(std::string(1'000'000, 'u'), words), "");
+  EXPECT_EQ(did_you_mean("unit", words), "; did you mean \"units\"?");
+}
+
+TEST(Joined, PutsSeparatorsBetween) {
+  EXPECT_EQ(joined({}), "");
+  EXPECT_EQ(joined({"a", "b", "c"}), "a, b, c");
+}
+
+}  // namespace
+}  // namespace tessera

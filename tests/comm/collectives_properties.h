@@ -1,0 +1,144 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/collectives.h"
+#include "tests/comm/reference.h"
+
+namespace tessera {
+
+// What must hold on every transport: each function is called by all ranks of a group and checks its own rank's result
+// against inputs that every rank can compute. They throw, so that they serve threads and forked processes alike.
+
+struct PropertyFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw PropertyFailed(what);
+}
+inline void require_ok(const absl::Status& status) {
+  if (!status.ok()) throw PropertyFailed(message_of(status));
+}
+
+/// Where a test puts its buffers: memory of the group (`symmetric`), or any other.
+class TestMemory {
+ public:
+  TestMemory(Collectives& group, bool symmetric) : group_(group), symmetric_(symmetric) {}
+
+  std::byte* of(std::size_t bytes) {
+    if (!symmetric_) return plain_.emplace_back(bytes + 1).data();
+    auto buffer = group_.allocate(bytes);
+    require_ok(buffer.status());
+    return buffers_.emplace_back(*std::move(buffer))->data();
+  }
+  std::byte* of(const Bytes& content) {
+    std::byte* data = of(content.size());
+    if (!content.empty()) std::memcpy(data, content.data(), content.size());
+    return data;
+  }
+
+ private:
+  Collectives& group_;
+  const bool symmetric_;
+  std::vector<std::vector<std::byte>> plain_;
+  std::vector<std::unique_ptr<CommBuffer>> buffers_;
+};
+
+inline Bytes part(const Bytes& all, std::size_t index, std::size_t bytes) {
+  return Bytes(all.begin() + index * bytes, all.begin() + (index + 1) * bytes);
+}
+
+inline std::vector<Bytes> inputs_of_all(int ranks, DType dtype, std::size_t numel, std::uint32_t seed) {
+  std::vector<Bytes> inputs;
+  for (int q = 0; q < ranks; ++q) inputs.push_back(random_values(dtype, numel, seed * 1000 + q));
+  return inputs;
+}
+
+inline bool equal(const std::byte* data, const Bytes& expected) {
+  return expected.empty() || std::memcmp(data, expected.data(), expected.size()) == 0;
+}
+
+inline std::string at(const std::string& what, DType dtype, std::size_t numel, int rank) {
+  return what + " of " + std::to_string(numel) + " " + std::string(name_of(dtype)) + ", rank " + std::to_string(rank);
+}
+
+inline void check_all_gather(Collectives& group, std::size_t bytes, bool symmetric, bool in_place) {
+  TestMemory memory(group, symmetric);
+  const auto inputs = inputs_of_all(group.size(), DType::kBF16, (bytes + 1) / 2, 7);
+  std::byte* full = memory.of(bytes * group.size());
+  const Bytes mine = part(inputs[group.rank()], 0, bytes);
+  std::byte* shard = in_place ? full + group.rank() * bytes : memory.of(mine);
+  if (in_place && bytes > 0) std::memcpy(shard, mine.data(), bytes);
+  require_ok(group.all_gather("gather", shard, full, bytes).wait());
+  for (int q = 0; q < group.size(); ++q)
+    require(equal(full + q * bytes, part(inputs[q], 0, bytes)), at("all_gather", DType::kU8, bytes, group.rank()));
+}
+
+inline void check_reduce_scatter(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
+  TestMemory memory(group, symmetric);
+  const auto inputs = inputs_of_all(group.size(), dtype, numel * group.size(), 11);
+  std::byte* input = memory.of(inputs[group.rank()]);
+  in_place = in_place && dtype == DType::kF32;
+  auto* output = reinterpret_cast<float*>(in_place ? input + group.rank() * numel * 4 : memory.of(numel * 4));
+  require_ok(group.reduce_scatter("scatter", input, dtype, output, numel).wait());
+  const auto expected = reference_sum(inputs, dtype, group.rank() * numel, numel);
+  require(same_bits({output, output + numel}, expected), at("reduce_scatter", dtype, numel, group.rank()));
+  if (!in_place) require(equal(input, inputs[group.rank()]), "reduce_scatter changed its input");
+}
+
+inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
+  TestMemory memory(group, symmetric);
+  const auto inputs = inputs_of_all(group.size(), dtype, numel, 13);
+  std::byte* input = memory.of(inputs[group.rank()]);
+  in_place = in_place && dtype == DType::kF32;
+  auto* output = reinterpret_cast<float*>(in_place ? input : memory.of(numel * 4));
+  require_ok(group.all_reduce("reduce", input, dtype, output, numel).wait());
+  require(same_bits({output, output + numel}, reference_sum(inputs, dtype, 0, numel)),
+          at("all_reduce", dtype, numel, group.rank()));
+  if (!in_place) require(equal(input, inputs[group.rank()]), "all_reduce changed its input");
+}
+
+inline void check_broadcast(Collectives& group, std::size_t bytes, bool symmetric) {
+  TestMemory memory(group, symmetric);
+  for (int root = 0; root < group.size(); ++root) {
+    const auto inputs = inputs_of_all(group.size(), DType::kBF16, (bytes + 1) / 2, 17 + root);
+    std::byte* data = memory.of(inputs[group.rank()]);
+    require_ok(group.broadcast("broadcast", data, bytes, root).wait());
+    require(equal(data, part(inputs[root], 0, bytes)), at("broadcast", DType::kU8, bytes, group.rank()));
+  }
+}
+
+inline void check_all_to_all(Collectives& group, std::size_t bytes, bool symmetric) {
+  TestMemory memory(group, symmetric);
+  const auto inputs = inputs_of_all(group.size(), DType::kBF16, bytes * group.size(), 23);
+  std::byte* input = memory.of(inputs[group.rank()]);
+  std::byte* output = memory.of(bytes * group.size());
+  require_ok(group.all_to_all("exchange", input, output, bytes).wait());
+  for (int q = 0; q < group.size(); ++q)
+    require(equal(output + q * bytes, part(inputs[q], group.rank(), bytes)),
+            at("all_to_all", DType::kU8, bytes, group.rank()));
+}
+
+/// Every operation, dtype, a spread of odd sizes (`largest` elements at most), in and out of place.
+inline void check_all_operations(Collectives& group, bool symmetric, std::size_t largest = 70001) {
+  for (std::size_t numel : {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{1037}, std::size_t{8200}, largest}) {
+    if (numel > largest) continue;
+    for (bool in_place : {false, true}) {
+      check_all_gather(group, numel, symmetric, in_place);
+      for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        check_reduce_scatter(group, dtype, numel / group.size(), symmetric, in_place);
+        check_all_reduce(group, dtype, numel, symmetric, in_place);
+      }
+    }
+    check_broadcast(group, numel, symmetric);
+    check_all_to_all(group, numel / group.size() | 1, symmetric);
+    require_ok(group.barrier("barrier").wait());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,199 @@
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/mesh.h"
+#include "tests/comm/collectives_properties.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+MeshAxes world_axes(const Mesh& mesh) {
+  auto axes = mesh.axes(1, mesh.world_size());
+  require_ok(axes.status());
+  return *std::move(axes);
+}
+
+class ThreadCollectives : public testing::TestWithParam<int> {};
+
+TEST_P(ThreadCollectives, EveryOperationIsExact) {
+  run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    check_all_operations(*axes.world, false, 20001);
+    check_all_operations(*axes.reduce, true, 20001);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadCollectives, testing::Values(1, 2, 3, 4, 5, 8));
+
+TEST(ThreadCollectives, ManySmallCallsInARow) {
+  run_ranks({.ranks = 3}, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    for (int i = 0; i < 2000; ++i) {
+      const float mine = static_cast<float>(mesh.rank() + i);
+      float sum = 0;
+      require_ok(axes.world->all_reduce("sum", &mine, DType::kF32, &sum, 1).wait());
+      require(sum == static_cast<float>(3 * i + 3), "sum of call " + std::to_string(i));
+    }
+  });
+}
+
+TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
+  run_ranks({.ranks = 6}, [](const Mesh& mesh) {
+    auto axes = mesh.axes(2, 3);
+    require_ok(axes.status());
+    std::vector<int> shard(3), replicate(2);
+    const int mine = mesh.rank();
+    require_ok(axes->gather->all_gather("", &mine, shard.data(), sizeof mine).wait());
+    require_ok(axes->replicate->all_gather("", &mine, replicate.data(), sizeof mine).wait());
+    const int first = mine / 3 * 3;
+    require(shard == std::vector<int>({first, first + 1, first + 2}), "shard axis");
+    require(replicate == std::vector<int>({mine % 3, mine % 3 + 3}), "replicate axis");
+    require(axes->replicate_index == mine / 3 && axes->shard_index == mine % 3, "place");
+    require(mesh.axes(4, 2).status().code() == absl::StatusCode::kInvalidArgument, "4 x 2 is not 6");
+  });
+}
+
+/// Messages of what the ranks' bodies threw or returned.
+std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(const Mesh&)>& body,
+                                   double timeout_s = 60) {
+  std::vector<absl::Status> results(ranks);
+  run_ranks({.ranks = ranks, .timeout_s = timeout_s},
+            [&](const Mesh& mesh) { results[mesh.rank()] = body(mesh); });
+  return results;
+}
+
+TEST(ThreadFailures, RanksThatDisagreeAllFailWithBothCalls) {
+  const auto results = statuses(4, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    std::vector<float> input(400), output(400);
+    const std::size_t numel = mesh.rank() == 2 ? 99 : 100;
+    return axes.world->reduce_scatter("blocks.3", input.data(), DType::kF32, output.data(), numel).wait();
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kInternal);
+    EXPECT_THAT(message_of(results[rank]),
+                AllOf(HasSubstr("rank " + std::to_string(rank) + "/4 blocks.3 reduce_scatter #1"),
+                      HasSubstr("rank 0 calls reduce_scatter 'blocks.3' of 100 fp32"),
+                      HasSubstr("rank 2 calls reduce_scatter 'blocks.3' of 99 fp32")));
+  }
+}
+
+TEST(ThreadFailures, DifferentOperationsAndLabelsAreNoticed) {
+  for (const bool labels : {false, true}) {
+    const auto results = statuses(2, [&](const Mesh& mesh) {
+      const MeshAxes axes = world_axes(mesh);
+      float value = 1;
+      if (mesh.rank() == 0) return axes.world->all_reduce("a", &value, DType::kF32, &value, 1).wait();
+      if (labels) return axes.world->all_reduce("b", &value, DType::kF32, &value, 1).wait();
+      return axes.world->barrier("a").wait();
+    });
+    for (const auto& result : results) EXPECT_EQ(exit_code_of(result), ExitCode::kInternal) << result;
+  }
+}
+
+TEST(ThreadFailures, AFailureIsSticky) {
+  statuses(2, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    float value = 1;
+    const auto first = axes.world->all_reduce(mesh.rank() ? "a" : "b", &value, DType::kF32, &value, 1).wait();
+    const auto second = axes.world->barrier("later").wait();
+    require(!first.ok() && first == second, "the same status twice");
+    return first;
+  });
+}
+
+TEST(ThreadFailures, ExceptionOfOneRankEndsTheOthersAndIsRethrown) {
+  std::atomic<int> told = 0;
+  const auto body = [&](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    if (mesh.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      throw std::runtime_error("the model of rank 1 is broken");
+    }
+    const absl::Status status = axes.world->barrier("step").wait();
+    if (message_of(status).find("rank 1 gave up: the model of rank 1 is broken") != std::string::npos) ++told;
+    throw std::runtime_error(message_of(status));
+  };
+  try {
+    run_ranks({.ranks = 3}, body);
+    FAIL() << "did not throw";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "the model of rank 1 is broken");
+  }
+  EXPECT_EQ(told, 2);
+}
+
+TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
+  const auto results = statuses(3, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
+    return mesh.rank() == 1 ? absl::OkStatus() : axes.world->barrier("second").wait();
+  });
+  EXPECT_TRUE(results[1].ok());
+  for (int rank : {0, 2}) {
+    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
+    EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("second barrier #2"), HasSubstr("rank 1 ")));
+  }
+  EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
+}
+
+TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto results = statuses(
+      2,
+      [](const Mesh& mesh) {
+        const MeshAxes axes = world_axes(mesh);
+        TESSERA_RETURN_IF_ERROR(axes.world->barrier("warm").wait());
+        if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        return axes.world->barrier("late").wait();
+      },
+      0.2);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  EXPECT_EQ(exit_code_of(results[0]), ExitCode::kPeerLost);
+  EXPECT_THAT(message_of(results[0]), AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
+                                            HasSubstr("rank 1, last in barrier 'warm' (#1)")));
+  EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
+}
+
+TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
+  const auto results = statuses(3, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    if (mesh.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      mesh.abort(make_error(ExitCode::kIo, "the disk is full"));
+      return axes.reduce->barrier("own").wait();
+    }
+    return (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();
+  });
+  for (const auto& result : results) {
+    EXPECT_EQ(exit_code_of(result), ExitCode::kIo);
+    EXPECT_THAT(message_of(result), HasSubstr("the disk is full"));
+  }
+  EXPECT_THAT(message_of(results[0]), HasSubstr("rank 2 gave up"));
+}
+
+TEST(ThreadFailures, WrongArgumentsAreRefusedOnAllRanks) {
+  const auto results = statuses(2, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    float value = 0;
+    if (mesh.rank() == 0) return axes.world->all_reduce("x", &value, DType::kI64, &value, 1).wait();
+    return axes.world->barrier("x").wait();
+  });
+  EXPECT_THAT(message_of(results[0]), HasSubstr("got int64"));
+  EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
+}
+
+TEST(RunRanks, RefusesHostsThatRanksDoNotFill) {
+  EXPECT_THROW(run_ranks({.ranks = 3, .hosts = 2}, [](const Mesh&) {}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tessera

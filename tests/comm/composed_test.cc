@@ -1,0 +1,79 @@
+#include <gmock/gmock.h>
+
+#include "runtime/comm/local_collectives.h"
+#include "runtime/comm/mesh.h"
+#include "tests/comm/collectives_properties.h"
+
+namespace tessera {
+namespace {
+
+struct Hosts {
+  int ranks, hosts;
+};
+
+class Hierarchical : public testing::TestWithParam<Hosts> {};
+
+// Hosts of 1, 2 and 4 ranks: powers of two, so the sums must have the bits of the flat tree.
+TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
+  const auto [ranks, hosts] = GetParam();
+  run_ranks({.ranks = ranks, .hosts = hosts}, [hosts = hosts, ranks = ranks](const Mesh& mesh) {
+    auto axes = mesh.axes(1, mesh.world_size());
+    require_ok(axes.status());
+    const bool mixed = hosts > 1 && hosts < ranks;
+    require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"), axes->world->transport());
+    require(axes->world->rank() == mesh.rank() && axes->world->size() == mesh.world_size(), "numbering");
+    check_all_operations(*axes->world, false, 20001);
+    check_all_operations(*axes->reduce, true, 8200);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
+
+TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
+  std::vector<absl::Status> results(4);
+  run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {
+    auto axes = mesh.axes(1, 4);
+    require_ok(axes.status());
+    if (mesh.rank() == 3) return axes->world->abort(make_error(ExitCode::kIo, "no disk"));
+    results[mesh.rank()] = axes->world->barrier("step").wait();
+  });
+  for (int rank : {0, 1, 2}) EXPECT_FALSE(results[rank].ok()) << rank;
+  EXPECT_THAT(message_of(results[1]) + message_of(results[2]), testing::HasSubstr("no disk"));
+}
+
+TEST(Solo, OneRankGetsItsInputBack) {
+  LocalCollectives solo;
+  EXPECT_EQ(solo.transport(), "solo");
+  check_all_operations(solo, false, 1037);
+  EXPECT_EQ(solo.bytes_received(), 0u);
+}
+
+TEST(Fake, DoesOwnPartAndCountsTheRest) {
+  LocalCollectives fake(2, 1000);
+  std::vector<std::byte> shard(8, std::byte{7}), full(8000);
+  ASSERT_TRUE(fake.all_gather("", shard.data(), full.data(), 8).wait().ok());
+  EXPECT_EQ(full[2 * 8], std::byte{7});
+  EXPECT_EQ(full[0], std::byte{0});
+  EXPECT_EQ(fake.bytes_received(), 999u * 8);
+  std::vector<float> input(4000), output(4);
+  input[2 * 4] = 5;
+  ASSERT_TRUE(fake.reduce_scatter("", input.data(), DType::kF32, output.data(), 4).wait().ok());
+  EXPECT_EQ(output[0], 5);
+  EXPECT_EQ(fake.bytes_received(), 999u * (8 + 16));
+}
+
+TEST(Fake, MeshHasTheAxesOfAnyWorld) {
+  Topology topology;
+  topology.rank = 517;
+  topology.world_size = 1024;
+  topology.local_world_size = 8;
+  auto axes = fake_mesh(topology).axes(128, 8);
+  ASSERT_TRUE(axes.ok());
+  EXPECT_EQ(axes->gather->size(), 8);
+  EXPECT_EQ(axes->gather->rank(), 5);
+  EXPECT_EQ(axes->replicate->rank(), 64);
+  EXPECT_EQ(axes->world->rank(), 517);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,172 @@
+#include "runtime/comm/host_transport.h"
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <numeric>
+#include <thread>
+
+#include "tests/comm/collectives_properties.h"
+#include "tests/comm/fork_ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+Group group_of(int rank, int ranks, double timeout_s = 30) {
+  Group group;
+  group.name = "world";
+  group.rank = rank;
+  group.world_ranks.resize(ranks);
+  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+  group.world_size = ranks;
+  group.timeout_s = timeout_s;
+  group.init_timeout_s = 20;
+  return group;
+}
+
+void expect_all_ok(const std::vector<RankEnd>& ends) {
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_EQ(ends[rank].exit_code, ExitCode::kOk) << "rank " << rank << ": " << ends[rank].message;
+    EXPECT_EQ(ends[rank].signal, 0) << "rank " << rank;
+  }
+}
+
+std::size_t shared_memory_files() {
+  const std::filesystem::directory_iterator folder("/dev/shm");
+  return std::distance(begin(folder), end(folder));
+}
+
+class HostCollectives : public testing::TestWithParam<int> {};
+
+TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
+  const int ranks = GetParam();
+  expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, ranks), store));
+    check_all_operations(*group, true, 20001);
+    check_all_operations(*group, false, 20001);
+    return absl::OkStatus();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, testing::Values(2, 3, 4, 8));
+
+TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
+  expect_all_ok(fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    constexpr std::size_t kLarge = 700'003;  // 2.8 MB of fp32: three windows
+    check_all_gather(*group, 4 * kLarge, false, false);
+    check_reduce_scatter(*group, DType::kF32, kLarge, false, true);
+    check_all_reduce(*group, DType::kF32, kLarge, false, true);
+    check_all_reduce(*group, DType::kBF16, kLarge, false, false);
+    check_broadcast(*group, 4 * kLarge, false);
+    check_all_to_all(*group, 4 * kLarge, false);
+    return absl::OkStatus();
+  }));
+}
+
+TEST(HostCollectivesTest, RanksMayDifferInWhereTheirBuffersAre) {
+  expect_all_ok(fork_ranks(3, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 3), store));
+    constexpr std::size_t kNumel = 50'000;
+    TESSERA_ASSIGN_OR_RETURN(auto shared, group->allocate(4 * kNumel));
+    std::vector<float> own(kNumel);
+    float* data = rank == 1 ? own.data() : reinterpret_cast<float*>(shared->data());
+    std::fill_n(data, kNumel, static_cast<float>(rank + 1));
+    require_ok(group->all_reduce("mixed", data, DType::kF32, data, kNumel).wait());
+    for (std::size_t i = 0; i < kNumel; ++i) require(data[i] == 6.0f, "sum at " + std::to_string(i));
+    return absl::OkStatus();
+  }));
+}
+
+TEST(HostCollectivesTest, MoreRanksThanCoresIsNotSlow) {
+  const auto begin = Clock::now();
+  expect_all_ok(fork_ranks(8, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 8), store));
+    for (int i = 0; i < 500; ++i) TESSERA_RETURN_IF_ERROR(group->barrier("many").wait());
+    return absl::OkStatus();
+  }));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+/// Ranks that make barriers until they fail.
+absl::Status work_until_failure(int rank, int ranks, KeyValueStore& store, double timeout_s) {
+  TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, ranks, timeout_s), store));
+  TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
+  auto* data = reinterpret_cast<float*>(buffer->data());
+  for (int i = 0;; ++i) {
+    TESSERA_RETURN_IF_ERROR(group->all_reduce("blocks.3", data, DType::kF32, data, 1 << 18).wait());
+    if (i == 5) TESSERA_RETURN_IF_ERROR(store.set("working/" + std::to_string(rank), "yes"));
+  }
+}
+
+TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
+  const std::size_t files = shared_memory_files();
+  ForkedRanks ranks(3, [](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, 30); });
+  for (int rank = 0; rank < 3; ++rank)
+    ASSERT_TRUE(ranks.store().get("working/" + std::to_string(rank), std::chrono::seconds(20)).ok());
+  const std::string name = "rank 1 (pid " + std::to_string(ranks.pid(1)) + ")";
+  const auto begin = Clock::now();
+  ranks.signal(1, SIGKILL);
+  for (int rank : {0, 2}) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                                   HasSubstr(name + " is gone, last in all_reduce 'blocks.3' of 262144 fp32")));
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_EQ(ranks.wait(1).signal, SIGKILL);
+  EXPECT_EQ(shared_memory_files(), files);
+}
+
+TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {
+  ForkedRanks ranks(3, [](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, 1.0); });
+  for (int rank = 0; rank < 3; ++rank)
+    ASSERT_TRUE(ranks.store().get("working/" + std::to_string(rank), std::chrono::seconds(20)).ok());
+  const auto begin = Clock::now();
+  ranks.signal(2, SIGSTOP);
+  for (int rank : {0, 1}) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+    EXPECT_THAT(end.message, AllOf(HasSubstr("timed out after 1 s"), HasSubstr("rank 2 (pid ")));
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(6));
+  ranks.signal(2, SIGCONT);  // when it comes back, it learns that the others are gone
+  EXPECT_EQ(ranks.wait(2).exit_code, ExitCode::kPeerLost);
+}
+
+TEST(HostFailures, AMissingRankIsNamedAtStart) {
+  ForkedRanks ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    Group group = group_of(rank, 3);
+    group.init_timeout_s = 0.3;
+    return host_collectives(group, store).status();
+  });
+  const RankEnd end = ranks.wait(0);
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+  EXPECT_THAT(end.message, HasSubstr("still misses rank 2 after 0.3 s"));
+  EXPECT_EQ(ranks.wait(1).exit_code, ExitCode::kPeerLost);
+}
+
+TEST(HostFailures, ALeftRankIsNamed) {
+  const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    return rank == 1 ? absl::OkStatus() : group->barrier("alone").wait();
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kPeerLost);
+  EXPECT_THAT(ends[0].message, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("has left, which has made no call yet")));
+}
+
+TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksNotASignal) {
+  const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    return group->allocate(std::size_t{1} << 50).status();
+  });
+  for (const auto& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOsResource) << end.message;
+}
+
+}  // namespace
+}  // namespace tessera

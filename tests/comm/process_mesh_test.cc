@@ -1,0 +1,326 @@
+#include "runtime/comm/process_mesh.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "runtime/comm/tcp_store.h"
+#include "tests/comm/collectives_properties.h"
+#include "tests/comm/fork_ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+/// A listening socket on a port of the kernel's choice.
+struct Listener {
+  Listener() : fd(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    bind(fd, reinterpret_cast<sockaddr*>(&address), length);
+    listen(fd, 1);
+    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+    port = ntohs(address.sin_port);
+  }
+  ~Listener() { close(fd); }
+  int fd, port = 0;
+};
+
+int free_port() { return Listener().port; }
+
+Topology topology_of(int rank, int ranks, int hosts, int port) {
+  Topology topology;
+  topology.rank = rank;
+  topology.world_size = ranks;
+  topology.local_world_size = ranks / hosts;
+  topology.local_rank = rank % topology.local_world_size;
+  topology.host = rank / topology.local_world_size;
+  topology.launcher = "tessera";
+  topology.master_port = port;
+  topology.run_id = "test";
+  return topology;
+}
+
+CommConfig quick(TransportChoice transport = TransportChoice::kAuto, double timeout_s = 30) {
+  return {.transport = transport, .timeout_s = timeout_s, .init_timeout_s = 20};
+}
+
+void expect_all_ok(const std::vector<RankEnd>& ends) {
+  for (std::size_t rank = 0; rank < ends.size(); ++rank)
+    EXPECT_TRUE(ends[rank].exit_code == ExitCode::kOk && ends[rank].signal == 0)
+        << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
+}
+
+struct World {
+  int ranks, hosts;
+  TransportChoice choice;
+  std::string transport;
+};
+
+class ProcessMesh : public testing::TestWithParam<World> {};
+
+TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
+  const World world = GetParam();
+  const int port = free_port();
+  expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, world.ranks, world.hosts, port),
+                                                               quick(world.choice)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, world.ranks));
+    require(axes.world->transport() == world.transport, axes.world->transport());
+    check_all_operations(*axes.world, true, 8200);
+    check_all_reduce(*axes.reduce, DType::kBF16, 50'001, false, false);
+    check_all_reduce(*axes.reduce, DType::kF32, 50'001, false, true);
+    return axes.world->barrier("end").wait();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, ProcessMesh,
+    testing::Values(World{2, 1, TransportChoice::kAuto, "host"}, World{2, 1, TransportChoice::kGloo, "gloo"},
+                    World{3, 3, TransportChoice::kAuto, "gloo"},
+                    World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
+                    World{4, 2, TransportChoice::kGloo, "gloo"}));
+
+TEST(ProcessMeshTest, OneRankNeedsNoPort) {
+  Topology alone;
+  alone.master_port = -1;
+  auto mesh = make_process_mesh(alone, quick());
+  ASSERT_TRUE(mesh.ok());
+  auto axes = mesh->axes(1, 1);
+  ASSERT_TRUE(axes.ok());
+  EXPECT_EQ(axes->world->transport(), "solo");
+}
+
+TEST(ProcessMeshTest, WorksInFloatsAndBytesAreStartedBeforeTheyAreWaitedFor) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    std::vector<float> input(20'000, static_cast<float>(rank + 1)), sum(10'000), full(2);
+    Work reduce = axes.reduce->reduce_scatter("a", input.data(), DType::kF32, sum.data(), sum.size());
+    const float mine = static_cast<float>(rank);
+    Work gather = axes.gather->all_gather("b", &mine, full.data(), sizeof mine);
+    TESSERA_RETURN_IF_ERROR(gather.wait());
+    TESSERA_RETURN_IF_ERROR(reduce.wait());
+    require(full[0] == 0 && full[1] == 1 && sum.front() == 3 && sum.back() == 3, "values");
+    return axes.world->barrier("end").wait();
+  }));
+}
+
+TEST(TcpStore, PortInUseNamesThePort) {
+  const Listener other;
+  const auto store = tcp_store(topology_of(0, 2, 1, other.port), 5);
+  EXPECT_EQ(exit_code_of(store.status()), ExitCode::kUnavailable);
+  EXPECT_THAT(message_of(store.status()), AllOf(HasSubstr(std::to_string(other.port)), HasSubstr("MASTER_PORT")));
+}
+
+TEST(TcpStore, MissingRanksAreListed) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
+    const absl::Status status = tcp_store(topology_of(rank, 4, 1, port), 1.0).status();
+    if (rank == 0) store.get("end/1", std::chrono::seconds(5)).status().IgnoreError();  // keep serving
+    return status;
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+    EXPECT_THAT(end.message, HasSubstr("still missing"));
+    EXPECT_THAT(end.message, HasSubstr("rank 2, 3"));
+  }
+}
+
+TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
+  const auto store = tcp_store(topology_of(1, 2, 1, free_port()), 1.0);
+  EXPECT_EQ(exit_code_of(store.status()), ExitCode::kPeerLost);
+  EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
+}
+
+TEST(TcpStore, ARankClaimedTwiceIsRefused) {
+  const int port = free_port();
+  const auto ends = fork_ranks(3, [&](int process, KeyValueStore& store) -> absl::Status {
+    const absl::Status status = tcp_store(topology_of(process == 0 ? 0 : 1, 3, 1, port), 1.0).status();
+    if (process == 0) store.get("end/2", std::chrono::seconds(5)).status().IgnoreError();
+    return status;
+  });
+  EXPECT_TRUE((ends[1].exit_code == ExitCode::kConfig) != (ends[2].exit_code == ExitCode::kConfig));
+  EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
+}
+
+TEST(TcpStore, AnotherJobsStoreIsRefused) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
+    Topology topology = topology_of(rank, 2, 1, port);
+    if (rank == 1) topology.run_id = "another";
+    const absl::Status status = tcp_store(topology, 1.0).status();
+    if (rank == 0) store.get("end/1", std::chrono::seconds(5)).status().IgnoreError();
+    return status;
+  });
+  EXPECT_EQ(ends[1].exit_code, ExitCode::kUnavailable);
+  EXPECT_THAT(ends[1].message, AllOf(HasSubstr("belongs to run 'test'"), HasSubstr("this is run 'another'")));
+}
+
+/// Local address of a listening IPv4 socket as /proc/net/tcp has it, such as "0100007F:7468".
+bool listens_on(const std::string& address_and_port) {
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);)
+    if (line.find(" " + address_and_port + " 00000000:0000 0A") != std::string::npos) return true;
+  return false;
+}
+
+TEST(TcpStore, OfOneHostListensOnLoopbackOnlyAndSurvivesGarbage) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, 2, 1, port), 10));
+    if (rank == 1) {
+      std::ostringstream hex;
+      hex << std::hex << std::uppercase << port;
+      require(listens_on("0100007F:" + hex.str()), "listens on 127.0.0.1");
+      require(!listens_on("00000000:" + hex.str()), "does not listen on every address");
+      for (int i = 0; i < 200; ++i) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        address.sin_port = htons(static_cast<std::uint16_t>(port));
+        require(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "connect");
+        const Bytes garbage = random_values(DType::kBF16, 100, i);
+        (void)!send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL);
+        close(fd);
+      }
+      TESSERA_RETURN_IF_ERROR(store->set("after", "garbage"));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::string value, store->get("after", std::chrono::seconds(10)));
+    require(value == "garbage", "value");
+    TESSERA_RETURN_IF_ERROR(store->add("done", 1).status());
+    while (rank == 0 && *store->add("done", 0) < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(3, [&](int process, KeyValueStore& outside) -> absl::Status {
+    if (process == 2) {  // the agent
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<std::uint16_t>(port);
+      options.isServer = true;
+      options.waitWorkers = false;
+      const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+      for (int rank = 0; rank < 2; ++rank)
+        TESSERA_RETURN_IF_ERROR(outside.get("end/" + std::to_string(rank), std::chrono::seconds(20)).status());
+      return absl::OkStatus();
+    }
+    for (int life = 0; life < 2; ++life) {
+      Topology topology = topology_of(process, 2, 1, port);
+      topology.agent_store = true;
+      topology.restart_count = life;
+      TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology, quick()));
+      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+      TESSERA_RETURN_IF_ERROR(axes.world->barrier("alive").wait());
+    }
+    return absl::OkStatus();
+  }));
+}
+
+/// Ranks that sum until they fail. A rank that serves the store does so until the last one ended.
+ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
+  return [=](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(
+        const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port), quick(TransportChoice::kGloo, timeout_s)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, ranks));
+    absl::Status status;
+    std::vector<float> data(30'000);
+    for (int i = 0; status.ok(); ++i) {
+      status = axes.world->all_reduce("blocks.3", data.data(), DType::kF32, data.data(), data.size()).wait();
+      if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
+    }
+    if (rank == 0) outside.get("end/" + std::to_string(ranks - 1), std::chrono::seconds(20)).status().IgnoreError();
+    return status;
+  };
+}
+
+void wait_until_working(ForkedRanks& ranks, int count) {
+  for (int rank = 0; rank < count; ++rank)
+    ASSERT_TRUE(ranks.store().get("working/" + std::to_string(rank), std::chrono::seconds(20)).ok());
+}
+
+TEST(GlooFailures, OthersNameAKilledRank) {
+  ForkedRanks ranks(3, sum_until_failure(3, free_port(), 10));
+  wait_until_working(ranks, 3);
+  const auto begin = Clock::now();
+  ranks.signal(1, SIGKILL);
+  for (int rank : {2, 0}) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                                   HasSubstr("rank 1 does not answer"),
+                                   HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
+  for (int stopped : {0, 1}) {
+    ForkedRanks ranks(2, sum_until_failure(2, free_port(), 1.0));
+    wait_until_working(ranks, 2);
+    const auto begin = Clock::now();
+    ranks.signal(stopped, SIGSTOP);
+    ASSERT_TRUE(ranks.store().set("end/1", "").ok());  // rank 0 need not wait for the stopped one
+    const RankEnd end = ranks.wait(1 - stopped);
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+    EXPECT_THAT(end.message, HasSubstr("rank " + std::to_string(stopped) + (stopped ? " does" : ", does")));
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(1 + 6));
+  }
+}
+
+TEST(GlooFailures, AbortTellsThePeersWhy) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    TESSERA_RETURN_IF_ERROR(axes.world->barrier("warm").wait());
+    if (rank == 1) return axes.world->barrier("step").wait();
+    mesh.abort(make_error(ExitCode::kIo, "the disk is full"));
+    outside.get("end/1", std::chrono::seconds(20)).status().IgnoreError();
+    return axes.world->barrier("later").wait();
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kIo);
+  EXPECT_EQ(ends[1].exit_code, ExitCode::kPeerLost);
+  EXPECT_THAT(ends[1].message, HasSubstr("rank 0 gave up: the disk is full"));
+}
+
+TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    std::vector<float> full(100);
+    const absl::Status status =
+        rank == 0 ? axes.world->barrier("a").wait()
+                  : axes.world->all_gather("b", full.data() + 50, full.data(), 50 * sizeof(float)).wait();
+    if (rank == 0) outside.get("end/1", std::chrono::seconds(20)).status().IgnoreError();
+    return status;
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kInternal) << ends[0].message;
+  EXPECT_EQ(ends[1].exit_code, ExitCode::kInternal) << ends[1].message;
+  EXPECT_THAT(ends[0].message, HasSubstr("rank 1 was in all_gather 'b' of 200 bytes"));
+  EXPECT_THAT(ends[1].message, HasSubstr("rank 0 was in barrier 'a'"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,329 @@
+#include "runtime/comm/topology.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "runtime/base/error.h"
+
+namespace tessera {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+using ::testing::HasSubstr;
+
+absl::StatusOr<Topology> resolve(const Variables& variables) {
+  return resolve_topology([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+/// `base` with `changes` laid over it; an empty value takes a variable away.
+Variables with(Variables base, const Variables& changes) {
+  for (const auto& [name, value] : changes) {
+    if (value.empty())
+      base.erase(name);
+    else
+      base[name] = value;
+  }
+  return base;
+}
+
+const Variables kTorchrun = {{"RANK", "5"},
+                             {"WORLD_SIZE", "8"},
+                             {"LOCAL_RANK", "1"},
+                             {"GROUP_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "4"},
+                             {"MASTER_ADDR", "node0"},
+                             {"MASTER_PORT", "1234"},
+                             {"TORCHELASTIC_RUN_ID", "abc"},
+                             {"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables kSlurm = {{"SLURM_PROCID", "5"},
+                          {"SLURM_NTASKS", "8"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_TASKS_PER_NODE", "4(x2)"},
+                          {"SLURM_JOB_ID", "77"},
+                          {"SLURM_STEP_ID", "0"},
+                          {"SLURM_JOB_NODELIST", "node[03-05,9],x1"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kPmi = {{"PMI_RANK", "3"},
+                        {"PMI_SIZE", "4"},
+                        {"MPI_LOCALRANKID", "1"},
+                        {"MPI_LOCALNRANKS", "2"},
+                        {"MASTER_ADDR", "first"}};
+const Variables kMvapich = {{"MV2_COMM_WORLD_RANK", "3"},
+                            {"MV2_COMM_WORLD_SIZE", "4"},
+                            {"MV2_COMM_WORLD_LOCAL_RANK", "3"},
+                            {"MV2_COMM_WORLD_LOCAL_SIZE", "4"}};
+
+/// An allocation's variables, as salloc gives them to a shell that is no task.
+const Variables kAllocation = {{"SLURM_JOB_ID", "77"},
+                               {"SLURM_NTASKS", "8"},
+                               {"SLURM_TASKS_PER_NODE", "4(x2)"},
+                               {"SLURM_JOB_NODELIST", "node[03-04]"}};
+/// The same inside the batch script.
+const Variables kBatch =
+    with(kAllocation,
+         {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
+
+TEST(Topology, NoLauncherIsOneRank) {
+  const auto topology = resolve({});
+  ASSERT_TRUE(topology.ok());
+  EXPECT_EQ(topology->describe(), "rank 0/1 (single), host 0, local rank 0");
+  EXPECT_EQ(topology->num_hosts(), 1);
+}
+
+TEST(Topology, Torchrun) {
+  const auto topology = resolve(kTorchrun);
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->describe(), "rank 5/8 (torchrun), host 1, local rank 1");
+  EXPECT_EQ(topology->local_world_size, 4);
+  EXPECT_EQ(topology->num_hosts(), 2);
+  EXPECT_EQ(topology->master_addr, "node0");
+  EXPECT_EQ(topology->master_port, 1234);
+  EXPECT_EQ(topology->run_id, "abc");
+  EXPECT_EQ(topology->restart_count, 2);
+  EXPECT_TRUE(topology->agent_store);
+}
+
+TEST(Topology, TesseraLaunchSpeaksTorchrun) {
+  const auto topology =
+      resolve(with(kTorchrun, {{"TESSERA_LAUNCHER", "tessera"}, {"TORCHELASTIC_USE_AGENT_STORE", ""}}));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->launcher, "tessera");
+  EXPECT_FALSE(topology->agent_store);
+}
+
+TEST(Topology, Slurm) {
+  const auto topology = resolve(kSlurm);
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->describe(), "rank 5/8 (slurm), host 1, local rank 1");
+  EXPECT_EQ(topology->master_addr, "node03");
+  EXPECT_EQ(topology->run_id, "77.0");
+  EXPECT_GE(topology->master_port, 15000);
+  EXPECT_LT(topology->master_port, 25000);
+  EXPECT_EQ(topology->master_port,
+            resolve(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}}))
+                ->master_port);
+  EXPECT_NE(topology->master_port, resolve(with(kSlurm, {{"SLURM_JOB_ID", "78"}}))->master_port);
+}
+
+TEST(Topology, SlurmTasksPerNode) {
+  const Variables bare = with(kSlurm, {{"SLURM_TASKS_PER_NODE", ""}});
+  EXPECT_EQ(resolve(with(bare, {{"SLURM_NTASKS_PER_NODE", "4"}}))->num_hosts(), 2);
+  EXPECT_EQ(resolve(with(bare, {{"SLURM_STEP_TASKS_PER_NODE", "4,4"}}))->num_hosts(), 2);
+  // sbatch was given 8 tasks a node, the srun inside it 4.
+  EXPECT_EQ(resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))
+                ->num_hosts(),
+            2);
+  EXPECT_THAT(message_of(resolve(bare).status()), HasSubstr("SLURM_TASKS_PER_NODE"));
+  for (const char* wrong : {"4(x3)", "5,3", "4(x2", "x", "4(x0)", "4,", "0(x2)", "4(x99999999)"}) {
+    const auto status = resolve(with(bare, {{"SLURM_TASKS_PER_NODE", wrong}})).status();
+    EXPECT_EQ(exit_code_of(status), ExitCode::kConfig) << wrong;
+    EXPECT_THAT(message_of(status), HasSubstr(std::string("SLURM_TASKS_PER_NODE=") + wrong));
+  }
+}
+
+TEST(Topology, SlurmNodeLists) {
+  const std::map<std::string, std::string> first = {{"node[03-05,9],x1", "node03"},
+                                                    {"alone", "alone"},
+                                                    {"a,b", "a"},
+                                                    {"n[7,9-11]", "n7"},
+                                                    {"r[1-2]n[07-09]", "r1n07"},
+                                                    {"gpu-1-[2-3]", "gpu-1-2"},
+                                                    {"h[010]-ib,z", "h010-ib"}};
+  for (const auto& [list, host] : first)
+    EXPECT_EQ(resolve(with(kSlurm, {{"SLURM_JOB_NODELIST", list}}))->master_addr, host);
+  EXPECT_EQ(resolve(with(kSlurm, {{"SLURM_STEP_NODELIST", "node04"}}))->master_addr, "node04");
+  EXPECT_EQ(resolve(with(kSlurm, {{"MASTER_ADDR", "mine"}}))->master_addr, "mine");
+  for (const char* wrong : {"", "node[03-", ",a"})
+    EXPECT_THAT(message_of(resolve(with(kSlurm, {{"SLURM_JOB_NODELIST", wrong}})).status()),
+                HasSubstr("SLURM_JOB_NODELIST="));
+}
+
+TEST(Topology, Mpis) {
+  EXPECT_EQ(resolve(kOpenMpi)->describe(), "rank 3/4 (openmpi), host 0, local rank 3");
+  EXPECT_EQ(resolve(kPmi)->describe(), "rank 3/4 (pmi), host 1, local rank 1");
+  EXPECT_EQ(resolve(kMvapich)->describe(), "rank 3/4 (mvapich2), host 0, local rank 3");
+  EXPECT_EQ(resolve(kOpenMpi)->master_addr, "127.0.0.1");
+  // MVAPICH2's process manager speaks PMI too, without the local ranks.
+  EXPECT_EQ(resolve(with(kMvapich, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}))->launcher, "mvapich2");
+}
+
+TEST(Topology, SeveralHostsNeedAnAddress) {
+  for (const Variables& set : {kTorchrun, kPmi}) {
+    const auto status = resolve(with(set, {{"MASTER_ADDR", ""}})).status();
+    EXPECT_EQ(exit_code_of(status), ExitCode::kConfig);
+    EXPECT_THAT(message_of(status), HasSubstr("MASTER_ADDR"));
+  }
+}
+
+struct Refusal {
+  const char* name;
+  Variables variables;
+  std::vector<std::string> said;  ///< parts the message must hold
+};
+
+TEST(Topology, Refusals) {
+  const std::vector<Refusal> table = {
+      {"rank = world", with(kTorchrun, {{"RANK", "8"}}), {"RANK=8", "WORLD_SIZE=8", "torchrun"}},
+      {"negative rank", with(kTorchrun, {{"RANK", "-1"}}), {"RANK=-1", "torchrun"}},
+      {"no number", with(kTorchrun, {{"WORLD_SIZE", "eight"}}), {"WORLD_SIZE=eight"}},
+      {"trailing text", with(kTorchrun, {{"WORLD_SIZE", "8 "}}), {"WORLD_SIZE=8 "}},
+      {"fraction", with(kTorchrun, {{"LOCAL_RANK", "1.0"}}), {"LOCAL_RANK=1.0"}},
+      {"overflow", with(kTorchrun, {{"WORLD_SIZE", "4294967297"}}), {"WORLD_SIZE=4294967297"}},
+      {"empty world", with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE=0"}},
+      {"local rank too large",
+       with(kTorchrun, {{"LOCAL_RANK", "4"}}),
+       {"LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"}},
+      {"host larger than world",
+       with(kTorchrun, {{"LOCAL_WORLD_SIZE", "16"}}),
+       {"LOCAL_WORLD_SIZE=16", "WORLD_SIZE=8"}},
+      {"uneven hosts", with(kTorchrun, {{"LOCAL_WORLD_SIZE", "3"}}), {"LOCAL_WORLD_SIZE=3"}},
+      {"not by host", with(kTorchrun, {{"LOCAL_RANK", "2"}}), {"RANK=5", "LOCAL_RANK=2"}},
+      {"other host", with(kTorchrun, {{"GROUP_RANK", "0"}}), {"GROUP_RANK=0"}},
+      {"partial: world", {{"WORLD_SIZE", "4"}}, {"WORLD_SIZE=4", "without RANK", "LOCAL_RANK"}},
+      {"partial: rank", {{"RANK", "0"}}, {"RANK=0", "WORLD_SIZE"}},
+      {"partial: locals", {{"RANK", "0"}, {"WORLD_SIZE", "2"}}, {"without LOCAL_RANK, LOCAL_WORLD_SIZE"}},
+      {"port", with(kTorchrun, {{"MASTER_PORT", "70000"}}), {"MASTER_PORT=70000", "65535"}},
+      {"port 0 with peers", with(kTorchrun, {{"MASTER_PORT", "0"}}), {"MASTER_PORT=0"}},
+      {"agent store", with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "maybe"}}), {"=maybe"}},
+      {"launcher name", with(kTorchrun, {{"TESSERA_LAUNCHER", "other"}}), {"TESSERA_LAUNCHER=other"}},
+      {"slurm rank", with(kSlurm, {{"SLURM_PROCID", "9"}}), {"SLURM_PROCID=9", "SLURM_NTASKS=8", "Slurm"}},
+      {"slurm partial", with(kSlurm, {{"SLURM_NTASKS", ""}}), {"without SLURM_NTASKS"}},
+      {"slurm cyclic", with(kSlurm, {{"SLURM_LOCALID", "2"}}), {"SLURM_LOCALID=2", "--distribution=block"}},
+      {"slurm node", with(kSlurm, {{"SLURM_NODEID", "0"}}), {"SLURM_NODEID=0"}},
+      {"batch script of 8", kBatch, {"SLURM_NTASKS=8", "srun"}},
+      {"openmpi partial",
+       {{"OMPI_COMM_WORLD_RANK", "0"}},
+       {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE"}},
+      {"openmpi locals",
+       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}}),
+       {"OMPI_COMM_WORLD_LOCAL_RANK"}},
+      {"openmpi by node",
+       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+       {"OMPI_COMM_WORLD_RANK=3", "--map-by"}},
+      {"pmi rank", with(kPmi, {{"PMI_RANK", "4"}}), {"PMI_RANK=4", "PMI"}},
+      {"pmi without locals", with(kPmi, {{"MPI_LOCALRANKID", ""}}), {"MPI_LOCALRANKID"}},
+  };
+  for (const Refusal& row : table) {
+    const auto topology = resolve(row.variables);
+    ASSERT_FALSE(topology.ok()) << row.name;
+    EXPECT_EQ(exit_code_of(topology.status()), ExitCode::kConfig) << row.name;
+    for (const auto& part : row.said) EXPECT_THAT(message_of(topology.status()), HasSubstr(part)) << row.name;
+  }
+}
+
+/// One launcher inside another: who counts, or who is refused.
+struct Nesting {
+  const char* name;
+  Variables inner, outer;
+  const char* launcher;  ///< nullptr: refused
+};
+
+TEST(Topology, OneLauncherInsideAnother) {
+  const Variables four = {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}};
+  const Variables one_task = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}};
+  const Variables task_a_host = with(kSlurm, {{"SLURM_PROCID", "1"},
+                                              {"SLURM_NTASKS", "2"},
+                                              {"SLURM_LOCALID", "0"},
+                                              {"SLURM_TASKS_PER_NODE", "1(x2)"}});
+  const Variables three_hosts = with(kSlurm, {{"SLURM_PROCID", "2"},
+                                              {"SLURM_NTASKS", "3"},
+                                              {"SLURM_LOCALID", "0"},
+                                              {"SLURM_NODEID", "2"},
+                                              {"SLURM_TASKS_PER_NODE", "1(x3)"}});
+  const Variables exported = with(kTorchrun, {{"TORCHELASTIC_RUN_ID", ""}});
+  const Variables mpi_two_hosts = {{"OMPI_COMM_WORLD_RANK", "3"},
+                                   {"OMPI_COMM_WORLD_SIZE", "4"},
+                                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                   {"MASTER_ADDR", "node03"}};
+  const Variables orted = with(
+      task_a_host,
+      {{"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_TASKS_PER_NODE", "1"}});
+  const Variables alone = {
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}};
+  const std::vector<Nesting> table = {
+      {"torchrun in an allocation", four, kAllocation, "torchrun"},
+      {"torchrun in the batch script", four, kBatch, "torchrun"},
+      {"torchrun in one task", four, one_task, "torchrun"},
+      {"torchrun, one agent a host", kTorchrun, task_a_host, "torchrun"},
+      {"torchrun goes on without a host", kTorchrun, three_hosts, "torchrun"},
+      {"exported, one agent a host", exported, task_a_host, "torchrun"},
+      {"exported, hosts differ", exported, three_hosts, nullptr},
+      {"exported from Slurm", exported, kSlurm, "torchrun"},
+      {"a world of one, left over", alone, kSlurm, nullptr},
+      {"worlds differ", four, kSlurm, nullptr},
+      {"ranks differ", with(kTorchrun, {{"RANK", "4"}, {"LOCAL_RANK", "0"}}), kSlurm, nullptr},
+      {"mpirun in an allocation", kOpenMpi, kAllocation, "openmpi"},
+      {"mpirun in the batch script", kOpenMpi, kBatch, "openmpi"},
+      {"mpirun in one task", kOpenMpi, one_task, "openmpi"},
+      {"mpirun's daemons are a step", mpi_two_hosts, orted, "openmpi"},
+      {"mpirun and Slurm differ", kOpenMpi, kSlurm, nullptr},
+      {"torchrun and mpirun differ", kTorchrun, kOpenMpi, nullptr},
+      {"srun with its PMI plug-in", {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}, kSlurm, "slurm"},
+      {"srun and another PMI", {{"PMI_RANK", "4"}, {"PMI_SIZE", "8"}}, kSlurm, nullptr},
+      {"only an allocation", {}, kAllocation, "single"},
+  };
+  for (const Nesting& row : table) {
+    const auto topology = resolve(with(row.outer, row.inner));
+    ASSERT_EQ(topology.ok(), row.launcher != nullptr) << row.name << ": " << topology.status();
+    if (row.launcher)
+      EXPECT_EQ(topology->launcher, row.launcher) << row.name;
+    else
+      EXPECT_THAT(message_of(topology.status()), HasSubstr("disagree")) << row.name;
+  }
+}
+
+TEST(Topology, PretendedHosts) {
+  Variables four = {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}, {"TESSERA_HOSTS", "2"}};
+  for (int rank = 0; rank < 4; ++rank) {
+    four["RANK"] = four["LOCAL_RANK"] = std::to_string(rank);
+    const auto topology = resolve(four);
+    ASSERT_TRUE(topology.ok()) << topology.status();
+    EXPECT_EQ(topology->host, rank / 2);
+    EXPECT_EQ(topology->local_rank, rank % 2);
+    EXPECT_EQ(topology->local_world_size, 2);
+    EXPECT_EQ(topology->num_hosts(), 2);
+    EXPECT_EQ(topology->master_addr, "127.0.0.1");
+  }
+  for (const char* wrong : {"3", "8", "0", "two"})
+    EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()),
+                HasSubstr("TESSERA_HOSTS"));
+  EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // they are two hosts
+  EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // no splitting of real ones
+}
+
+/// Every launcher, every rank of every even layout: the ranks tile the world.
+TEST(Topology, EveryRankHasItsOwnPlace) {
+  for (int hosts = 1; hosts <= 4; ++hosts) {
+    for (int local = 1; local <= 4; ++local) {
+      std::set<std::pair<int, int>> places;
+      for (int rank = 0; rank < hosts * local; ++rank) {
+        const auto text = [](int value) { return std::to_string(value); };
+        const auto topology = resolve({{"SLURM_PROCID", text(rank)},
+                                       {"SLURM_NTASKS", text(hosts * local)},
+                                       {"SLURM_LOCALID", text(rank % local)},
+                                       {"SLURM_NODEID", text(rank / local)},
+                                       {"SLURM_TASKS_PER_NODE", text(local) + "(x" + text(hosts) + ")"},
+                                       {"SLURM_JOB_NODELIST", "n[1-4]"}});
+        ASSERT_TRUE(topology.ok()) << topology.status();
+        EXPECT_EQ(topology->num_hosts(), hosts);
+        places.emplace(topology->host, topology->local_rank);
+      }
+      EXPECT_EQ(places.size(), static_cast<std::size_t>(hosts * local));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

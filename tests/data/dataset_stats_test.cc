@@ -1,0 +1,56 @@
+#include "runtime/data/dataset_stats.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "runtime/base/error.h"
+#include "runtime/data/token_writers.h"
+#include "tests/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+double entropy_of(const std::string& text) {
+  const TestFolder folder;
+  return *unigram_entropy(**open_dataset(folder.write("a.txt", text)));
+}
+
+TEST(DatasetStats, UnigramEntropy) {
+  EXPECT_DOUBLE_EQ(entropy_of("aaaa"), 0);
+  EXPECT_DOUBLE_EQ(entropy_of("abab"), std::log(2));
+  EXPECT_NEAR(entropy_of("aaab"), 0.75 * std::log(4 / 3.0) + 0.25 * std::log(4), 1e-12);
+  std::string all;
+  for (int i = 0; i < 256 * 1000; ++i) all += static_cast<char>(i);  // longer than one run of the scan
+  EXPECT_NEAR(entropy_of(all), std::log(256), 1e-12);
+}
+
+TEST(DatasetStats, UnigramEntropyOfLargeTokens) {
+  const TestFolder folder;
+  const std::vector<std::int64_t> tokens = {4'000'000'000, 4'000'000'001, 4'000'000'000, 5};
+  ASSERT_TRUE(write_llmc(folder / "a.bin", tokens, TokenType::kU32).ok());
+  EXPECT_NEAR(*unigram_entropy(**open_dataset(folder / "a.bin")), 0.5 * std::log(2) + 0.5 * std::log(4),
+              1e-12);
+}
+
+TEST(DatasetStats, Vocabulary) {
+  const TestFolder folder;
+  std::vector<std::int64_t> tokens(200'000, 7);
+  tokens[150'000] = 50257;
+  ASSERT_TRUE(write_llmc(folder / "a.bin", tokens, TokenType::kU16).ok());
+  const auto dataset = open_dataset(folder / "a.bin");
+  EXPECT_TRUE(check_vocab(**dataset, 50258).ok());
+  const auto status = check_vocab(**dataset, 50257);
+  EXPECT_EQ(exit_code_of(status), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(status),
+              HasSubstr("a.bin at byte 301024: token 150000 is 50257, outside of the vocabulary of 50257"));
+
+  ASSERT_TRUE(
+      write_megatron(folder / "m", std::vector<std::vector<std::int64_t>>{{3, -2}}, TokenType::kI32).ok());
+  EXPECT_THAT(message_of(check_vocab(**open_dataset(folder / "m"), 10)), HasSubstr("token 1 is -2"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,261 @@
+#include "runtime/data/sampler.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "runtime/base/error.h"
+#include "tests/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using Samples = std::vector<std::int64_t>;
+
+DistributedSampler make(const SamplerOptions& options) {
+  auto sampler = DistributedSampler::create(options);
+  EXPECT_TRUE(sampler.ok()) << sampler.status();
+  return *std::move(sampler);
+}
+
+SamplerOptions with_ranks(SamplerOptions options, int rank, int world_size) {
+  options.rank = rank;
+  options.world_size = world_size;
+  return options;
+}
+
+/// The samples of all ranks in the order of microbatches, and of ranks within one.
+std::vector<Samples> microbatches(const SamplerOptions& options, std::int64_t epoch) {
+  std::vector<DistributedSampler> ranks;
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    ranks.push_back(make(with_ranks(options, rank, options.world_size)));
+    ranks.back().set_epoch(epoch);
+  }
+  std::vector<Samples> result;
+  while (true) {
+    Samples all, own(static_cast<std::size_t>(options.batch));
+    int gave = 0;
+    for (auto& rank : ranks) {
+      if (!rank.next(own)) continue;
+      ++gave;
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    EXPECT_TRUE(gave == 0 || gave == options.world_size);  // all end together
+    if (gave == 0) return result;
+    result.push_back(all);
+  }
+}
+
+Samples flat(const std::vector<Samples>& parts) {
+  Samples result;
+  for (const auto& part : parts) result.insert(result.end(), part.begin(), part.end());
+  return result;
+}
+
+TEST(Sampler, Windows) {
+  EXPECT_EQ(num_windows(0, 4), 0);
+  EXPECT_EQ(num_windows(4, 4), 0);
+  EXPECT_EQ(num_windows(5, 4), 1);
+  EXPECT_EQ(num_windows(8, 4), 1);
+  EXPECT_EQ(num_windows(9, 4), 2);
+}
+
+/// Each sample once, for every size, number of ranks, batch, accumulation, tail and epoch.
+TEST(Sampler, EachSampleOnce) {
+  for (const std::int64_t samples : {1, 2, 7, 8, 31, 64, 100}) {
+    for (int world = 1; world <= 8; ++world) {
+      for (const std::int64_t batch : {1, 2, 3}) {
+        for (const std::int64_t accumulation : {1, 2}) {
+          for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
+            SamplerOptions options;
+            options.num_samples = samples;
+            options.batch = batch;
+            options.accumulation = accumulation;
+            options.world_size = world;
+            options.tail = tail;
+            options.seed = 17;
+            if (tail == Tail::kDrop && samples < options.global_batch()) {
+              EXPECT_EQ(exit_code_of(DistributedSampler::create(options).status()), ExitCode::kCorruptData);
+              continue;
+            }
+            const auto sampler = make(options);
+            for (const std::int64_t epoch : {0, 1, 5}) {
+              const auto parts = microbatches(options, epoch);
+              ASSERT_EQ(parts.size() % static_cast<std::size_t>(accumulation), 0u);
+              ASSERT_EQ(static_cast<std::int64_t>(parts.size()), sampler.steps_per_epoch() * accumulation);
+              const Samples all = flat(parts);
+              const std::set<std::int64_t> distinct(all.begin(), all.end());
+              const auto repeated = static_cast<std::int64_t>(all.size() - distinct.size());
+              ASSERT_EQ(static_cast<std::int64_t>(distinct.size()), samples - sampler.dropped_samples());
+              ASSERT_EQ(repeated, sampler.padded_samples());
+              ASSERT_EQ(tail == Tail::kDrop ? sampler.padded_samples() : sampler.dropped_samples(), 0);
+              ASSERT_LT(sampler.padded_samples() + sampler.dropped_samples(), options.global_batch());
+              ASSERT_TRUE(*distinct.begin() >= 0 && *distinct.rbegin() < samples);
+              // Padding is the epoch's own beginning.
+              for (std::size_t i = static_cast<std::size_t>(samples); i < all.size(); ++i)
+                ASSERT_EQ(all[i], all[i % static_cast<std::size_t>(samples)]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Step k of a global batch consumes the same samples for every way to divide it into ranks, batches and microbatches.
+TEST(Sampler, StepsDoNotDependOnTheRanks) {
+  constexpr std::int64_t kGlobal = 24;
+  for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
+    SamplerOptions options;
+    options.num_samples = 331;
+    options.tail = tail;
+    options.seed = 4;
+    options.batch = kGlobal;
+    const auto reference = microbatches(options, 3);  // one rank, one microbatch a step
+    int ways = 0;
+    for (int world = 1; world <= 8; ++world) {
+      for (std::int64_t accumulation = 1; accumulation <= kGlobal; ++accumulation) {
+        if (kGlobal % (world * accumulation) != 0) continue;
+        options.world_size = world;
+        options.accumulation = accumulation;
+        options.batch = kGlobal / (world * accumulation);
+        EXPECT_EQ(flat(microbatches(options, 3)), flat(reference)) << world << " ranks, " << accumulation;
+        ++ways;
+      }
+    }
+    EXPECT_GT(ways, 20);
+  }
+}
+
+TEST(Sampler, ARankTakesItsRunOfTheGlobalBatch) {
+  SamplerOptions options;
+  options.num_samples = 40;
+  options.batch = 3;
+  options.world_size = 4;
+  for (int rank = 0; rank < 4; ++rank) {
+    auto sampler = make(with_ranks(options, rank, 4));
+    Samples own(3);
+    for (std::int64_t step = 0; sampler.next(own); ++step)
+      for (std::int64_t i = 0; i < 3; ++i)
+        EXPECT_EQ(own[static_cast<std::size_t>(i)], sampler.sample_at(step * 12 + rank * 3 + i));
+  }
+}
+
+TEST(Sampler, EpochsDiffer) {
+  SamplerOptions options;
+  options.num_samples = 200;
+  EXPECT_EQ(flat(microbatches(options, 1)), flat(microbatches(options, 1)));
+  EXPECT_NE(flat(microbatches(options, 1)), flat(microbatches(options, 2)));
+  options.shuffle = false;
+  Samples in_order(200);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  EXPECT_EQ(flat(microbatches(options, 1)), in_order);
+}
+
+/// Over many epochs, dropping is fair: each sample is left out about as often as any other.
+TEST(Sampler, DroppingIsFair) {
+  SamplerOptions options;
+  options.num_samples = 10;
+  options.batch = 8;
+  std::map<std::int64_t, int> seen;
+  for (std::int64_t epoch = 0; epoch < 5000; ++epoch)
+    for (const auto sample : flat(microbatches(options, epoch))) ++seen[sample];
+  ASSERT_EQ(seen.size(), 10u);
+  for (const auto& [sample, times] : seen) EXPECT_NEAR(times, 4000, 120) << sample;  // sigma is 28
+}
+
+/// Stop after any step, go on with other ranks: the samples are those of the run that did not stop.
+TEST(Sampler, ResumesWithAnotherNumberOfRanks) {
+  SamplerOptions options;
+  options.num_samples = 100;
+  options.batch = 12;
+  for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
+    options.tail = tail;
+    options.batch = 12;
+    options.world_size = 1;
+    const auto whole = microbatches(options, 2);
+    for (std::size_t stop = 0; stop <= whole.size(); ++stop) {
+      auto before = make(with_ranks(options, 0, 1));
+      before.set_epoch(2);
+      Samples ignored(12);
+      for (std::size_t i = 0; i < stop; ++i) ASSERT_TRUE(before.next(ignored));
+      const SamplerCursor cursor = before.cursor();
+      EXPECT_EQ(cursor.consumed, static_cast<std::int64_t>(12 * stop));
+      auto later = options;
+      later.batch = 3;
+      Samples rest, own(3);
+      std::vector<DistributedSampler> ranks;
+      for (int rank = 0; rank < 4; ++rank) {
+        ranks.push_back(make(with_ranks(later, rank, 4)));
+        ASSERT_TRUE(ranks.back().resume(cursor).ok());
+        EXPECT_EQ(ranks.back().epoch(), 2);
+      }
+      for (bool more = true; more;)
+        for (auto& rank : ranks)
+          if ((more = rank.next(own))) rest.insert(rest.end(), own.begin(), own.end());
+      EXPECT_EQ(rest, flat({whole.begin() + static_cast<long>(stop), whole.end()}));
+    }
+  }
+}
+
+TEST(Sampler, ResumeRefusesOtherData) {
+  SamplerOptions options;
+  options.num_samples = 50;
+  options.seed = 1;
+  auto sampler = make(options);
+  const SamplerCursor cursor = sampler.cursor();
+  const auto refused = [&](auto change, ExitCode code) {
+    SamplerCursor other = cursor;
+    change(other);
+    EXPECT_EQ(exit_code_of(sampler.resume(other)), code);
+  };
+  EXPECT_TRUE(sampler.resume(cursor).ok());
+  refused([](auto& c) { c.num_samples = 51; }, ExitCode::kConfig);
+  refused([](auto& c) { c.seed = 2; }, ExitCode::kConfig);
+  refused([](auto& c) { c.shuffle = false; }, ExitCode::kConfig);
+  refused([](auto& c) { c.consumed = -1; }, ExitCode::kCorruptData);
+  refused([](auto& c) { c.consumed = std::int64_t{1} << 62; }, ExitCode::kCorruptData);
+  refused([](auto& c) { c.epoch = -1; }, ExitCode::kCorruptData);
+}
+
+TEST(Sampler, OptionsThatMakeNoSense) {
+  const auto code = [](auto change) {
+    SamplerOptions options;
+    options.num_samples = 100;
+    change(options);
+    return exit_code_of(DistributedSampler::create(options).status());
+  };
+  EXPECT_EQ(code([](auto& o) { o.batch = 0; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.accumulation = 0; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.world_size = 0; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.rank = 1; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.rank = -1; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.batch = std::int64_t{1} << 62; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.batch = o.accumulation = std::int64_t{1} << 40; }), ExitCode::kConfig);
+  EXPECT_EQ(code([](auto& o) { o.batch = 101; }), ExitCode::kCorruptData);
+  EXPECT_EQ(code([](auto& o) { o.batch = 101, o.tail = Tail::kPad; }), ExitCode::kOk);
+  EXPECT_EQ(code([](auto& o) { o.num_samples = 0, o.tail = Tail::kPad; }), ExitCode::kCorruptData);
+  EXPECT_EQ(code([](auto& o) { o.num_samples = -5; }), ExitCode::kCorruptData);
+}
+
+TEST(Sampler, WindowsAreCopied) {
+  const TestFolder folder;
+  const auto dataset = open_dataset(folder.write("a.txt", "abcdefghij"));
+  ASSERT_TRUE(dataset.ok());
+  Samples tokens(2 * 4);
+  ASSERT_TRUE(copy_windows(**dataset, Samples{2, 0}, 3, tokens).ok());
+  EXPECT_EQ(tokens, (Samples{'g', 'h', 'i', 'j', 'a', 'b', 'c', 'd'}));
+  EXPECT_EQ(exit_code_of(copy_windows(**dataset, Samples{3, 0}, 3, tokens)), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(copy_windows(**dataset, Samples{-1, 0}, 3, tokens)), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(copy_windows(**dataset, Samples{0}, 3, tokens)), ExitCode::kInternal);
+  const auto status = copy_windows(**dataset, Samples{2, 0}, 3, tokens, 'j');
+  EXPECT_EQ(exit_code_of(status), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(status), HasSubstr("a.txt at byte 9: token 9 is 106"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "runtime/data/token_dataset.h"
+
+namespace tessera {
+
+/// A folder that lives as long as a test.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-data-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(name.data()), nullptr);
+    path_ = name;
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+  std::filesystem::path write(const std::string& name, const std::string& content) const {
+    const auto path = path_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::filesystem::remove(path);  // cutting a file short and writing it again makes some file systems flush
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Little-endian bytes, put together by hand: the formats as their documents tell them, not as our writers do.
+class Bytes {
+ public:
+  template <typename T>
+  Bytes& put(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Bytes& text(const char* data, std::size_t n) {
+    text_.append(data, n);
+    return *this;
+  }
+  template <typename T>
+  Bytes& all(const std::vector<T>& values) {
+    for (const T value : values) put(value);
+    return *this;
+  }
+  operator const std::string&() const { return text_; }
+  const std::string& str() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+inline std::string llmc_header(std::int32_t magic, std::int32_t version, std::int32_t tokens) {
+  Bytes bytes;
+  bytes.put(magic).put(version).put(tokens);
+  for (int i = 3; i < 256; ++i) bytes.put(std::int32_t{0});
+  return bytes;
+}
+
+inline std::string megatron_index(std::uint8_t code, const std::vector<std::int32_t>& lengths,
+                                  const std::vector<std::int64_t>& pointers,
+                                  const std::vector<std::int64_t>& documents) {
+  Bytes bytes;
+  bytes.text("MMIDIDX\0\0", 9).put(std::uint64_t{1}).put(code);
+  bytes.put(std::uint64_t{lengths.size()}).put(std::uint64_t{documents.size()});
+  return bytes.all(lengths).all(pointers).all(documents);
+}
+
+inline std::vector<std::int64_t> tokens_of(const TokenDataset& dataset, std::int64_t begin, std::int64_t n) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(n));
+  const auto status = dataset.copy(begin, tokens);
+  EXPECT_TRUE(status.ok()) << status;
+  return tokens;
+}
+
+inline std::vector<std::int64_t> all_tokens(const TokenDataset& dataset) {
+  return tokens_of(dataset, 0, dataset.num_tokens());
+}
+
+}  // namespace tessera

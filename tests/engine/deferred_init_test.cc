@@ -1,0 +1,131 @@
+#include "tessera/deferred_init.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <cstring>
+#include <torch/nn/init.h>
+#include <torch/nn/modules.h>
+#include <torch/utils.h>
+
+#include <functional>
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+using Factory = std::function<std::shared_ptr<Module>()>;
+
+/// Bitwise equality, so that NaN equals NaN and -0 differs from 0.
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type() || a.strides() != b.strides()) return false;
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  return std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
+}
+
+void expect_equals_eager(const Factory& make) {
+  torch::manual_seed(5);
+  const auto eager = make();
+  const at::Tensor eager_next = at::randn({4});
+
+  torch::manual_seed(5);
+  const auto deferred = deferred_init(make);
+  const at::Tensor deferred_next = at::randn({4});
+  EXPECT_TRUE(same_bits(eager_next, deferred_next)) << "the generator did not move as in eager construction";
+  for (const auto& item : deferred->named_parameters()) {
+    EXPECT_TRUE(is_deferred(item.value())) << item.key();
+    EXPECT_TRUE(item.value().is_meta()) << item.key();
+  }
+  materialize_module(*deferred);
+  const auto want = eager->named_parameters();
+  const auto got = deferred->named_parameters();
+  ASSERT_EQ(want.size(), got.size());
+  for (const auto& item : want) {
+    EXPECT_TRUE(same_bits(item.value(), got[item.key()])) << item.key();
+    EXPECT_EQ(item.value().requires_grad(), got[item.key()].requires_grad());
+    EXPECT_TRUE(got[item.key()].is_leaf());
+  }
+  for (const auto& item : eager->named_buffers()) {
+    EXPECT_TRUE(same_bits(item.value(), deferred->named_buffers()[item.key()])) << item.key();
+  }
+}
+
+struct OddInit : Module {
+  OddInit() {
+    scaled = register_parameter("scaled", at::randn({5, 3}) * 0.02);
+    rows = register_parameter("rows", at::zeros({4, 4}));
+    const at::NoGradGuard no_grad;
+    rows[1].fill_(2.0);
+    rows.narrow(1, 2, 2).normal_();
+    orthogonal = register_parameter("orthogonal", torch::nn::init::orthogonal_(at::zeros({6, 4})));
+    truncated = register_parameter("truncated", torch::nn::init::xavier_uniform_(at::zeros({7, 2})));
+    torch::nn::init::normal_(scaled, 0, 1);  // drawn over: the first draw must still move the generator
+    mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
+    constant = register_buffer("constant", at::tensor(std::vector<float>{1.f, 2.f}, at::TensorOptions()).mul(2));
+    value = scaled.sum().item<float>();
+  }
+  at::Tensor scaled, rows, orthogonal, truncated, mask, constant;
+  float value = 0;
+};
+
+TEST(DeferredInit, EqualsEagerForStockModules) {
+  using namespace torch::nn;
+  expect_equals_eager([] { return Linear(17, 5).ptr(); });
+  expect_equals_eager([] { return Embedding(EmbeddingOptions(11, 4).padding_idx(2)).ptr(); });
+  expect_equals_eager([] { return LSTM(LSTMOptions(5, 7).num_layers(2).bidirectional(true)).ptr(); });
+  expect_equals_eager([] { return GRU(3, 4).ptr(); });
+  expect_equals_eager([] { return MultiheadAttention(8, 2).ptr(); });
+  expect_equals_eager([] { return Conv2d(Conv2dOptions(3, 8, 3)).ptr(); });
+  expect_equals_eager([] { return BatchNorm2d(6).ptr(); });
+  expect_equals_eager([] { return GroupNorm(2, 6).ptr(); });
+  expect_equals_eager([] { return Bilinear(3, 4, 5).ptr(); });
+  expect_equals_eager([] { return PReLU().ptr(); });
+  expect_equals_eager([] { return Transformer(TransformerOptions(8, 2, 1, 1).dim_feedforward(16)).ptr(); });
+}
+
+TEST(DeferredInit, EqualsEagerForComposedInitialisation) {
+  expect_equals_eager([]() -> std::shared_ptr<Module> {
+    auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    module->apply([](Module& m) {
+      if (auto* linear = m.as<torch::nn::LinearImpl>()) torch::nn::init::normal_(linear->weight, 0, 0.02);
+    });
+    return module;
+  });
+}
+
+TEST(DeferredInit, MaterialisesInAnyOrder) {
+  torch::manual_seed(3);
+  torch::nn::Linear first(6, 6), second(6, 6);
+  torch::manual_seed(3);
+  auto deferred = deferred_init([] {
+    return std::pair{torch::nn::Linear(6, 6), torch::nn::Linear(6, 6)};
+  });
+  materialize_module(*deferred.second);
+  materialize_module(*deferred.first);
+  EXPECT_TRUE(same_bits(first->weight, deferred.first->weight));
+  EXPECT_TRUE(same_bits(second->weight, deferred.second->weight));
+}
+
+TEST(DeferredInit, TakesNoMemory) {
+  // 4 TiB of fp32.
+  const auto module = deferred_init([] {
+    const at::Tensor weight = at::empty({1 << 20, 1 << 20});
+    return weight.t().slice(0, 0, 10);
+  });
+  EXPECT_TRUE(is_deferred(module));
+  EXPECT_EQ(module.size(1), 1 << 20);
+}
+
+TEST(DeferredInit, DataPointerOfADeferredTensorIsAnError) {
+  const at::Tensor tensor = deferred_init([] { return at::zeros({3}); });
+  EXPECT_THROW(tensor.data_ptr<float>(), c10::Error);
+}
+
+TEST(DeferredInit, OddInitEqualsEager) {
+  expect_equals_eager([]() -> std::shared_ptr<Module> { return std::make_shared<OddInit>(); });
+}
+
+}  // namespace
+}  // namespace tessera

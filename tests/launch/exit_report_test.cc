@@ -1,0 +1,89 @@
+#include "runtime/launch/exit_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <fstream>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+RankRecord record(int rank, int code, int second) {
+  RankRecord result;
+  result.rank = rank;
+  result.exit.wait_status = code >= 128 ? code - 128 : W_EXITCODE(code, 0);
+  result.exit.when = std::chrono::system_clock::time_point(std::chrono::seconds(second));
+  return result;
+}
+
+int cause_of(const std::vector<RankRecord>& records) {
+  const RankRecord* cause = first_cause(records);
+  return cause ? cause->rank : -1;
+}
+
+TEST(ExitReport, FirstCause) {
+  EXPECT_EQ(cause_of({record(0, 0, 1), record(1, 0, 2)}), -1);
+  EXPECT_EQ(cause_of({record(0, 1, 5), record(1, 1, 4), record(2, 0, 1)}), 1);
+  EXPECT_EQ(cause_of({record(0, 75, 1), record(1, 70, 4)}), 1);
+  EXPECT_EQ(cause_of({record(0, 75, 2), record(1, 75, 1)}), 1);
+  EXPECT_EQ(cause_of({record(0, 137, 3), record(1, 75, 1), record(2, 139, 2)}), 2);
+}
+
+TEST(ExitReport, WhatTheLauncherEndedIsNoCause) {
+  auto ended = record(0, 137, 1);
+  ended.ended_by_launcher = true;
+  EXPECT_EQ(cause_of({ended, record(1, 75, 2)}), 1);
+  EXPECT_EQ(cause_of({ended}), -1);
+}
+
+TEST(ExitReport, AnErrorFileIsNearerToTheTruthThanTheExit) {
+  auto slow = record(0, 70, 9);
+  slow.message_time = std::chrono::system_clock::time_point(std::chrono::seconds(3));
+  EXPECT_EQ(cause_of({record(1, 70, 5), slow}), 0);
+}
+
+TEST(ExitReport, Codes) {
+  EXPECT_EQ(record(0, 65, 0).exit.code(), 65);
+  EXPECT_EQ(record(0, 137, 0).exit.code(), 137);
+  EXPECT_EQ(explain(record(0, 1, 0).exit), "exit code 1");
+  EXPECT_THAT(explain(record(0, 78, 0).exit), HasSubstr("78 (wrong configuration)"));
+  EXPECT_THAT(explain(record(0, 139, 0).exit), HasSubstr("SIGSEGV"));
+  EXPECT_THAT(explain(record(0, 137, 0).exit), HasSubstr("out-of-memory"));
+}
+
+TEST(ExitReport, ErrorFiles) {
+  const std::string path = ::testing::TempDir() + "/error.json";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    RankRecord result;
+    read_error_file(path, result);
+    EXPECT_EQ(result.message.empty(), !result.message_time.has_value());
+    return result.message;
+  };
+  EXPECT_EQ(read(R"({"message":{"message":"nested","extraInfo":{"timestamp":"1"}}})"), "nested");
+  EXPECT_EQ(read(R"({"message":"flat"})"), "flat");
+  for (const char* broken :
+       {"", "{", "[]", "7", R"({"message":7})", R"({"message":{"message":[]}})", "{}", "\xff\xfe"})
+    EXPECT_EQ(read(broken), "") << broken;
+  EXPECT_EQ(read(std::string(300'000, '[')), "");
+  RankRecord missing;
+  read_error_file(path + ".none", missing);
+  EXPECT_EQ(missing.message, "");
+}
+
+TEST(ExitReport, TheCauseIsTheLastThingSaid) {
+  auto guilty = record(1, 74, 1);
+  guilty.message = "no space left";
+  guilty.last_errors = {"line a", "line b"};
+  const std::string text = failure_report({record(0, 75, 2), guilty}, guilty);
+  const auto block = text.substr(text.find("first cause"));
+  EXPECT_THAT(block, HasSubstr("rank 1"));
+  EXPECT_THAT(block, HasSubstr("no space left"));
+  EXPECT_THAT(block, HasSubstr("    line a\n    line b\n"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,399 @@
+#include "runtime/launch/launcher.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <thread>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using namespace std::chrono_literals;
+
+/// `launch` in a process of its own, whose output is read here. Ends it, and with it the ranks, when it leaves scope.
+class Launcher {
+ public:
+  explicit Launcher(LaunchOptions options) {
+    EXPECT_EQ(::pipe2(out_.data(), O_CLOEXEC), 0);
+    EXPECT_EQ(::pipe2(err_.data(), O_CLOEXEC), 0);
+    options.stdout_fd = out_[1];
+    options.stderr_fd = err_[1];
+    pid_ = ::fork();
+    if (pid_ == 0) ::_exit(launch(options));
+    ::close(out_[1]);
+    ::close(err_[1]);
+  }
+  ~Launcher() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    ::close(out_[0]);
+    ::close(err_[0]);
+  }
+
+  pid_t pid() const { return pid_; }
+  void send(int signal) { ::kill(pid_, signal); }
+
+  /// Reads until both ends are closed, then reaps. The exit code as a shell counts.
+  int wait() {
+    while (read_some(-1)) {
+    }
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+  /// Reads until `text` appeared on stdout or stderr.
+  void wait_for(const std::string& text) {
+    while ((out + '\0' + err).find(text) == std::string::npos)
+      ASSERT_TRUE(read_some(20'000)) << "no " << text << " in " << out << err;
+  }
+
+  std::string out, err;
+
+ private:
+  bool read_some(int timeout_ms) {
+    std::array<pollfd, 2> ends = {
+        {{open_[0] ? out_[0] : -1, POLLIN, 0}, {open_[1] ? err_[0] : -1, POLLIN, 0}}};
+    if (!open_[0] && !open_[1]) return false;
+    if (::poll(ends.data(), 2, timeout_ms) <= 0) return false;
+    for (int i = 0; i < 2; ++i) {
+      if (!ends[i].revents) continue;
+      std::array<char, 4096> buffer;
+      const ssize_t got = ::read(ends[i].fd, buffer.data(), buffer.size());
+      if (got <= 0)
+        open_[i] = false;
+      else
+        (i == 0 ? out : err).append(buffer.data(), static_cast<std::size_t>(got));
+    }
+    return true;
+  }
+
+  pid_t pid_;
+  std::array<int, 2> out_, err_;
+  std::array<bool, 2> open_ = {true, true};
+};
+
+LaunchOptions shell(int ranks, const std::string& script) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.command = {"/bin/sh", "-c", script};
+  options.grace_s = 5;
+  options.term_s = 2;
+  return options;
+}
+
+/// Alive, and neither a zombie nor gone.
+bool is_running(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return false;
+  const auto end = line.rfind(')');
+  return end != std::string::npos && line[end + 2] != 'Z' && line[end + 2] != 'X';
+}
+
+bool becomes_true(const std::function<bool()>& condition, Clock::duration within = 10s) {
+  for (const auto end = Clock::now() + within; Clock::now() < end; std::this_thread::sleep_for(5ms))
+    if (condition()) return true;
+  return condition();
+}
+
+/// The numbers that follow `key` in `text`, such as "pid=12".
+std::vector<pid_t> numbers_after(const std::string& text, const std::string& key) {
+  std::vector<pid_t> found;
+  for (auto at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
+    found.push_back(static_cast<pid_t>(std::stol(text.substr(at + key.size()))));
+  return found;
+}
+
+TEST(Launch, RanksGetTorchrunsVariables) {
+  auto options =
+      shell(4,
+            "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
+            "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
+  options.hosts = 2;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.out, HasSubstr("[rank 0] r=0 w=4 l=0 lw=2 g=0 a=127.0.0.1 t=tessera\n"));
+  EXPECT_THAT(launcher.out, HasSubstr("[rank 3] r=3 w=4 l=1 lw=2 g=1 a=127.0.0.1 t=tessera\n"));
+  EXPECT_EQ(launcher.err, "");
+}
+
+TEST(Launch, LinesOfRanksAreNotTorn) {
+  // Each line is written in two halves by each of four ranks at once.
+  Launcher launcher(
+      shell(4,
+            "i=0; while [ $i -lt 200 ]; do printf 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'; "
+            "printf 'bbbbbbbbbbbbbbbbbbbbbbbbbbb %s\\n' $RANK; i=$((i+1)); done; printf end; printf e >&2"));
+  EXPECT_EQ(launcher.wait(), 0);
+  std::istringstream lines(launcher.out);
+  std::array<int, 4> count{};
+  for (std::string line; std::getline(lines, line);) {
+    const int rank = line.at(6) - '0';
+    const std::string prefix = "[rank " + std::to_string(rank) + "] ";
+    if (line != prefix + "end") {
+      ASSERT_EQ(line, prefix + std::string(30, 'a') + std::string(27, 'b') + " " + std::to_string(rank));
+    }
+    ++count[rank];
+  }
+  EXPECT_THAT(count, ::testing::Each(201));  // the last line had no end
+  EXPECT_THAT(launcher.err, HasSubstr("[rank 2] e\n"));
+}
+
+TEST(Launch, StdoutAndStderrStayApart) {
+  auto options = shell(1, "echo to out; echo to err >&2");
+  options.prefix = false;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.out, "to out\n");
+  EXPECT_EQ(launcher.err, "to err\n");
+}
+
+TEST(Launch, AllOfALongOutputArrives) {
+  Launcher launcher(shell(2, "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last"));
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(std::count(launcher.out.begin(), launcher.out.end(), 'x'), 6'000'000);
+  EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 0] last\n"), HasSubstr("[rank 1] last\n")));
+}
+
+TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
+  // Rank 2 fails first; the others then fail as peers do, one of them more loudly.
+  Launcher launcher(shell(4,
+                          "if [ $RANK = 2 ]; then echo the true reason >&2; exit 65; fi; sleep 0.3; "
+                          "echo peer lost >&2; [ $RANK = 1 ] && kill -SEGV $$; exit 75"));
+  EXPECT_EQ(launcher.wait(), 65);
+  const auto block = launcher.err.find("first cause: rank 2");
+  ASSERT_NE(block, std::string::npos) << launcher.err;
+  EXPECT_THAT(launcher.err.substr(block), AllOf(HasSubstr("exit code 65 (corrupt data)"),
+                                                HasSubstr("the true reason"), Not(HasSubstr("[rank"))));
+  EXPECT_THAT(launcher.err, HasSubstr("rank 1 (pid"));
+  EXPECT_THAT(launcher.err, HasSubstr("signal 11 (SIGSEGV)"));
+}
+
+TEST(Launch, PeerLostGivesWayToALaterCause) {
+  // The culprit is slow on its way out: those it aborted are gone before it.
+  Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
+  EXPECT_EQ(launcher.wait(), 70);
+  EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));
+}
+
+TEST(Launch, OnlyPeerLostIs75) {
+  Launcher launcher(shell(2, "exit 75"));
+  EXPECT_EQ(launcher.wait(), 75);
+}
+
+TEST(Launch, ErrorFilesTellTheOrderAndTheMessage) {
+  Launcher launcher(
+      shell(2,
+            "if [ $RANK = 1 ]; then echo '{\"message\":{\"message\":\"loss is nan\",\"extraInfo\":{}}}' > "
+            "$TORCHELASTIC_ERROR_FILE; sleep 0.4; exit 70; fi; sleep 0.1; exit 66"));
+  EXPECT_EQ(launcher.wait(), 70);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), HasSubstr("it reported: loss is nan")));
+}
+
+TEST(Launch, SignalsAreExplained) {
+  Launcher launcher(shell(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0"));
+  EXPECT_EQ(launcher.wait(), 137);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), HasSubstr("signal 9 (SIGKILL)"),
+                                  HasSubstr("out-of-memory killer"), HasSubstr("GiB")));
+}
+
+TEST(Launch, RanksThatDoNotEndAreEnded) {
+  auto options = shell(3,
+                       "trap '' TERM; [ $RANK = 1 ] && exit 3; [ $RANK = 2 ] && trap - TERM; "
+                       "echo pid=$$; while :; do sleep 0.05; done");
+  options.grace_s = 0.3;
+  options.term_s = 0.3;
+  const auto start = Clock::now();
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 3);
+  EXPECT_GE(Clock::now() - start, 300ms);
+  EXPECT_LT(Clock::now() - start, 5s);
+  for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("rank 0 (pid"), HasSubstr("was ended by the launcher")));
+}
+
+TEST(Launch, GraceLetsOthersReport) {
+  Launcher launcher(shell(2, "[ $RANK = 1 ] && exit 4; sleep 0.5; echo report done; exit 75"));
+  EXPECT_EQ(launcher.wait(), 4);
+  EXPECT_THAT(launcher.out, HasSubstr("[rank 0] report done"));
+}
+
+TEST(Launch, AStoppedRankIsEndedAndNamed) {
+  auto options = shell(2, "echo pid=$$; [ $RANK = 1 ] && kill -STOP $$; sleep 0.3; exit 75");
+  options.grace_s = 0.3;
+  options.term_s = 0.3;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 75);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("was stopped (SIGSTOP)"), HasSubstr("first cause: rank 0")));
+  for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
+}
+
+TEST(Launch, GrandchildrenAreEnded) {
+  Launcher launcher(shell(2, "sleep 1000 & echo pid=$!; exit 0"));
+  EXPECT_EQ(launcher.wait(), 0);
+  const auto pids = numbers_after(launcher.out, "pid=");
+  ASSERT_EQ(pids.size(), 2u);
+  for (const pid_t pid : pids) EXPECT_TRUE(becomes_true([&] { return !is_running(pid); }));
+}
+
+TEST(Launch, NothingOutlivesAKilledLauncher) {
+  auto options = shell(3,
+                       "sleep 1000 & echo pid=$$ pid=$! dir=$(dirname $TORCHELASTIC_ERROR_FILE)@; touch "
+                       "$TORCHELASTIC_ERROR_FILE; echo ready; wait");
+  Launcher launcher(options);
+  for (int rank = 0; rank < 3; ++rank) launcher.wait_for("[rank " + std::to_string(rank) + "] ready");
+  const auto pids = numbers_after(launcher.out, "pid=");
+  ASSERT_EQ(pids.size(), 6u);
+  for (const pid_t pid : pids) ASSERT_TRUE(is_running(pid));
+  const auto dir = launcher.out.find("dir=") + 4;
+  const std::string directory = launcher.out.substr(dir, launcher.out.find('@', dir) - dir);
+  ASSERT_TRUE(std::filesystem::exists(directory));
+
+  launcher.send(SIGKILL);
+  EXPECT_EQ(launcher.wait(), 137);
+  for (const pid_t pid : pids) EXPECT_TRUE(becomes_true([&] { return !is_running(pid); })) << pid;
+  EXPECT_TRUE(becomes_true([&] { return !std::filesystem::exists(directory); }));
+}
+
+TEST(Launch, SignalsAreForwardedAndWaitedFor) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Launcher launcher(shell(2,
+                            "trap 'echo saving; sleep 0.2; echo saved; exit 0' INT TERM; echo ready; "
+                            "while :; do sleep 0.05; done"));
+    launcher.wait_for("[rank 0] ready");
+    launcher.wait_for("[rank 1] ready");
+    launcher.send(signal);
+    EXPECT_EQ(launcher.wait(), 0);
+    EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 0] saved"), HasSubstr("[rank 1] saved")));
+  }
+}
+
+TEST(Launch, ASignalThatEndsTheRanksIsTheExitCode) {
+  Launcher launcher(shell(2, "echo ready; exec sleep 1000"));
+  launcher.wait_for("[rank 0] ready");
+  launcher.wait_for("[rank 1] ready");
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 143);
+}
+
+TEST(Launch, TheThirdSignalKills) {
+  Launcher launcher(shell(2, "trap '' INT; echo pid=$$; echo ready; while :; do sleep 0.05; done"));
+  launcher.wait_for("[rank 0] ready");
+  launcher.wait_for("[rank 1] ready");
+  for (const char* answer : {"waiting for them", "a third one kills", ": killing"}) {
+    launcher.send(SIGINT);
+    launcher.wait_for(answer);
+  }
+  EXPECT_EQ(launcher.wait(), 137);
+  for (const pid_t pid : numbers_after(launcher.out, "pid=")) EXPECT_FALSE(is_running(pid));
+}
+
+TEST(Launch, AClosedLogDoesNotEndTheJob) {
+  std::array<int, 2> broken;
+  ASSERT_EQ(::pipe2(broken.data(), O_CLOEXEC), 0);
+  ::close(broken[0]);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    auto options = shell(2, "echo a; sleep 0.1; echo b; exit 0");
+    options.stdout_fd = options.stderr_fd = broken[1];
+    ::_exit(launch(options));
+  }
+  ::close(broken[1]);
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(Launch, SettingsAreRestored) {
+  sigset_t before, after;
+  int subreaper = -1;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  EXPECT_EQ(launch(shell(2, "exit 0")), 0);
+  EXPECT_EQ(launch(shell(2, "exit 0")), 0);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  ::prctl(PR_GET_CHILD_SUBREAPER, &subreaper);
+  for (int signal = 1; signal < 32; ++signal)
+    EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
+  EXPECT_EQ(subreaper, 0);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
+  EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(Launch, RanksStartWithOrdinarySignals) {
+  Launcher launcher(shell(1, "grep -E 'Sig(Blk|Ign)' /proc/self/status; yes | head -1 > /dev/null"));
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.out,
+              AllOf(HasSubstr("SigBlk:\t0000000000000000"), HasSubstr("SigIgn:\t0000000000000000")));
+}
+
+struct Wrong {
+  const char* name;
+  std::function<void(LaunchOptions&)> change;
+  int code;
+  const char* said;
+};
+
+TEST(Launch, WrongOptions) {
+  const std::string not_executable = ::testing::TempDir() + "/not_executable";
+  std::ofstream(not_executable) << "text";
+  const std::vector<Wrong> table = {
+      {"no program", [](auto& o) { o.command = {}; }, 64, "no program"},
+      {"no ranks", [](auto& o) { o.ranks = 0; }, 64, "got 0"},
+      {"too many", [](auto& o) { o.ranks = 100000; }, 64, "100000"},
+      {"hosts", [](auto& o) { o.hosts = 3; }, 64, "3 pretended hosts"},
+      {"port", [](auto& o) { o.port = 70000; }, 64, "70000"},
+      {"grace", [](auto& o) { o.grace_s = -1; }, 64, "-1"},
+      {"missing", [](auto& o) { o.command = {"no-such-program-here"}; }, 66, "no-such-program-here"},
+      {"missing path", [](auto& o) { o.command = {"/no/such/program"}; }, 66, "/no/such/program"},
+      {"not executable", [&](auto& o) { o.command = {not_executable}; }, 77, "not_executable"},
+  };
+  for (const Wrong& row : table) {
+    auto options = shell(4, "echo started");
+    row.change(options);
+    Launcher launcher(options);
+    EXPECT_EQ(launcher.wait(), row.code) << row.name;
+    EXPECT_THAT(launcher.err, HasSubstr(row.said)) << row.name;
+    EXPECT_THAT(launcher.out, Not(HasSubstr("started"))) << row.name;
+  }
+}
+
+TEST(Launch, APortInUseIsNamed) {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(socket, 1), 0);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  auto options = shell(2, "exit 0");
+  options.port = ntohs(address.sin_port);
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 69);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("port " + std::to_string(options.port)), HasSubstr("hint")));
+  ::close(socket);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,76 @@
+#include "runtime/launch/rank_environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "runtime/comm/topology.h"
+#include "runtime/launch/launcher.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Not;
+
+absl::StatusOr<Topology> resolve(const std::vector<std::string>& environment) {
+  std::map<std::string, std::string> variables;
+  for (const auto& entry : environment)
+    variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+  return resolve_topology([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+/// What the launcher says is what `resolve_topology` understands, whatever started the launcher.
+TEST(RankEnvironment, IsUnderstood) {
+  const std::vector<std::vector<std::string>> around = {
+      {},
+      {"SLURM_JOB_ID=7", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n[1-2]"},
+      {"SLURM_JOB_ID=7", "SLURM_NTASKS=1", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_STEP_ID=0"},
+      {"RANK=9", "WORLD_SIZE=2", "TORCHELASTIC_USE_AGENT_STORE=True"},
+      {"TESSERA_HOSTS=2"}};
+  for (const auto& inherited : around) {
+    for (const int hosts : {1, 2, 3}) {
+      JobSettings job;
+      job.port = 4321;
+      job.run_id = "x";
+      LaunchOptions options;
+      options.ranks = 6;
+      options.hosts = hosts;
+      const bool pretended_around = hosts == 1 && inherited == around.back();
+      const int expected_hosts = pretended_around ? 2 : hosts;
+      for (int rank = 0; rank < 6; ++rank) {
+        const auto topology = resolve(rank_environment(options, job, rank, inherited));
+        ASSERT_TRUE(topology.ok()) << topology.status();
+        EXPECT_EQ(topology->launcher, "tessera");
+        EXPECT_EQ(topology->rank, rank);
+        EXPECT_EQ(topology->world_size, 6);
+        EXPECT_EQ(topology->num_hosts(), expected_hosts);
+        EXPECT_EQ(topology->host, rank / (6 / expected_hosts));
+        EXPECT_EQ(topology->master_port, 4321);
+        EXPECT_EQ(topology->master_addr, "127.0.0.1");
+        EXPECT_EQ(topology->run_id, "x");
+        EXPECT_FALSE(topology->agent_store);
+      }
+    }
+  }
+}
+
+TEST(RankEnvironment, KeepsWhatIsNotItsOwn) {
+  const LaunchOptions options;
+  JobSettings job;
+  job.omp_threads = 3;
+  job.error_directory = "/d";
+  EXPECT_THAT(rank_environment(options, job, 0, {"A=b=c", "EMPTY="}), Contains("A=b=c"));
+  EXPECT_THAT(rank_environment(options, job, 0, {"EMPTY="}), Contains("EMPTY="));
+  EXPECT_THAT(rank_environment(options, job, 0, {}), Contains("OMP_NUM_THREADS=3"));
+  EXPECT_THAT(rank_environment(options, job, 0, {"OMP_NUM_THREADS=8"}), Contains("OMP_NUM_THREADS=8"));
+  EXPECT_THAT(rank_environment(options, job, 0, {"RANK=5"}), Not(Contains("RANK=5")));
+  EXPECT_THAT(rank_environment(options, job, 2, {}), Contains("TORCHELASTIC_ERROR_FILE=/d/rank_2.json"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "models/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "models/language_model.h"
+#include "runtime/base/error.h"
+
+namespace tessera::models {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kGpt[] = R"({"model": "gpt", "vocab_size": 61, "seq_len": 16, "layers": 2, "width": 32, "heads": 4,
+                            "dropout": 0.25, "bias": false, "tie_head": true})";
+constexpr char kLlama[] = R"({"model": "llama", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 5e5})";
+
+std::string errors_of(const std::string& text) {
+  const auto config = parse_model_config(text, "m.json");
+  EXPECT_FALSE(config.ok()) << text;
+  if (config.ok()) return "";
+  EXPECT_EQ(exit_code_of(config.status()), ExitCode::kConfig);
+  return message_of(config.status());
+}
+
+TEST(ModelConfig, ReadsGpt) {
+  const auto config = parse_model_config(kGpt);
+  ASSERT_TRUE(config.ok()) << message_of(config.status());
+  const auto& gpt = std::get<GPTConfig>(*config);
+  EXPECT_EQ(gpt.vocab_size, 61);
+  EXPECT_EQ(gpt.heads, 4);
+  EXPECT_EQ(gpt.mlp_ratio, 4);
+  EXPECT_EQ(gpt.dropout, 0.25);
+  EXPECT_FALSE(gpt.bias);
+  EXPECT_TRUE(gpt.tie_head);
+}
+
+TEST(ModelConfig, ReadsLlama) {
+  const auto config = parse_model_config(kLlama);
+  ASSERT_TRUE(config.ok()) << message_of(config.status());
+  const auto& llama = std::get<LlamaConfig>(*config);
+  EXPECT_EQ(llama.key_value_heads(), 2);
+  EXPECT_EQ(llama.head_size(), 8);
+  EXPECT_EQ(llama.rope_theta, 5e5);
+  EXPECT_EQ(llama.max_position_embeddings, 2048);
+}
+
+TEST(ModelConfig, ReportsAllErrorsAtOnce) {
+  const std::string errors = errors_of(R"({"model": "gpt", "vocab_size": "many", "seq_len": 0, "layer": 2,
+    "width": 30, "heads": 4, "dropout": 1.0, "bias": 1})");
+  EXPECT_THAT(errors, AllOf(HasSubstr("/vocab_size: must be an integer"), HasSubstr("/seq_len: must be an integer"),
+                            HasSubstr("/layers: is needed"), HasSubstr("did you mean \"layers\""),
+                            HasSubstr("/dropout: must be a number"), HasSubstr("/bias: must be true or false")));
+  EXPECT_THAT(errors, HasSubstr("/width: must be a multiple of heads: 30 is not one of 4"));
+}
+
+TEST(ModelConfig, RefusesWhatIsNoModel) {
+  EXPECT_THAT(errors_of("[1]"), HasSubstr("must be an object"));
+  EXPECT_THAT(errors_of("{}"), HasSubstr("/model: is needed"));
+  EXPECT_THAT(errors_of(R"({"model": "gtp"})"), HasSubstr("did you mean \"gpt\""));
+  EXPECT_THAT(errors_of(R"({"model": )"), HasSubstr("m.json:1"));
+  EXPECT_THAT(errors_of(std::string(kGpt).insert(1, R"("vocab_size": 1, )")), HasSubstr("vocab_size"));
+  EXPECT_THAT(errors_of(R"({"model": "gpt", "vocab_size": 18446744073709551615, "seq_len": 1.5, "layers": 1, "width": 1,
+    "heads": 1})"), AllOf(HasSubstr("/vocab_size"), HasSubstr("/seq_len")));
+}
+
+TEST(ModelConfig, RefusesLlamaHeadsThatDoNotDivide) {
+  const auto with = [](const std::string& key, const std::string& value) {
+    std::string text = kLlama;
+    const std::size_t at = text.find("\"" + key + "\": ") + key.size() + 4;
+    return text.replace(at, text.find_first_of(",}", at) - at, value);
+  };
+  EXPECT_THAT(errors_of(with("num_key_value_heads", "3")), HasSubstr("3 does not divide 4"));
+  EXPECT_THAT(errors_of(with("hidden_size", "30")), HasSubstr("30 is not one of 4"));
+  EXPECT_THAT(errors_of(with("hidden_size", "12")), HasSubstr("must be even: it is 3"));
+}
+
+TEST(ModelConfig, SaysWhenTheFileIsMissing) {
+  const auto config = read_model_config("/nonexistent/model.json");
+  ASSERT_FALSE(config.ok());
+  EXPECT_EQ(exit_code_of(config.status()), ExitCode::kNoInput);
+  const auto path = std::filesystem::path(::testing::TempDir()) / "model.json";
+  std::ofstream(path) << kGpt;
+  EXPECT_TRUE(read_model_config(path).ok());
+}
+
+TEST(ModelConfig, MakesTheModel) {
+  for (const char* text : {kGpt, kLlama}) {
+    const auto model = make_language_model(*parse_model_config(text));
+    ASSERT_TRUE(model.ok());
+    EXPECT_EQ((*model)->vocab_size(), 61);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,93 @@
+#include "optim/rounding.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+double value_of_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
+
+double value_of_fp16(std::uint16_t half) {
+  const int exponent = (half >> 10) & 31;
+  const double mantissa = half & 1023;
+  const double sign = (half & 0x8000) != 0 ? -1.0 : 1.0;
+  if (exponent == 31) return mantissa != 0 ? NAN : sign * HUGE_VAL;
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25));
+}
+
+struct Format {
+  const char* name;
+  std::uint16_t (*round)(float);
+  double (*value)(std::uint16_t);
+  std::uint16_t infinity;   // bits of +infinity; one less is the largest finite number
+  double beyond_largest;    // what the next number after the largest finite one would be
+};
+std::uint16_t to_bf16(float x) { return round_to_bf16(x); }
+std::uint16_t to_fp16(float x) { return round_to_fp16(x); }
+const Format kFormats[] = {{"bf16", to_bf16, value_of_bf16, 0x7f80, std::ldexp(1.0, 128)},
+                           {"fp16", to_fp16, value_of_fp16, 0x7c00, 65536.0}};
+
+// By definition: between every two neighbours of the format, all below the middle goes down, all above goes up, and
+// the middle goes to the one whose last bit is 0. Exact in fp64, for every pair of neighbours of both signs.
+TEST(Rounding, IsToNearestEvenBetweenAllNeighbours) {
+  for (const Format& format : kFormats) {
+    for (std::uint32_t low = 0; low < format.infinity; ++low) {
+      const double below = format.value(static_cast<std::uint16_t>(low));
+      const double above = low + 1 == format.infinity ? format.beyond_largest
+                                                      : format.value(static_cast<std::uint16_t>(low + 1));
+      const auto middle = static_cast<float>(0.5 * (below + above));
+      if (static_cast<double>(middle) != 0.5 * (below + above)) continue;  // bf16's last pairs of subnormals
+      for (std::uint16_t sign : {0x0000, 0x8000}) {
+        const auto rounded = [&](float x) { return format.round(sign != 0 ? -x : x); };
+        const auto wanted = [&](std::uint32_t bits) { return static_cast<std::uint16_t>(bits | sign); };
+        ASSERT_EQ(rounded(static_cast<float>(below)), wanted(low)) << format.name;
+        ASSERT_EQ(rounded(std::nextafter(middle, 0.0f)), wanted(low)) << format.name << " below the middle";
+        ASSERT_EQ(rounded(middle), wanted(low + low % 2)) << format.name << " at the middle above " << low;
+        ASSERT_EQ(rounded(std::nextafter(middle, HUGE_VALF)), wanted(low + 1)) << format.name << " above the middle";
+      }
+    }
+  }
+}
+
+TEST(Rounding, ReproducesEveryNumberOfTheFormat) {
+  for (const Format& format : kFormats) {
+    for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
+      const auto half = static_cast<std::uint16_t>(bits);
+      if ((half & 0x7fff) > format.infinity) continue;
+      ASSERT_EQ(format.round(static_cast<float>(format.value(half))), half) << format.name;
+    }
+  }
+}
+
+// All signs, all exponents and leading mantissa bits, with low bits that round down, tie, and round up.
+TEST(Rounding, IsMonotonicOverAllUpperHalves) {
+  for (const Format& format : kFormats) {
+    int previous = -1;
+    for (std::uint32_t upper = 0; upper < 0x7f80; ++upper) {
+      for (std::uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+        const int rounded = format.round(std::bit_cast<float>(upper << 16 | low));
+        ASSERT_GE(rounded, previous) << format.name << " at " << std::hex << (upper << 16 | low);
+        previous = rounded;
+      }
+    }
+    EXPECT_EQ(previous, format.infinity) << format.name;
+  }
+}
+
+TEST(Rounding, KeepsEveryKindOfNaNAndInfinity) {
+  for (const Format& format : kFormats) {
+    for (std::uint32_t sign : {0u, 0x80000000u}) {
+      EXPECT_EQ(format.round(std::bit_cast<float>(sign | 0x7f800000u)), format.infinity | sign >> 16);
+      for (std::uint32_t bit = 0; bit < 23; ++bit) {  // also payloads whose bits are all dropped
+        const std::uint16_t half = format.round(std::bit_cast<float>(sign | 0x7f800000u | 1u << bit));
+        EXPECT_GT(half & 0x7fff, format.infinity) << format.name << " payload bit " << bit;
+        EXPECT_EQ(half & 0x8000, static_cast<int>(sign >> 16));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

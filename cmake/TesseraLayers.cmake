@@ -13,16 +13,20 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s])
+# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [WHOLE] [TORCH])
 #
-# One GoogleTest executable, registered as one ctest entry per test case.
+# One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
+# LibTorch's headers.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "WHOLE" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "WHOLE;TORCH" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main tessera_options)
+  if(ARG_TORCH)
+    tessera_use_torch_pch(${name})
+  endif()
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")

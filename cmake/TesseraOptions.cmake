@@ -2,7 +2,6 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET default)
 
 if(NOT CMAKE_BUILD_TYPE)
@@ -14,14 +13,14 @@ set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1 -D_GLIBCXX_ASSERTIONS")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   # Precompiled headers make ccache hash time stamps unless it is told not to.
-  set(ENV{CCACHE_SLOPPINESS} pch_defines,time_macros)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
 endif()
 
 add_library(tessera_options INTERFACE)
-target_compile_options(tessera_options INTERFACE -Wall -Wextra -Wno-unused-parameter -fpch-preprocess)
+# -fPIC for programs as well as libraries: a precompiled header serves only what is compiled alike.
+target_compile_options(tessera_options INTERFACE -Wall -Wextra -Wno-unused-parameter -fPIC -fpch-preprocess)
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})

@@ -40,3 +40,18 @@ if(NOT TARGET tessera::torch)
       INTERFACE_COMPILE_DEFINITIONS "USE_C10D_NCCL")
   endif()
 endif()
+
+# tessera_use_torch_pch(<target>...): compiles targets with one shared precompiled header of LibTorch's expensive ones
+# (torch/nn/module.h alone costs 9 s a file). Sources still include what they use.
+function(tessera_use_torch_pch)
+  if(NOT TARGET tessera_torch_pch)
+    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc CONTENT "")
+    add_library(tessera_torch_pch OBJECT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc)
+    target_link_libraries(tessera_torch_pch PRIVATE tessera::torch tessera_options)
+    target_precompile_headers(tessera_torch_pch PRIVATE
+      <ATen/Functions.h> <ATen/core/Tensor.h> <torch/nn/module.h> <torch/nn/pimpl.h> <memory> <string> <vector>)
+  endif()
+  foreach(target ${ARGN})
+    target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)
+  endforeach()
+endfunction()

@@ -34,7 +34,10 @@ Scratch make_scratch(std::size_t bytes) { return Scratch(new std::byte[bytes]); 
 class C10dCollectives : public Collectives {
  public:
   C10dCollectives(const Group& group, Backend backend, std::shared_ptr<KeyValueStore> store)
-      : group_(group), name_(backend->getBackendName()), report_(group, std::move(store)), backend_(std::move(backend)) {}
+      : group_(group),
+        name_(backend->getBackendName()),
+        report_(group, std::move(store)),
+        backend_(std::move(backend)) {}
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
@@ -47,9 +50,11 @@ class C10dCollectives : public Collectives {
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                       std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel) override;
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work all_to_all(std::string_view label, const void* input, void* output,
+                  std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
 
@@ -58,7 +63,8 @@ class C10dCollectives : public Collectives {
   using Start = std::function<Started(c10d::Backend&)>;
   using Finish = std::function<void()>;
 
-  CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
+                      int root = 0);
   Work start(const CallSignature& call, const Start& start, Finish finish = nullptr);
   Work refuse(const CallSignature& call, const std::string& why);
   absl::Status fail(const CallSignature& call, const std::string& why);
@@ -69,7 +75,8 @@ class C10dCollectives : public Collectives {
   Started exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const;
   void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel) const;
   absl::Status reduce_small(const CallSignature& call, const void* input, float* output, std::size_t numel);
-  absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel);
+  absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output,
+                            std::size_t numel);
 
   const Group group_;
   const std::string name_;
@@ -107,8 +114,8 @@ class C10dCollectives::Pending : public Work::State {
   const Finish finish_;
 };
 
-CallSignature C10dCollectives::begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
-                                     int root) {
+CallSignature C10dCollectives::begin(Operation operation, std::string_view label, DType dtype,
+                                     std::size_t count, int root) {
   CallSignature call = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
   call.sequence = ++sequence_;
   return call;
@@ -167,18 +174,21 @@ void C10dCollectives::abort(const absl::Status& reason) {
 
 // --- Moving bytes ---
 
-Started C10dCollectives::gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const {
+Started C10dCollectives::gather(c10d::Backend& backend, const void* shard, void* full,
+                                std::size_t bytes) const {
   at::Tensor output = as_tensor(full, bytes * size()), input = as_tensor(shard, bytes);
   return bytes == 0 ? nullptr : backend._allgather_base(output, input);
 }
 
-Started C10dCollectives::exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const {
+Started C10dCollectives::exchange(c10d::Backend& backend, const void* input, void* output,
+                                  std::size_t bytes) const {
   at::Tensor to = as_tensor(output, bytes * size()), from = as_tensor(input, bytes * size());
   std::vector<std::int64_t> equal_parts;
   return bytes == 0 ? nullptr : backend.alltoall_base(to, from, equal_parts, equal_parts);
 }
 
-Work C10dCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
+Work C10dCollectives::all_gather(std::string_view label, const void* shard, void* full,
+                                 std::size_t bytes_per_rank) {
   const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   return start(call, [&](c10d::Backend& backend) { return gather(backend, shard, full, bytes_per_rank); });
 }
@@ -186,7 +196,8 @@ Work C10dCollectives::all_gather(std::string_view label, const void* shard, void
 Work C10dCollectives::all_to_all(std::string_view label, const void* input, void* output,
                                  std::size_t bytes_per_rank) {
   const CallSignature call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
-  return start(call, [&](c10d::Backend& backend) { return exchange(backend, input, output, bytes_per_rank); });
+  return start(call,
+               [&](c10d::Backend& backend) { return exchange(backend, input, output, bytes_per_rank); });
 }
 
 Work C10dCollectives::broadcast(std::string_view label, void* data, std::size_t bytes, int root) {
@@ -217,7 +228,8 @@ void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* outp
 Work C10dCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                                      std::size_t numel_per_rank) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+  if (!is_reducible(dtype))
+    return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   const std::size_t bytes = numel_per_rank * size_of(dtype);
   const std::shared_ptr<std::byte[]> parts = make_scratch(bytes * size());
   return start(
@@ -228,7 +240,8 @@ Work C10dCollectives::reduce_scatter(std::string_view label, const void* input, 
 Work C10dCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
                                  std::size_t numel) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+  if (!is_reducible(dtype))
+    return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   if (numel * size_of(dtype) <= kSmallBytes) return Work(reduce_small(call, input, output, numel));
   return Work(reduce_large(call, static_cast<const std::byte*>(input), output, numel));
 }
@@ -246,7 +259,8 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const void
 // In equal parts, the last padded: exchange, add this rank's part, gather.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel) {
-  const std::size_t part = (numel + size() - 1) / size(), padded = part * size(), element = size_of(call.dtype);
+  const std::size_t part = (numel + size() - 1) / size(), padded = part * size(),
+                    element = size_of(call.dtype);
   const Scratch parts = make_scratch(padded * element);
   Scratch padded_input;
   if (padded != numel) {
@@ -256,13 +270,11 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     input = padded_input.get();
   }
   std::vector<float> sums(part);
-  TESSERA_RETURN_IF_ERROR(start(
-                              call,
-                              [&](c10d::Backend& backend) {
-                                return exchange(backend, input, parts.get(), part * element);
-                              },
-                              [&] { sum_parts(parts.get(), call.dtype, sums.data(), part); })
-                              .wait());
+  TESSERA_RETURN_IF_ERROR(
+      start(
+          call, [&](c10d::Backend& backend) { return exchange(backend, input, parts.get(), part * element); },
+          [&] { sum_parts(parts.get(), call.dtype, sums.data(), part); })
+          .wait());
   const Scratch whole = padded == numel ? nullptr : make_scratch(padded * sizeof(float));
   void* const destination = whole ? static_cast<void*>(whole.get()) : output;
   TESSERA_RETURN_IF_ERROR(start(call, [&](c10d::Backend& backend) {

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
@@ -10,17 +9,19 @@
 
 namespace tessera {
 
-/// Collectives over any c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or a user's own.
+/// Collectives over any c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, or
+/// a user's own.
 ///
-/// Sums are ours, so that they have the bits of rule 3: the parts are exchanged in the dtype of the wire and added here,
-/// in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds everything itself.
+/// Sums are ours, so that they have the bits of rule 3: the parts are exchanged in the dtype of the wire and
+/// added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and adds
+/// everything itself.
 ///
-/// all_gather, reduce_scatter, broadcast, all_to_all and barrier run in the backend's threads until waited for;
-/// all_reduce is done when it returns. A Work that is dropped waits.
+/// all_gather, reduce_scatter, broadcast, all_to_all and barrier run in the backend's threads until waited
+/// for; all_reduce is done when it returns. A Work that is dropped waits.
 ///
-/// A failed backend says little, so on failure every rank writes its last call to `store` and reads the others': the
-/// message tells what each was doing and who does not answer. Then the backend is dropped, which closes its connections
-/// and makes the peers fail too.
+/// A failed backend says little, so on failure every rank writes its last call to `store` and reads the
+/// others': the message tells what each was doing and who does not answer. Then the backend is dropped, which
+/// closes its connections and makes the peers fail too.
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store);
 

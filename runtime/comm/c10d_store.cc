@@ -15,8 +15,8 @@ Result guarded(const char* what, const std::string& key, Body body) {
   try {
     return body();
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kUnavailable,
-                      std::string("store: cannot ") + what + " '" + key + "': " + text_of_c10_exception(error));
+    return make_error(ExitCode::kUnavailable, std::string("store: cannot ") + what + " '" + key +
+                                                  "': " + text_of_c10_exception(error));
   }
 }
 
@@ -42,12 +42,13 @@ absl::StatusOr<bool> C10dStore::has(const std::string& key) {
 
 absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
-  for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+  for (auto pause = std::chrono::microseconds(200);;
+       pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
     TESSERA_ASSIGN_OR_RETURN(const bool present, has(key));
     if (present) break;
     if (std::chrono::steady_clock::now() >= end)
-      return make_error(ExitCode::kPeerLost, "store: no rank set '" + key + "' within " +
-                                                 std::to_string(timeout.count()) + " ms");
+      return make_error(ExitCode::kPeerLost,
+                        "store: no rank set '" + key + "' within " + std::to_string(timeout.count()) + " ms");
     std::this_thread::sleep_for(pause);
   }
   return guarded<absl::StatusOr<std::string>>("get", key, [&] {

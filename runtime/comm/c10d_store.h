@@ -1,16 +1,15 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <memory>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "runtime/comm/key_value_store.h"
 
 namespace tessera {
 
-/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again and again
-/// (every 0.2 to 10 ms) rather than leave a waiting request in the way of other threads.
-/// c10d's exceptions become statuses of exit code 69: the store's server is gone.
+/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again
+/// and again (every 0.2 to 10 ms) rather than leave a waiting request in the way of other threads. c10d's
+/// exceptions become statuses of exit code 69: the store's server is gone.
 class C10dStore : public KeyValueStore {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}

@@ -7,14 +7,22 @@ namespace tessera {
 
 std::string_view name_of(Operation operation) {
   switch (operation) {
-    case Operation::kNone: return "nothing";
-    case Operation::kAllocate: return "allocate";
-    case Operation::kAllGather: return "all_gather";
-    case Operation::kReduceScatter: return "reduce_scatter";
-    case Operation::kAllReduce: return "all_reduce";
-    case Operation::kBroadcast: return "broadcast";
-    case Operation::kAllToAll: return "all_to_all";
-    case Operation::kBarrier: return "barrier";
+    case Operation::kNone:
+      return "nothing";
+    case Operation::kAllocate:
+      return "allocate";
+    case Operation::kAllGather:
+      return "all_gather";
+    case Operation::kReduceScatter:
+      return "reduce_scatter";
+    case Operation::kAllReduce:
+      return "all_reduce";
+    case Operation::kBroadcast:
+      return "broadcast";
+    case Operation::kAllToAll:
+      return "all_to_all";
+    case Operation::kBarrier:
+      return "barrier";
   }
   return "?";
 }

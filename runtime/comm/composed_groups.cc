@@ -23,16 +23,20 @@ class ComposedGroupFactory : public GroupFactory {
     if (world_ranks.size() == 1) return std::shared_ptr<Collectives>(std::make_shared<LocalCollectives>());
     const std::size_t hosts = members_of_hosts(world_ranks).size();
     if (hosts == 1) return inside_(group_of(name, world_ranks));
-    if (hosts == world_ranks.size() || !evenly_spread(world_ranks)) return across_(group_of(name, world_ranks));
+    if (hosts == world_ranks.size() || !evenly_spread(world_ranks))
+      return across_(group_of(name, world_ranks));
     return make_hierarchical(name, world_ranks);
   }
 
  private:
   absl::Status check(const std::string& name, const std::vector<int>& ranks) const {
-    const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+    const bool ascending =
+        std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
     const bool member = std::find(ranks.begin(), ranks.end(), defaults_.rank) != ranks.end();
-    if (ascending && member && ranks.front() >= 0 && ranks.back() < defaults_.world_size) return absl::OkStatus();
-    return make_error(ExitCode::kInternal, "group " + group_of(name, ranks).key() + " wants ascending ranks below " +
+    if (ascending && member && ranks.front() >= 0 && ranks.back() < defaults_.world_size)
+      return absl::OkStatus();
+    return make_error(ExitCode::kInternal, "group " + group_of(name, ranks).key() +
+                                               " wants ascending ranks below " +
                                                std::to_string(defaults_.world_size) + " with rank " +
                                                std::to_string(defaults_.rank) + " among them");
   }
@@ -57,8 +61,9 @@ class ComposedGroupFactory : public GroupFactory {
 
   bool evenly_spread(const std::vector<int>& world_ranks) const {
     const auto members = members_of_hosts(world_ranks);
-    return std::all_of(members.begin(), members.end(),
-                       [&](const auto& host) { return host.second.size() == members.begin()->second.size(); });
+    return std::all_of(members.begin(), members.end(), [&](const auto& host) {
+      return host.second.size() == members.begin()->second.size();
+    });
   }
 
   absl::StatusOr<std::shared_ptr<Collectives>> make_hierarchical(const std::string& name,

@@ -30,7 +30,8 @@ struct GroupDefaults {
 /// | the same number > 1 on each host    | hierarchical(inside, across)               |
 /// | anything else                       | across, for all                            |
 /// `ranks_per_host` decides what "host" means.
-std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside, JoinGroup across);
+std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside,
+                                                     JoinGroup across);
 
 /// One transport for every group of more than one rank, wherever its ranks are.
 std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGroup join);

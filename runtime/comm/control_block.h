@@ -9,9 +9,11 @@
 
 namespace tessera {
 
-// The memory that the ranks of a shared-memory group meet in. All zero bytes is the state before the first call.
+// The memory that the ranks of a shared-memory group meet in. All zero bytes is the state before the first
+// call.
 
-/// Where a rank's buffer lies, in words that its peers understand. What the numbers mean is the SharedSpace's affair.
+/// Where a rank's buffer lies, in words that its peers understand. What the numbers mean is the SharedSpace's
+/// affair.
 struct Location {
   std::uint64_t segment = 0;  ///< 0: peers cannot reach it
   std::uint64_t offset = 0;
@@ -24,8 +26,8 @@ struct CallDescriptor {
   Location input, output;
 };
 
-/// A CallDescriptor that may be read while it is written: word by word, so a late or early reader (who asks what a
-/// missing rank was last doing) gets a mixture at worst.
+/// A CallDescriptor that may be read while it is written: word by word, so a late or early reader (who asks
+/// what a missing rank was last doing) gets a mixture at worst.
 class PublishedCall {
  public:
   void store(const CallDescriptor& call) {
@@ -62,17 +64,19 @@ struct alignas(128) RankBlock {
   std::atomic<std::uint32_t> current;  ///< which of `calls` is the latest
   std::atomic<std::uint32_t> reading;  ///< 1 while this rank reads its peers' buffers
   std::atomic<RankState> state;
-  std::atomic<std::int64_t> process;   ///< pid, for messages; 0 on threads
-  std::uint32_t exit_code;             ///< of kFailed; valid once state says so
+  std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
+  std::uint32_t exit_code;            ///< of kFailed; valid once state says so
   char message[kMessageBytes];
-  /// Call n is in calls[phase & 1], phase being that of its first meeting; see SharedMemoryCollectives, invariant 2.
+  /// Call n is in calls[phase & 1], phase being that of its first meeting; see SharedMemoryCollectives,
+  /// invariant 2.
   alignas(128) PublishedCall calls[2];
 };
 
 struct alignas(128) GroupBlock {
   std::uint64_t token;  ///< proves that a mapping is the one its maker meant
-  /// Meetings. Whoever makes `arrivals` k * size decides that phase k is over, and says so in `generation`. A rank that
-  /// fails sets kPoison first: then no phase is ever over again. So a phase succeeds on all ranks or on none.
+  /// Meetings. Whoever makes `arrivals` k * size decides that phase k is over, and says so in `generation`. A
+  /// rank that fails sets kPoison first: then no phase is ever over again. So a phase succeeds on all ranks
+  /// or on none.
   static constexpr std::uint64_t kPoison = std::uint64_t{1} << 63;
   alignas(128) std::atomic<std::uint64_t> arrivals;
   alignas(128) std::atomic<std::uint32_t> generation;

@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
 constexpr std::chrono::milliseconds kForTheStore{2000};
 
-// Runs `task` on a thread of its own and waits for it no longer than kForTheStore. The task may outlive this call, so it
-// must own all it uses.
+// Runs `task` on a thread of its own and waits for it no longer than kForTheStore. The task may outlive this
+// call, so it must own all it uses.
 bool finished_in_time(std::function<void()> task) {
   struct Done {
     std::mutex mutex;
@@ -77,13 +77,9 @@ FailureReport::FailureReport(const Group& group, std::shared_ptr<KeyValueStore> 
     : shared_(std::make_shared<Shared>(group, std::move(store))) {}
 FailureReport::~FailureReport() = default;
 
-void FailureReport::publish_call(const CallSignature& call) {
-  publish("was in " + call.describe());
-}
+void FailureReport::publish_call(const CallSignature& call) { publish("was in " + call.describe()); }
 
-void FailureReport::publish_reason(const absl::Status& reason) {
-  publish("gave up: " + message_of(reason));
-}
+void FailureReport::publish_reason(const absl::Status& reason) { publish("gave up: " + message_of(reason)); }
 
 void FailureReport::publish(const std::string& text) {
   if (!finished_in_time([shared = shared_, text] { shared->publish(text); })) shared_->store_hangs = true;
@@ -93,16 +89,19 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
   const Group& group = shared_->group;
   std::string text = group.self() + " " + where(call) + ": " + why;
   const auto answers = std::make_shared<std::vector<std::string>>();
-  if (shared_->store_hangs || !finished_in_time([shared = shared_, answers] { *answers = shared->answers(); }))
+  if (shared_->store_hangs ||
+      !finished_in_time([shared = shared_, answers] { *answers = shared->answers(); }))
     return make_error(ExitCode::kPeerLost, text + "; the store, and so rank 0, does not answer");
   ExitCode code = ExitCode::kPeerLost;
   for (int q = 0; q < group.size(); ++q) {
     if (q == group.rank) continue;
     const std::string& answer = (*answers)[q];
     text += "; " + group.who(q) + " " + (answer.empty() ? "does not answer" : answer);
-    if (answer != "was in " + call.describe() && ends_with(answer, number_of(call))) code = ExitCode::kInternal;
+    if (answer != "was in " + call.describe() && ends_with(answer, number_of(call)))
+      code = ExitCode::kInternal;
   }
-  if (code == ExitCode::kInternal) text += "; ranks disagree: every rank must make the same calls in the same order";
+  if (code == ExitCode::kInternal)
+    text += "; ranks disagree: every rank must make the same calls in the same order";
   return make_error(code, text);
 }
 

@@ -14,8 +14,8 @@ namespace tessera {
 /// How the ranks of a group that has no shared memory tell each other why they failed: through the store.
 /// Nothing is written while all goes well. Thread-safe.
 ///
-/// The store may hang with the rank that serves it, so it is talked to on a thread of its own, which is left behind
-/// after two seconds without an answer.
+/// The store may hang with the rank that serves it, so it is talked to on a thread of its own, which is left
+/// behind after two seconds without an answer.
 class FailureReport {
  public:
   FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);
@@ -25,8 +25,8 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
-  /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so. Exit code 70
-  /// if another rank was in a different call of the same number, else 75.
+  /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so.
+  /// Exit code 70 if another rank was in a different call of the same number, else 75.
   absl::Status explain(const CallSignature& call, const std::string& why);
 
  private:

@@ -35,10 +35,9 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
     const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
     return c10d_collectives(group, connect(group, address, own_keys), std::move(store));
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kPeerLost,
-                      group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
-                          text_of_c10_exception(error) +
-                          "; GLOO_SOCKET_IFNAME names the network interface to use");
+    return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + " cannot connect over " +
+                                               address + ": " + text_of_c10_exception(error) +
+                                               "; GLOO_SOCKET_IFNAME names the network interface to use");
   }
 }
 

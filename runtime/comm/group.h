@@ -5,7 +5,8 @@
 
 namespace tessera {
 
-/// Who is in a group of ranks and who this one is. Messages name *world* ranks, so that a user need not know groups.
+/// Who is in a group of ranks and who this one is. Messages name *world* ranks, so that a user need not know
+/// groups.
 struct Group {
   std::string name;              ///< unique in the job together with the ranks
   int rank = 0;                  ///< this rank's place in `world_ranks`
@@ -23,7 +24,8 @@ struct Group {
   /// Name and ranks: what tells this group from every other, "gather.0[0,1]".
   std::string key() const {
     std::string text = name + "[";
-    for (std::size_t i = 0; i < world_ranks.size(); ++i) text += (i ? "," : "") + std::to_string(world_ranks[i]);
+    for (std::size_t i = 0; i < world_ranks.size(); ++i)
+      text += (i ? "," : "") + std::to_string(world_ranks[i]);
     return text + "]";
   }
 };

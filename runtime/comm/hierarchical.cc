@@ -13,7 +13,10 @@ namespace {
 class HierarchicalCollectives : public Collectives {
  public:
   HierarchicalCollectives(std::shared_ptr<Collectives> inside, std::shared_ptr<Collectives> across)
-      : inside_(std::move(inside)), across_(std::move(across)), places_(inside_->size()), hosts_(across_->size()) {}
+      : inside_(std::move(inside)),
+        across_(std::move(across)),
+        places_(inside_->size()),
+        hosts_(across_->size()) {}
 
   int rank() const override { return across_->rank() * places_ + inside_->rank(); }
   int size() const override { return hosts_ * places_; }
@@ -21,7 +24,9 @@ class HierarchicalCollectives : public Collectives {
     return "hierarchical(" + inside_->transport() + ", " + across_->transport() + ")";
   }
 
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inside_->allocate(bytes); }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
+    return inside_->allocate(bytes);
+  }
 
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
     return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes)));
@@ -30,7 +35,8 @@ class HierarchicalCollectives : public Collectives {
                       std::size_t numel) override {
     return Work(ended(scatter(label, static_cast<const std::byte*>(input), dtype, output, numel)));
   }
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel) override {
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                  std::size_t numel) override {
     return Work(ended(reduce(label, static_cast<const std::byte*>(input), dtype, output, numel)));
   }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
@@ -48,8 +54,10 @@ class HierarchicalCollectives : public Collectives {
 
  private:
   absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
-  absl::Status scatter(std::string_view label, const std::byte* input, DType dtype, float* output, std::size_t numel);
-  absl::Status reduce(std::string_view label, const std::byte* input, DType dtype, float* output, std::size_t numel);
+  absl::Status scatter(std::string_view label, const std::byte* input, DType dtype, float* output,
+                       std::size_t numel);
+  absl::Status reduce(std::string_view label, const std::byte* input, DType dtype, float* output,
+                      std::size_t numel);
   absl::Status reduce_whole(std::string_view label, const std::byte* input, DType dtype, float* output,
                             std::size_t numel);
   absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root);
@@ -101,7 +109,8 @@ absl::Status HierarchicalCollectives::scatter(std::string_view label, const std:
   return across_->reduce_scatter(label, sums, DType::kF32, output, numel).wait();
 }
 
-// Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go whole.
+// Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go
+// whole.
 absl::Status HierarchicalCollectives::reduce(std::string_view label, const std::byte* input, DType dtype,
                                              float* output, std::size_t numel) {
   const std::size_t part = numel / places_, done = part * places_;
@@ -110,23 +119,26 @@ absl::Status HierarchicalCollectives::reduce(std::string_view label, const std::
     auto* sums = reinterpret_cast<float*>(memory);
     TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
     TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part).wait());
-    TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
+    TESSERA_RETURN_IF_ERROR(
+        reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
     return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
   }
   return reduce_whole(label, input, dtype, output, numel);
 }
 
-absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, const std::byte* input, DType dtype,
-                                                   float* output, std::size_t numel) {
+absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, const std::byte* input,
+                                                   DType dtype, float* output, std::size_t numel) {
   if (numel == 0) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(inside_->all_reduce(label, input, dtype, output, numel).wait());
   return across_->all_reduce(label, output, DType::kF32, output, numel).wait();
 }
 
-absl::Status HierarchicalCollectives::spread(std::string_view label, void* data, std::size_t bytes, int root) {
+absl::Status HierarchicalCollectives::spread(std::string_view label, void* data, std::size_t bytes,
+                                             int root) {
   if (root < 0 || root >= size())
-    return make_error(ExitCode::kInternal, std::string(label) + " broadcast: root is " + std::to_string(root) +
-                                               " of " + std::to_string(size()) + " ranks");
+    return make_error(ExitCode::kInternal, std::string(label) + " broadcast: root is " +
+                                               std::to_string(root) + " of " + std::to_string(size()) +
+                                               " ranks");
   if (inside_->rank() == root % places_)
     TESSERA_RETURN_IF_ERROR(across_->broadcast(label, data, bytes, root / places_).wait());
   return inside_->broadcast(label, data, bytes, root % places_).wait();

@@ -66,7 +66,9 @@ class HostSpace : public SharedSpace {
   std::size_t mailbox_bytes() const override { return kMailboxBytes; }
 
   Location locate(const void* data, std::size_t bytes) const override { return table_->locate(data, bytes); }
-  const std::byte* view(int peer, const Location& location) const override { return table_->view(peer, location); }
+  const std::byte* view(int peer, const Location& location) const override {
+    return table_->view(peer, location);
+  }
   bool alive(int peer) const override { return peer == rank_ || peers_[peer].alive(); }
   bool between_processes() const override { return true; }
   absl::StatusOr<std::unique_ptr<Allocation>> allocate(std::size_t bytes) override;
@@ -99,7 +101,8 @@ class HostSpace::HostAllocation : public Allocation {
     for (std::size_t q = 0; q < offers.size(); ++q) {
       if (static_cast<int>(q) == space_.rank_) continue;
       const auto pid = static_cast<pid_t>(space_.rank_block(static_cast<int>(q)).process.load());
-      TESSERA_ASSIGN_OR_RETURN(parts[q], MemorySegment::open(pid, static_cast<int>(offers[q].offset), own_.bytes(), false));
+      TESSERA_ASSIGN_OR_RETURN(
+          parts[q], MemorySegment::open(pid, static_cast<int>(offers[q].offset), own_.bytes(), false));
     }
     parts[space_.rank_] = std::move(own_);
     space_.table_->add(id_, std::move(parts));
@@ -141,7 +144,9 @@ struct Invitation {
 class Rendezvous {
  public:
   Rendezvous(const Group& group, KeyValueStore& store)
-      : group_(group), store_(store), key_("host/" + group.key() + "/"),
+      : group_(group),
+        store_(store),
+        key_("host/" + group.key() + "/"),
         deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                      std::chrono::duration<double>(group.init_timeout_s))) {}
 
@@ -161,8 +166,10 @@ class Rendezvous {
     for (int q = 0; q < group_.size(); ++q) {
       auto pid = store_.get(key_ + std::to_string(q), time_left());
       if (!pid.ok() && !is_timeout(pid.status())) return pid.status();
-      if (!pid.ok()) missing.push_back(q);
-      else pids[q] = static_cast<pid_t>(std::stol(*pid));
+      if (!pid.ok())
+        missing.push_back(q);
+      else
+        pids[q] = static_cast<pid_t>(std::stol(*pid));
     }
     if (!missing.empty()) return missing_error(missing);
     return pids;
@@ -221,7 +228,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group
   space->control().close_fd();  // all have mapped it
   for (int q = 0; q < group.size(); ++q)
     if (q != group.rank) space->watch(q, pids[q]);
-  return std::shared_ptr<Collectives>(std::make_shared<SharedMemoryCollectives>("host", group, std::move(space)));
+  return std::shared_ptr<Collectives>(
+      std::make_shared<SharedMemoryCollectives>("host", group, std::move(space)));
 }
 
 }  // namespace tessera

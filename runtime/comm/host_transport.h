@@ -12,13 +12,13 @@ namespace tessera {
 
 /// The `host` transport: ranks that are processes of one host, over shared memory (SharedMemoryCollectives).
 ///
-/// One control segment a group, made by its first rank, holds the control blocks and two mailboxes of 1 MiB a rank;
-/// each allocate() makes one more segment a rank, which its peers map read-only. Segments are found as descriptor n of
-/// process p, through the store (control) or the control segment (all others), and opened by /proc/<p>/fd/<n>. None has
-/// a name, so nothing is left behind however a rank ends.
+/// One control segment a group, made by its first rank, holds the control blocks and two mailboxes of 1 MiB a
+/// rank; each allocate() makes one more segment a rank, which its peers map read-only. Segments are found as
+/// descriptor n of process p, through the store (control) or the control segment (all others), and opened by
+/// /proc/<p>/fd/<n>. None has a name, so nothing is left behind however a rank ends.
 ///
-/// Collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`, 71 without
-/// memory, 77 where processes may not see each other.
+/// Collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`, 71
+/// without memory, 77 where processes may not see each other.
 absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group, KeyValueStore& store);
 
 }  // namespace tessera

@@ -29,7 +29,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate(std::size
   return std::unique_ptr<CommBuffer>(std::make_unique<PlainBuffer>(bytes));
 }
 
-Work LocalCollectives::all_gather(std::string_view, const void* shard, void* full, std::size_t bytes_per_rank) {
+Work LocalCollectives::all_gather(std::string_view, const void* shard, void* full,
+                                  std::size_t bytes_per_rank) {
   bytes_received_ += (size_ - 1) * bytes_per_rank;
   copy_bytes(static_cast<std::byte*>(full) + rank_ * bytes_per_rank, shard, bytes_per_rank);
   return Work(status());
@@ -38,8 +39,9 @@ Work LocalCollectives::all_gather(std::string_view, const void* shard, void* ful
 Work LocalCollectives::widened(std::string_view label, const void* input, DType dtype, float* output,
                                std::size_t numel) {
   if (!is_reducible(dtype))
-    return Work(make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(size_) + " " +
-                                                    std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
+    return Work(make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" +
+                                                    std::to_string(size_) + " " + std::string(label) +
+                                                    ": sums are of fp32, bf16 or fp16, got " +
                                                     std::string(name_of(dtype))));
   const std::array<const void*, 1> only = {input};
   if (input != output && numel > 0) pairwise_sum(only, dtype, output, numel);
@@ -64,10 +66,12 @@ Work LocalCollectives::broadcast(std::string_view, void*, std::size_t bytes, int
   return Work(status());
 }
 
-Work LocalCollectives::all_to_all(std::string_view, const void* input, void* output, std::size_t bytes_per_rank) {
+Work LocalCollectives::all_to_all(std::string_view, const void* input, void* output,
+                                  std::size_t bytes_per_rank) {
   bytes_received_ += (size_ - 1) * bytes_per_rank;
   const std::size_t mine = rank_ * bytes_per_rank;
-  copy_bytes(static_cast<std::byte*>(output) + mine, static_cast<const std::byte*>(input) + mine, bytes_per_rank);
+  copy_bytes(static_cast<std::byte*>(output) + mine, static_cast<const std::byte*>(input) + mine,
+             bytes_per_rank);
   return Work(status());
 }
 

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what the
-/// others would have moved. Size 1 ("solo") is exact, and free where output is input; any larger size is "fake": a
-/// gathered buffer holds this rank's shard only, a sum this rank's addend only.
+/// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what
+/// the others would have moved. Size 1 ("solo") is exact, and free where output is input; any larger size is
+/// "fake": a gathered buffer holds this rank's shard only, a sum this rank's addend only.
 class LocalCollectives : public Collectives {
  public:
   explicit LocalCollectives(int rank = 0, int size = 1) : rank_(rank), size_(size) {}
@@ -27,9 +27,11 @@ class LocalCollectives : public Collectives {
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                       std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel) override;
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work all_to_all(std::string_view label, const void* input, void* output,
+                  std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
 

@@ -65,7 +65,8 @@ Meeting::Meeting(const Group& group, SharedSpace& space)
 
 void Meeting::start(const CallSignature& call) {
   call_ = call;
-  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(group_.timeout_s));
+  deadline_ = Clock::now() +
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(group_.timeout_s));
 }
 
 void Meeting::publish(const CallDescriptor& call) {
@@ -74,7 +75,9 @@ void Meeting::publish(const CallDescriptor& call) {
   block.current.store(static_cast<std::uint32_t>(next_parity()), std::memory_order_relaxed);
 }
 
-CallDescriptor Meeting::published_by(int rank) const { return space_.rank_block(rank).calls[phase_ & 1].load(); }
+CallDescriptor Meeting::published_by(int rank) const {
+  return space_.rank_block(rank).calls[phase_ & 1].load();
+}
 
 absl::Status Meeting::meet() {
   GroupBlock& group = space_.group_block();
@@ -152,7 +155,8 @@ absl::Status Meeting::begin_reading() {
 
 void Meeting::end_reading() { self().reading.store(0, std::memory_order_release); }
 
-// On threads, what the caller frees after a failure is gone for its peers too. (A process keeps its own mapping.)
+// On threads, what the caller frees after a failure is gone for its peers too. (A process keeps its own
+// mapping.)
 void Meeting::wait_for_readers() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < group_.size(); ++q)
@@ -176,7 +180,8 @@ absl::Status Meeting::look_at_peers(bool slept) const {
       return make_error(ExitCode::kPeerLost, prefix() + who(q) + " is gone" + last_seen(q));
   for (int q = 0; alarm && q < group_.size(); ++q)
     if (q != group_.rank && space_.rank_block(q).state.load() == RankState::kFailed) return failure_of(q);
-  // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to be told.
+  // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to
+  // be told.
   for (int q : slept ? missing() : std::vector<int>())
     if (space_.rank_block(q).state.load() == RankState::kLeft)
       return make_error(ExitCode::kPeerLost, prefix() + who(q) + " has left" + last_seen(q));
@@ -185,13 +190,15 @@ absl::Status Meeting::look_at_peers(bool slept) const {
 
 absl::Status Meeting::failure_of(int rank) const {
   const RankBlock& block = space_.rank_block(rank);
-  return make_error(static_cast<ExitCode>(block.exit_code), prefix() + who(rank) + " gave up: " + block.message);
+  return make_error(static_cast<ExitCode>(block.exit_code),
+                    prefix() + who(rank) + " gave up: " + block.message);
 }
 
 absl::Status Meeting::timeout_error() const {
   std::string text = prefix() + "timed out after " + seconds(group_.timeout_s) + " waiting for ";
   const std::vector<int> ranks = missing();
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i ? "; " : "") + who(ranks[i]) + last_seen(ranks[i]);
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i ? "; " : "") + who(ranks[i]) + last_seen(ranks[i]);
   return make_error(ExitCode::kPeerLost, text + " (comm.timeout_s sets the limit)");
 }
 

@@ -17,14 +17,15 @@ namespace tessera {
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes);
 void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 
-/// Where the ranks of a shared-memory group wait for one another: a central barrier whose phases are numbered from 1.
-/// Everything a rank wrote before it entered phase k, every rank sees once phase k is over.
+/// Where the ranks of a shared-memory group wait for one another: a central barrier whose phases are numbered
+/// from 1. Everything a rank wrote before it entered phase k, every rank sees once phase k is over.
 ///
-/// Waiting spins for some microseconds (not at all where ranks outnumber cores), then sleeps in slices of 50 ms; after
-/// each slice it asks whether the missing ranks still live, have left or failed, and whether time is up.
+/// Waiting spins for some microseconds (not at all where ranks outnumber cores), then sleeps in slices of 50
+/// ms; after each slice it asks whether the missing ranks still live, have left or failed, and whether time
+/// is up.
 ///
-/// One thread at a time calls `start` and `meet`; `fail` and `status` are for any thread. After the first failure every
-/// `meet` returns it.
+/// One thread at a time calls `start` and `meet`; `fail` and `status` are for any thread. After the first
+/// failure every `meet` returns it.
 class Meeting {
  public:
   Meeting(const Group& group, SharedSpace& space);
@@ -38,8 +39,8 @@ class Meeting {
   /// What `rank` published for the phase just over.
   CallDescriptor published_by(int rank) const;
 
-  /// Between them this rank may read its peers' buffers: a peer that fails meanwhile returns to its caller, who may free
-  /// them, only afterwards. Fails, without having begun, if the group has.
+  /// Between them this rank may read its peers' buffers: a peer that fails meanwhile returns to its caller,
+  /// who may free them, only afterwards. Fails, without having begun, if the group has.
   absl::Status begin_reading();
   void end_reading();
 

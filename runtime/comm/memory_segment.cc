@@ -21,8 +21,9 @@ namespace {
 std::string error_text() { return std::strerror(errno); }
 
 absl::Status no_memory(std::size_t bytes, const char* call) {
-  return make_error(ExitCode::kOsResource, "cannot have " + std::to_string(bytes) + " bytes of shared memory: " + call +
-                                               ": " + error_text() + "; free memory or shard over more ranks");
+  return make_error(ExitCode::kOsResource, "cannot have " + std::to_string(bytes) +
+                                               " bytes of shared memory: " + call + ": " + error_text() +
+                                               "; free memory or shard over more ranks");
 }
 
 }  // namespace
@@ -59,7 +60,8 @@ absl::Status MemorySegment::populate() {
                                                                   : no_memory(bytes_, "posix_fallocate");
 }
 
-absl::StatusOr<MemorySegment> MemorySegment::create(const std::string& name, std::size_t bytes, bool populate) {
+absl::StatusOr<MemorySegment> MemorySegment::create(const std::string& name, std::size_t bytes,
+                                                    bool populate) {
   MemorySegment segment;
   segment.fd_ = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (segment.fd_ < 0) return no_memory(bytes, "memfd_create");
@@ -76,13 +78,14 @@ absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t
   MemorySegment segment;
   segment.fd_ = ::open(path.c_str(), O_CLOEXEC | (writable ? O_RDWR : O_RDONLY));
   if (segment.fd_ < 0 && (errno == EACCES || errno == EPERM))
-    return make_error(ExitCode::kPermission, "cannot open " + path + ": " + error_text() +
-                                                 "; ranks of one host must run as one user, or use comm.transport gloo");
+    return make_error(ExitCode::kPermission,
+                      "cannot open " + path + ": " + error_text() +
+                          "; ranks of one host must run as one user, or use comm.transport gloo");
   if (segment.fd_ < 0)
-    return make_error(ExitCode::kPeerLost, "cannot open " + path + ": " + error_text() + "; process " +
-                                               std::to_string(pid) +
-                                               " is gone, or in another PID namespace (then use comm.transport gloo)");
-  struct stat info{};
+    return make_error(ExitCode::kPeerLost,
+                      "cannot open " + path + ": " + error_text() + "; process " + std::to_string(pid) +
+                          " is gone, or in another PID namespace (then use comm.transport gloo)");
+  struct stat info {};
   if (fstat(segment.fd_, &info) != 0 || static_cast<std::size_t>(info.st_size) != bytes)
     return make_error(ExitCode::kInternal, path + " wants " + std::to_string(bytes) + " bytes, got " +
                                                std::to_string(info.st_size));

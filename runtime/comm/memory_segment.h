@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// A mapping of memory that other processes can map too (memfd_create(2)). It has no name in any file system, so it is
-/// gone when the last process that maps it is, however that ends. Its size is sealed: no process can shrink it under
-/// another. Move-only; the destructor unmaps and closes.
+/// A mapping of memory that other processes can map too (memfd_create(2)). It has no name in any file system,
+/// so it is gone when the last process that maps it is, however that ends. Its size is sealed: no process can
+/// shrink it under another. Move-only; the destructor unmaps and closes.
 class MemorySegment {
  public:
   MemorySegment() = default;
@@ -23,9 +23,9 @@ class MemorySegment {
   /// Errors: 71 if there is not so much memory.
   static absl::StatusOr<MemorySegment> create(const std::string& name, std::size_t bytes, bool populate);
 
-  /// The segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd: the processes
-  /// must share a PID namespace and a user. Errors: 75 if the process is gone, 77 if it may not be looked into, 70 if
-  /// the segment's size is not that of `bytes`.
+  /// The segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd:
+  /// the processes must share a PID namespace and a user. Errors: 75 if the process is gone, 77 if it may not
+  /// be looked into, 70 if the segment's size is not that of `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool writable);
 
   std::byte* data() const { return data_; }

@@ -1,6 +1,5 @@
 #include "runtime/comm/mesh.h"
 
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -16,7 +15,7 @@ struct Mesh::State {
   std::shared_ptr<GroupFactory> factory;
   std::shared_ptr<KeyValueStore> store;
 
-  std::mutex mutex;  // guards the members below
+  std::mutex mutex;                                // guards the members below
   std::map<std::pair<int, int>, int> times_asked;  // by shape: keeps group names apart
   std::vector<std::weak_ptr<Collectives>> groups;
   absl::Status aborted;
@@ -27,7 +26,8 @@ struct Mesh::State {
     return std::to_string(replicate) + "x" + std::to_string(shard) + "." + std::to_string(times) + ".";
   }
 
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, int first, int count, int stride) {
+  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, int first, int count,
+                                                    int stride) {
     std::vector<int> ranks(count);
     for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
     TESSERA_ASSIGN_OR_RETURN(auto group, factory->make(name, ranks));
@@ -63,7 +63,8 @@ absl::StatusOr<MeshAxes> Mesh::axes(int replicate, int shard) const {
   const int first = axes.replicate_index * shard;
   TESSERA_ASSIGN_OR_RETURN(axes.gather, state_->make(name + "gather", first, shard, 1));
   TESSERA_ASSIGN_OR_RETURN(axes.reduce, state_->make(name + "reduce", first, shard, 1));
-  TESSERA_ASSIGN_OR_RETURN(axes.replicate, state_->make(name + "replicate", axes.shard_index, replicate, shard));
+  TESSERA_ASSIGN_OR_RETURN(axes.replicate,
+                           state_->make(name + "replicate", axes.shard_index, replicate, shard));
   TESSERA_ASSIGN_OR_RETURN(axes.world, state_->make(name + "world", 0, topology.world_size, 1));
   return axes;
 }
@@ -85,7 +86,8 @@ namespace {
 class FakeGroupFactory : public GroupFactory {
  public:
   explicit FakeGroupFactory(int rank) : rank_(rank) {}
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string&, const std::vector<int>& ranks) override {
+  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string&,
+                                                    const std::vector<int>& ranks) override {
     const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     return std::shared_ptr<Collectives>(
         std::make_shared<LocalCollectives>(static_cast<int>(place), static_cast<int>(ranks.size())));

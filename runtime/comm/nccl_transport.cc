@@ -39,8 +39,10 @@ class DeviceBuffer : public CommBuffer {
 class NcclCollectives : public Collectives {
  public:
   NcclCollectives(const Group& group, int device, Backend backend, std::shared_ptr<KeyValueStore> store)
-      : group_(group), device_(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
-        report_(group, std::move(store)), backend_(std::move(backend)) {}
+      : group_(group),
+        device_(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
+        report_(group, std::move(store)),
+        backend_(std::move(backend)) {}
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
@@ -50,9 +52,11 @@ class NcclCollectives : public Collectives {
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                       std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel) override;
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work all_to_all(std::string_view label, const void* input, void* output,
+                  std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
 
@@ -142,18 +146,22 @@ void NcclCollectives::abort(const absl::Status& reason) {
 absl::Status NcclCollectives::refuse_dtype(std::string_view label, DType dtype) const {
   if (is_reducible(dtype)) return absl::OkStatus();
   return make_error(ExitCode::kInternal, group_.self() + " " + std::string(label) +
-                                             ": sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+                                             ": sums are of fp32, bf16 or fp16, got " +
+                                             std::string(name_of(dtype)));
 }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> NcclCollectives::allocate(std::size_t bytes) try {
-  at::Tensor memory = at::zeros({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_));
+  at::Tensor memory =
+      at::zeros({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_));
   return std::unique_ptr<CommBuffer>(std::make_unique<DeviceBuffer>(std::move(memory)));
 } catch (const std::exception& error) {
-  return make_error(ExitCode::kOsResource, group_.self() + " allocate of " + std::to_string(bytes) + " bytes on " +
-                                               device_.str() + ": " + text_of_c10_exception(error));
+  return make_error(ExitCode::kOsResource, group_.self() + " allocate of " + std::to_string(bytes) +
+                                               " bytes on " + device_.str() + ": " +
+                                               text_of_c10_exception(error));
 }
 
-Work NcclCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
+Work NcclCollectives::all_gather(std::string_view label, const void* shard, void* full,
+                                 std::size_t bytes_per_rank) {
   return start(Operation::kAllGather, label, DType::kU8, bytes_per_rank, [&](auto& backend) {
     at::Tensor output = tensor(full, bytes_per_rank * size()), input = tensor(shard, bytes_per_rank);
     return backend._allgather_base(output, input);
@@ -224,7 +232,8 @@ Work NcclCollectives::barrier(std::string_view label) {
 
 absl::Status nccl_available() {
   if (c10::cuda::device_count() > 0) return absl::OkStatus();
-  return make_error(ExitCode::kUnavailable, "comm.transport is \"nccl\", but this machine has no usable CUDA device");
+  return make_error(ExitCode::kUnavailable,
+                    "comm.transport is \"nccl\", but this machine has no usable CUDA device");
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device,
@@ -236,10 +245,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(own_keys, group.rank, group.size(), options);
   backend->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
-  return std::shared_ptr<Collectives>(std::make_shared<NcclCollectives>(group, device, std::move(backend), store));
+  return std::shared_ptr<Collectives>(
+      std::make_shared<NcclCollectives>(group, device, std::move(backend), store));
 } catch (const std::exception& error) {
-  return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + " cannot connect with NCCL on device " +
-                                             std::to_string(device) + ": " + text_of_c10_exception(error));
+  return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() +
+                                             " cannot connect with NCCL on device " + std::to_string(device) +
+                                             ": " + text_of_c10_exception(error));
 }
 
 }  // namespace tessera

@@ -12,9 +12,10 @@ namespace tessera {
 
 /// The `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers are the device's.
 ///
-/// Reductions are plain sums by NCCL in the dtype of the input (its symmetric kernels take nothing else), widened to fp32
-/// afterwards: the order of summation is NCCL's, so bits may differ from the other transports. Calls are ordered on the
-/// current stream; Work::wait makes the current stream wait and does not block the host.
+/// Reductions are plain sums by NCCL in the dtype of the input (its symmetric kernels take nothing else),
+/// widened to fp32 afterwards: the order of summation is NCCL's, so bits may differ from the other
+/// transports. Calls are ordered on the current stream; Work::wait makes the current stream wait and does not
+/// block the host.
 ///
 /// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
 /// nccl_transport_missing.cc answers with exit code 69.

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-// One copy of each kernel per instruction set, chosen when the program is loaded. Sanitizers' run-times are not up yet
-// when that choice is made, so their builds have the portable copy only.
+// One copy of each kernel per instruction set, chosen when the program is loaded. Sanitizers' run-times are
+// not up yet when that choice is made, so their builds have the portable copy only.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TESSERA_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -18,11 +18,15 @@
 namespace tessera {
 namespace {
 
-constexpr int kFused = 8;              // so many sources are summed in registers
-constexpr std::size_t kBlock = 1024;   // elements of partial sums that stay in the first-level cache
+constexpr int kFused = 8;             // so many sources are summed in registers
+constexpr std::size_t kBlock = 1024;  // elements of partial sums that stay in the first-level cache
 
-struct BF16 { std::uint16_t bits; };
-struct F16 { std::uint16_t bits; };
+struct BF16 {
+  std::uint16_t bits;
+};
+struct F16 {
+  std::uint16_t bits;
+};
 
 TESSERA_INLINE float widen(float value) { return value; }
 
@@ -30,8 +34,9 @@ TESSERA_INLINE float widen(BF16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
-// Exponent and mantissa move into place and the exponent is rebiased; infinities and NaNs need the bias twice, and
-// subnormals are normalised by one exact subtraction. Selections instead of branches, so that it vectorises.
+// Exponent and mantissa move into place and the exponent is rebiased; infinities and NaNs need the bias
+// twice, and subnormals are normalised by one exact subtraction. Selections instead of branches, so that it
+// vectorises.
 TESSERA_INLINE float widen(F16 value) {
   constexpr std::uint32_t kExponent = 0x7c00u << 13, kRebias = (127u - 15u) << 23;
   constexpr float kSmallestNormal = std::bit_cast<float>(113u << 23);
@@ -57,7 +62,7 @@ template <int Count, typename T>
 TESSERA_INLINE void sum_fused(const void* const* sources, float* output, std::size_t numel) {
   std::array<const T*, kFused> typed{};
   for (int k = 0; k < Count; ++k) typed[k] = static_cast<const T*>(sources[k]);
-  // Each element is read before it is written, and by nothing else: an output that is a source is harmless.
+    // Each element is read before it is written, and by nothing else: an output that is a source is harmless.
 #pragma GCC ivdep
   for (std::size_t i = 0; i < numel; ++i) output[i] = tree<0, Count>(typed, i);
 }
@@ -65,21 +70,30 @@ TESSERA_INLINE void sum_fused(const void* const* sources, float* output, std::si
 template <typename T>
 TESSERA_INLINE void sum_few(const void* const* sources, int count, float* output, std::size_t numel) {
   switch (count) {
-    case 1: return sum_fused<1, T>(sources, output, numel);
-    case 2: return sum_fused<2, T>(sources, output, numel);
-    case 3: return sum_fused<3, T>(sources, output, numel);
-    case 4: return sum_fused<4, T>(sources, output, numel);
-    case 5: return sum_fused<5, T>(sources, output, numel);
-    case 6: return sum_fused<6, T>(sources, output, numel);
-    case 7: return sum_fused<7, T>(sources, output, numel);
-    default: return sum_fused<8, T>(sources, output, numel);
+    case 1:
+      return sum_fused<1, T>(sources, output, numel);
+    case 2:
+      return sum_fused<2, T>(sources, output, numel);
+    case 3:
+      return sum_fused<3, T>(sources, output, numel);
+    case 4:
+      return sum_fused<4, T>(sources, output, numel);
+    case 5:
+      return sum_fused<5, T>(sources, output, numel);
+    case 6:
+      return sum_fused<6, T>(sources, output, numel);
+    case 7:
+      return sum_fused<7, T>(sources, output, numel);
+    default:
+      return sum_fused<8, T>(sources, output, numel);
   }
 }
 
 TESSERA_CPU_CLONES void sum_few_f32(const void* const* sources, int count, float* output, std::size_t numel) {
   sum_few<float>(sources, count, output, numel);
 }
-TESSERA_CPU_CLONES void sum_few_bf16(const void* const* sources, int count, float* output, std::size_t numel) {
+TESSERA_CPU_CLONES void sum_few_bf16(const void* const* sources, int count, float* output,
+                                     std::size_t numel) {
   sum_few<BF16>(sources, count, output, numel);
 }
 TESSERA_CPU_CLONES void sum_few_f16(const void* const* sources, int count, float* output, std::size_t numel) {
@@ -92,8 +106,8 @@ SumFew kernel_of(DType dtype) {
   return dtype == DType::kF32 ? sum_few_f32 : dtype == DType::kBF16 ? sum_few_bf16 : sum_few_f16;
 }
 
-// More sources than fit registers: both halves of the tree into blocks of their own, for the output may be a source
-// that the right half still reads.
+// More sources than fit registers: both halves of the tree into blocks of their own, for the output may be a
+// source that the right half still reads.
 void sum_many(SumFew sum_few, const void* const* sources, int count, float* output, std::size_t numel) {
   if (count <= kFused) return sum_few(sources, count, output, numel);
   std::array<float, kBlock> left, right;

@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-/// `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule 3:
-/// the first 2^j sources, 2^j the largest power of two below their number, plus the rest, each summed the same way.
-/// Accumulates in fp32 without fused multiply-add, so the bits depend on the values and the number of sources only: not
-/// on the instruction set, nor on where a run of elements is cut.
+/// `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule
+/// 3: the first 2^j sources, 2^j the largest power of two below their number, plus the rest, each summed the
+/// same way. Accumulates in fp32 without fused multiply-add, so the bits depend on the values and the number
+/// of sources only: not on the instruction set, nor on where a run of elements is cut.
 ///
 /// One pass: every source is read once, the output is written once. `output` may be one of the sources.
 /// REQUIRES: dtype is fp32, bf16 or fp16; at least one source; pointers aligned to their element.

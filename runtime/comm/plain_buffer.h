@@ -9,7 +9,8 @@ namespace tessera {
 /// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines.
 class PlainBuffer : public CommBuffer {
  public:
-  explicit PlainBuffer(std::size_t bytes) : lines_(std::make_unique<Line[]>(bytes / sizeof(Line) + 1)), bytes_(bytes) {}
+  explicit PlainBuffer(std::size_t bytes)
+      : lines_(std::make_unique<Line[]>(bytes / sizeof(Line) + 1)), bytes_(bytes) {}
   std::byte* data() const override { return lines_[0].bytes; }
   std::size_t bytes() const override { return bytes_; }
 

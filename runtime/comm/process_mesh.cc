@@ -26,8 +26,9 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
 absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
   if (comm.transport == TransportChoice::kNccl) return nccl_available();
   if (comm.transport == TransportChoice::kHost && topology.num_hosts() > 1)
-    return make_error(ExitCode::kConfig, "comm.transport is \"host\", but the " + std::to_string(topology.world_size) +
-                                             " ranks are on " + std::to_string(topology.num_hosts()) +
+    return make_error(ExitCode::kConfig, "comm.transport is \"host\", but the " +
+                                             std::to_string(topology.world_size) + " ranks are on " +
+                                             std::to_string(topology.num_hosts()) +
                                              " hosts; use \"auto\" or \"gloo\"");
   return absl::OkStatus();
 }
@@ -56,16 +57,26 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
-  const JoinGroup gloo = [store, address](const Group& group) { return gloo_collectives(group, address, store); };
+  const JoinGroup gloo = [store, address](const Group& group) {
+    return gloo_collectives(group, address, store);
+  };
   const JoinGroup nccl = [store, device = topology.local_rank](const Group& group) {
     return nccl_collectives(group, device, store);
   };
   std::shared_ptr<GroupFactory> factory;
   switch (comm.transport) {
-    case TransportChoice::kAuto: factory = composed_group_factory(defaults, host, gloo); break;
-    case TransportChoice::kHost: factory = composed_group_factory(defaults, host, host); break;
-    case TransportChoice::kGloo: factory = flat_group_factory(defaults, gloo); break;
-    case TransportChoice::kNccl: factory = flat_group_factory(defaults, nccl); break;
+    case TransportChoice::kAuto:
+      factory = composed_group_factory(defaults, host, gloo);
+      break;
+    case TransportChoice::kHost:
+      factory = composed_group_factory(defaults, host, host);
+      break;
+    case TransportChoice::kGloo:
+      factory = flat_group_factory(defaults, gloo);
+      break;
+    case TransportChoice::kNccl:
+      factory = flat_group_factory(defaults, nccl);
+      break;
   }
   return Mesh(topology, std::move(factory), store);
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -11,8 +10,8 @@
 
 namespace tessera {
 
-/// The shared segments of a group as one rank maps them: its own part and its peers' of each. Thread-safe, because a
-/// CommBuffer may be freed on any thread.
+/// The shared segments of a group as one rank maps them: its own part and its peers' of each. Thread-safe,
+/// because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}

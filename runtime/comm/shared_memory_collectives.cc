@@ -12,7 +12,8 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
-constexpr std::size_t kSliceElements = 16;  // slices begin at cache lines, so that no two ranks write one line
+constexpr std::size_t kSliceElements =
+    16;  // slices begin at cache lines, so that no two ranks write one line
 
 struct Slice {
   std::size_t begin, numel;
@@ -48,7 +49,8 @@ struct SharedMemoryCollectives::Round {
   const std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
 
-SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space)
+SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group group,
+                                                 std::unique_ptr<SharedSpace> space)
     : transport_(std::move(transport)),
       group_(std::move(group)),
       space_(std::move(space)),
@@ -59,8 +61,8 @@ SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group gr
       outputs_(group_.size()),
       sources_(group_.size()) {}
 
-// An exception that takes this object with it is the news, not that the rank left. On threads run_ranks, which will
-// catch it, tells the peers its message; between processes nobody else would.
+// An exception that takes this object with it is the news, not that the rank left. On threads run_ranks,
+// which will catch it, tells the peers its message; between processes nobody else would.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     meeting_.leave();
@@ -105,8 +107,9 @@ absl::Status SharedMemoryCollectives::view_buffers() {
     inputs_[q] = call.input.reachable() ? space_->view(q, call.input) : nullptr;
     outputs_[q] = call.output.reachable() ? space_->view(q, call.output) : nullptr;
     if ((call.input.reachable() && !inputs_[q]) || (call.output.reachable() && !outputs_[q]))
-      return give_up(make_error(ExitCode::kInternal,
-                                meeting_.who(q) + " uses a CommBuffer whose counterpart was freed on this rank"));
+      return give_up(
+          make_error(ExitCode::kInternal,
+                     meeting_.who(q) + " uses a CommBuffer whose counterpart was freed on this rank"));
   }
   return absl::OkStatus();
 }
@@ -114,11 +117,11 @@ absl::Status SharedMemoryCollectives::view_buffers() {
 absl::Status SharedMemoryCollectives::compare_signatures() {
   for (int q = 1; q < size(); ++q) {
     if (calls_[q].signature == calls_[0].signature) continue;
-    return meeting_.fail(make_error(
-        ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
-                                 calls_[0].signature.describe() + ", " + meeting_.who(q) + " calls " +
-                                 calls_[q].signature.describe() +
-                                 "; every rank must make the same calls in the same order"));
+    return meeting_.fail(
+        make_error(ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
+                                            calls_[0].signature.describe() + ", " + meeting_.who(q) +
+                                            " calls " + calls_[q].signature.describe() +
+                                            "; every rank must make the same calls in the same order"));
   }
   return absl::OkStatus();
 }
@@ -144,8 +147,8 @@ absl::Status SharedMemoryCollectives::read_peers(Read read) {
   return meeting_.meet();
 }
 
-// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads everyone's.
-// `unannounced`: the call whose descriptors the first of these meetings exchanges; null if a meeting before did.
+// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads everyone's. `unannounced`: the call
+// whose descriptors the first of these meetings exchanges; null if a meeting before did.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
                                                 std::size_t window, Load load, Use use) {
@@ -186,8 +189,8 @@ Work SharedMemoryCollectives::all_gather(std::string_view label, const void* sha
   return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
 }
 
-absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const std::byte* shard, std::byte* full,
-                                             std::size_t bytes) {
+absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const std::byte* shard,
+                                             std::byte* full, std::size_t bytes) {
   if (!small(bytes)) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
     if (all_inputs_reachable()) {
@@ -198,7 +201,9 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
       });
     }
   }
-  const auto load = [&](const Round& round, std::byte* mailbox) { copy_bytes(mailbox, shard + round.begin, round.length); };
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    copy_bytes(mailbox, shard + round.begin, round.length);
+  };
   const auto use = [&](const Round& round) {
     copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length);
     for (int step = 1; step < size(); ++step)
@@ -214,22 +219,23 @@ void SharedMemoryCollectives::sum_inputs(std::size_t first, DType dtype, float* 
   pairwise_sum(sources_, dtype, output, numel);
 }
 
-void SharedMemoryCollectives::sum_mailboxes(const Round& round, std::size_t offset, DType dtype, float* output,
-                                            std::size_t numel) {
+void SharedMemoryCollectives::sum_mailboxes(const Round& round, std::size_t offset, DType dtype,
+                                            float* output, std::size_t numel) {
   for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
   pairwise_sum(sources_, dtype, output, numel);
 }
 
-Work SharedMemoryCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                             std::size_t numel_per_rank) {
+Work SharedMemoryCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype,
+                                             float* output, std::size_t numel_per_rank) {
   CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (!is_reducible(dtype)) return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+  if (!is_reducible(dtype))
+    return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
   call.input = space_->locate(input, numel_per_rank * size() * size_of(dtype));
   return Work(scatter(call, bytes_of(input), output, numel_per_rank));
 }
 
-absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input, float* output,
-                                              std::size_t numel) {
+absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input,
+                                              float* output, std::size_t numel) {
   const DType dtype = call.signature.dtype;
   const std::size_t element = size_of(dtype);
   const bool is_small = small(numel * size() * element);
@@ -242,7 +248,8 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   // A mailbox holds one piece for each rank.
   const auto load = [&](const Round& round, std::byte* mailbox) {
     for (int q = 0; q < size(); ++q)
-      copy_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element, round.length * element);
+      copy_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element,
+                 round.length * element);
   };
   const auto use = [&](const Round& round) {
     sum_mailboxes(round, rank() * round.length * element, dtype, output + round.begin, round.length);
@@ -251,21 +258,24 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   return in_rounds(is_small ? &call : nullptr, numel, window, load, use);
 }
 
-Work SharedMemoryCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                         std::size_t numel) {
+Work SharedMemoryCollectives::all_reduce(std::string_view label, const void* input, DType dtype,
+                                         float* output, std::size_t numel) {
   CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!is_reducible(dtype)) return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+  if (!is_reducible(dtype))
+    return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
   call.input = space_->locate(input, numel * size_of(dtype));
   call.output = space_->locate(output, numel * sizeof(float));
   return Work(reduce(call, bytes_of(input), output, numel));
 }
 
-absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input, float* output,
-                                             std::size_t numel) {
+absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input,
+                                             float* output, std::size_t numel) {
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
     // So little that every rank sums everything: one meeting instead of three.
-    const auto load = [&](const Round&, std::byte* mailbox) { copy_bytes(mailbox, input, numel * size_of(dtype)); };
+    const auto load = [&](const Round&, std::byte* mailbox) {
+      copy_bytes(mailbox, input, numel * size_of(dtype));
+    };
     const auto use = [&](const Round& round) { sum_mailboxes(round, 0, dtype, output, numel); };
     return in_rounds(&call, numel, numel, load, use);
   }
@@ -279,7 +289,8 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 // Each rank sums its slice into its own output, then all read the other slices from where they were summed.
 absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, float* output, std::size_t numel) {
   const Slice mine = slice_of(numel, rank(), size());
-  TESSERA_RETURN_IF_ERROR(read_peers([&] { sum_inputs(mine.begin, dtype, output + mine.begin, mine.numel); }));
+  TESSERA_RETURN_IF_ERROR(
+      read_peers([&] { sum_inputs(mine.begin, dtype, output + mine.begin, mine.numel); }));
   return read_peers([&] {
     for (int step = 1; step < size(); ++step) {
       const Slice slice = slice_of(numel, peer(step), size());
@@ -354,8 +365,8 @@ Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* inp
   return Work(exchange(call, bytes_of(input), bytes_of(output), bytes_per_rank));
 }
 
-absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
-                                               std::size_t bytes) {
+absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const std::byte* input,
+                                               std::byte* output, std::size_t bytes) {
   const bool is_small = small(bytes * size());
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
@@ -367,7 +378,8 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
     }
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
-    for (int q = 0; q < size(); ++q) copy_bytes(mailbox + q * round.length, input + q * bytes + round.begin, round.length);
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(mailbox + q * round.length, input + q * bytes + round.begin, round.length);
   };
   const auto use = [&](const Round& round) {
     for (int q = 0; q < size(); ++q)

@@ -13,18 +13,19 @@ namespace tessera {
 ///
 /// Three ways to move data, chosen by the same rule on every rank:
 ///
-/// | way     | when                                        | how                                          | meetings |
-/// |---------|---------------------------------------------|----------------------------------------------|----------|
-/// | mailbox | at most 16 KiB a rank                       | through the mailboxes                        | 1        |
-/// | direct  | larger, every buffer reachable by the peers | peers' buffers are read where they lie       | 2 or 3   |
-/// | rounds  | larger, some buffer is not                  | through the mailboxes, one window at a time  | 1 + 1 a window |
+/// | way     | when                              | how                                     | meetings      |
+/// |---------|-----------------------------------|-----------------------------------------|---------------|
+/// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
+/// | direct  | larger, all buffers are reachable | peers' buffers are read where they lie  | 2 or 3        |
+/// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
 ///
 /// Invariants:
-///  1. The first meeting of every call exchanges its descriptors, and all ranks compare the same signatures: either all
-///     go on or all fail.
-///  2. What a rank publishes for phase k (descriptor, mailbox) it writes into slot k & 1. Peers read it between phases k
-///     and k+1, and it is next written after phase k+1: never while it is read.
-///  3. A peer's buffer is read only between two meetings of one call, so a call's inputs are free when it returns.
+///  1. The first meeting of every call exchanges its descriptors, and all ranks compare the same signatures:
+///     either all go on or all fail.
+///  2. What a rank publishes for phase k (descriptor, mailbox) it writes into slot k & 1. Peers read it
+///     between phases k and k+1, and it is next written after phase k+1: never while it is read.
+///  3. A peer's buffer is read only between two meetings of one call, so a call's inputs are free when it
+///     returns.
 ///  4. Within one interval between meetings, no rank writes what a peer may read.
 ///
 /// Calls run on the caller's thread and are done when they return: Work::wait costs nothing.
@@ -41,16 +42,19 @@ class SharedMemoryCollectives : public Collectives {
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                       std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel) override;
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
-  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work all_to_all(std::string_view label, const void* input, void* output,
+                  std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
 
  private:
   struct Round;
 
-  CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
+                       int root = 0);
   absl::Status give_up(const absl::Status& why);
   absl::Status refuse(const std::string& why);
   absl::Status meet_about(const CallDescriptor& call);
@@ -64,7 +68,8 @@ class SharedMemoryCollectives : public Collectives {
   template <typename Read>
   absl::Status read_peers(Read read);
   template <typename Load, typename Use>
-  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load, Use use);
+  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load,
+                         Use use);
   void sum_inputs(std::size_t first, DType dtype, float* output, std::size_t numel);
   void sum_mailboxes(const Round& round, std::size_t offset, DType dtype, float* output, std::size_t numel);
 
@@ -74,7 +79,8 @@ class SharedMemoryCollectives : public Collectives {
   absl::Status reduce_direct(DType dtype, float* output, std::size_t numel);
   absl::Status reduce_in_rounds(DType dtype, const std::byte* input, float* output, std::size_t numel);
   absl::Status spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root);
-  absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output, std::size_t bytes);
+  absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
+                        std::size_t bytes);
 
   const std::string transport_;
   const Group group_;
@@ -82,9 +88,9 @@ class SharedMemoryCollectives : public Collectives {
   Meeting meeting_;
   const int exceptions_at_start_;
   std::uint64_t sequence_ = 0;
-  std::vector<CallDescriptor> calls_;   ///< of all ranks, for the call under way
+  std::vector<CallDescriptor> calls_;               ///< of all ranks, for the call under way
   std::vector<const std::byte*> inputs_, outputs_;  ///< views of their buffers; null where unreachable
-  std::vector<const void*> sources_;    ///< scratch of the sums
+  std::vector<const void*> sources_;                ///< scratch of the sums
 };
 
 }  // namespace tessera

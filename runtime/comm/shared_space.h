@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// What differs between ranks on threads and ranks in processes: where the control blocks are, how a peer's buffer is
-/// found, and whether a peer still lives. One per rank and group; `rank` counts within the group.
+/// What differs between ranks on threads and ranks in processes: where the control blocks are, how a peer's
+/// buffer is found, and whether a peer still lives. One per rank and group; `rank` counts within the group.
 class SharedSpace {
  public:
   virtual ~SharedSpace() = default;
@@ -36,8 +36,8 @@ class SharedSpace {
   /// True if futexes must work between processes.
   virtual bool between_processes() const = 0;
 
-  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made, all parts are made known
-  /// (by the caller, as `offers`, in rank order) and then opened. `publish` returns the offer.
+  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made, all parts are made
+  /// known (by the caller, as `offers`, in rank order) and then opened. `publish` returns the offer.
   class Allocation {
    public:
     virtual ~Allocation() = default;

@@ -16,7 +16,9 @@ class ThreadGroupMemory {
   static constexpr std::size_t kMailboxBytes = 16 << 10;
 
   explicit ThreadGroupMemory(const Group& group)
-      : world_ranks(group.world_ranks), blocks(std::make_unique<RankBlock[]>(group.size())), mailboxes(group.size()) {}
+      : world_ranks(group.world_ranks),
+        blocks(std::make_unique<RankBlock[]>(group.size())),
+        mailboxes(group.size()) {}
 
   struct alignas(128) Mailboxes {
     std::byte bytes[2][kMailboxBytes];
@@ -85,7 +87,8 @@ std::shared_ptr<ThreadGroupMemory> ThreadRun::memory_of(const Group& group) {
   if (memory) return memory;
   memory = std::make_shared<ThreadGroupMemory>(group);
   for (int member = 0; member < group.size(); ++member)
-    if (auto it = ended_.find(group.world_rank(member)); it != ended_.end()) end_member(*memory, member, it->second);
+    if (auto it = ended_.find(group.world_rank(member)); it != ended_.end())
+      end_member(*memory, member, it->second);
   return memory;
 }
 

@@ -15,8 +15,8 @@ namespace tessera {
 
 class ThreadGroupMemory;  // the control blocks of one group
 
-/// Where ranks that are threads of one process find their groups: by name and ranks. One per run, shared by all its
-/// ranks; it also ends the groups of a rank whose body is over. Thread-safe.
+/// Where ranks that are threads of one process find their groups: by name and ranks. One per run, shared by
+/// all its ranks; it also ends the groups of a rank whose body is over. Thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);
@@ -39,7 +39,8 @@ class ThreadRun {
   std::map<int, absl::Status> ended_;
 };
 
-/// The groups of one rank of a run. `topology` is the rank's; hosts that it pretends are joined hierarchically.
+/// The groups of one rank of a run. `topology` is the rank's; hosts that it pretends are joined
+/// hierarchically.
 std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology);
 
 }  // namespace tessera

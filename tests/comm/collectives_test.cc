@@ -142,7 +142,8 @@ TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
     EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
     EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("second barrier #2"), HasSubstr("rank 1 ")));
   }
-  EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
+  EXPECT_THAT(message_of(results[0]) + message_of(results[2]),
+              HasSubstr("rank 1 has left, last in barrier 'first'"));
 }
 
 TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
@@ -158,8 +159,9 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
       0.2);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
   EXPECT_EQ(exit_code_of(results[0]), ExitCode::kPeerLost);
-  EXPECT_THAT(message_of(results[0]), AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
-                                            HasSubstr("rank 1, last in barrier 'warm' (#1)")));
+  EXPECT_THAT(message_of(results[0]),
+              AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
+                    HasSubstr("rank 1, last in barrier 'warm' (#1)")));
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 

@@ -20,14 +20,16 @@ TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
     auto axes = mesh.axes(1, mesh.world_size());
     require_ok(axes.status());
     const bool mixed = hosts > 1 && hosts < ranks;
-    require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"), axes->world->transport());
+    require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"),
+            axes->world->transport());
     require(axes->world->rank() == mesh.rank() && axes->world->size() == mesh.world_size(), "numbering");
     check_all_operations(*axes->world, false, 20001);
     check_all_operations(*axes->reduce, true, 8200);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
+INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical,
+                         testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
 TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);

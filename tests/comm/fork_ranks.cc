@@ -47,7 +47,8 @@ class ForkedStore : public KeyValueStore {
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
-    for (const auto end = Clock::now() + timeout;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    for (const auto end = Clock::now() + timeout;;
+         std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
       {
         Lock lock(*table_);
         if (const Entry* entry = find(key)) return std::string(entry->value);

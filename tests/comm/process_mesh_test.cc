@@ -76,8 +76,9 @@ TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
   const World world = GetParam();
   const int port = free_port();
   expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, world.ranks, world.hosts, port),
-                                                               quick(world.choice)));
+    TESSERA_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), quick(world.choice)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, world.ranks));
     require(axes.world->transport() == world.transport, axes.world->transport());
     check_all_operations(*axes.world, true, 8200);
@@ -87,12 +88,12 @@ TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, ProcessMesh,
-    testing::Values(World{2, 1, TransportChoice::kAuto, "host"}, World{2, 1, TransportChoice::kGloo, "gloo"},
-                    World{3, 3, TransportChoice::kAuto, "gloo"},
-                    World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
-                    World{4, 2, TransportChoice::kGloo, "gloo"}));
+INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
+                         testing::Values(World{2, 1, TransportChoice::kAuto, "host"},
+                                         World{2, 1, TransportChoice::kGloo, "gloo"},
+                                         World{3, 3, TransportChoice::kAuto, "gloo"},
+                                         World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
+                                         World{4, 2, TransportChoice::kGloo, "gloo"}));
 
 TEST(ProcessMeshTest, OneRankNeedsNoPort) {
   Topology alone;
@@ -125,15 +126,14 @@ TEST(TcpStore, PortInUseNamesThePort) {
   const Listener other;
   const auto store = tcp_store(topology_of(0, 2, 1, other.port), 5);
   EXPECT_EQ(exit_code_of(store.status()), ExitCode::kUnavailable);
-  EXPECT_THAT(message_of(store.status()), AllOf(HasSubstr(std::to_string(other.port)), HasSubstr("MASTER_PORT")));
+  EXPECT_THAT(message_of(store.status()),
+              AllOf(HasSubstr(std::to_string(other.port)), HasSubstr("MASTER_PORT")));
 }
 
 TEST(TcpStore, MissingRanksAreListed) {
   const int port = free_port();
-  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
-    const absl::Status status = tcp_store(topology_of(rank, 4, 1, port), 1.0).status();
-    if (rank == 0) store.get("end/1", std::chrono::seconds(5)).status().IgnoreError();  // keep serving
-    return status;
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    return tcp_store(topology_of(rank, 4, 1, port), 1.0).status();
   });
   for (const auto& end : ends) {
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
@@ -150,10 +150,8 @@ TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
 
 TEST(TcpStore, ARankClaimedTwiceIsRefused) {
   const int port = free_port();
-  const auto ends = fork_ranks(3, [&](int process, KeyValueStore& store) -> absl::Status {
-    const absl::Status status = tcp_store(topology_of(process == 0 ? 0 : 1, 3, 1, port), 1.0).status();
-    if (process == 0) store.get("end/2", std::chrono::seconds(5)).status().IgnoreError();
-    return status;
+  const auto ends = fork_ranks(3, [&](int process, KeyValueStore&) -> absl::Status {
+    return tcp_store(topology_of(process == 0 ? 0 : 1, 4, 1, port), 1.0).status();
   });
   EXPECT_TRUE((ends[1].exit_code == ExitCode::kConfig) != (ends[2].exit_code == ExitCode::kConfig));
   EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
@@ -161,12 +159,10 @@ TEST(TcpStore, ARankClaimedTwiceIsRefused) {
 
 TEST(TcpStore, AnotherJobsStoreIsRefused) {
   const int port = free_port();
-  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     Topology topology = topology_of(rank, 2, 1, port);
     if (rank == 1) topology.run_id = "another";
-    const absl::Status status = tcp_store(topology, 1.0).status();
-    if (rank == 0) store.get("end/1", std::chrono::seconds(5)).status().IgnoreError();
-    return status;
+    return tcp_store(topology, 1.0).status();
   });
   EXPECT_EQ(ends[1].exit_code, ExitCode::kUnavailable);
   EXPECT_THAT(ends[1].message, AllOf(HasSubstr("belongs to run 'test'"), HasSubstr("this is run 'another'")));
@@ -220,7 +216,8 @@ TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
       options.waitWorkers = false;
       const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
       for (int rank = 0; rank < 2; ++rank)
-        TESSERA_RETURN_IF_ERROR(outside.get("end/" + std::to_string(rank), std::chrono::seconds(20)).status());
+        TESSERA_RETURN_IF_ERROR(
+            outside.get("end/" + std::to_string(rank), std::chrono::seconds(20)).status());
       return absl::OkStatus();
     }
     for (int life = 0; life < 2; ++life) {
@@ -238,8 +235,8 @@ TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
 /// Ranks that sum until they fail. A rank that serves the store does so until the last one ended.
 ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(
-        const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port), quick(TransportChoice::kGloo, timeout_s)));
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port),
+                                                                quick(TransportChoice::kGloo, timeout_s)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, ranks));
     absl::Status status;
     std::vector<float> data(30'000);
@@ -247,7 +244,8 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
       status = axes.world->all_reduce("blocks.3", data.data(), DType::kF32, data.data(), data.size()).wait();
       if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
     }
-    if (rank == 0) outside.get("end/" + std::to_string(ranks - 1), std::chrono::seconds(20)).status().IgnoreError();
+    if (rank == 0)
+      outside.get("end/" + std::to_string(ranks - 1), std::chrono::seconds(20)).status().IgnoreError();
     return status;
   };
 }
@@ -265,9 +263,10 @@ TEST(GlooFailures, OthersNameAKilledRank) {
   for (int rank : {2, 0}) {
     const RankEnd end = ranks.wait(rank);
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
-    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
-                                   HasSubstr("rank 1 does not answer"),
-                                   HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
+    EXPECT_THAT(end.message,
+                AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                      HasSubstr("rank 1 does not answer"),
+                      HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
   }
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
 }
@@ -289,8 +288,8 @@ TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
 TEST(GlooFailures, AbortTellsThePeersWhy) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
-                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
+    TESSERA_ASSIGN_OR_RETURN(
+        const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("warm").wait());
     if (rank == 1) return axes.world->barrier("step").wait();
@@ -306,8 +305,8 @@ TEST(GlooFailures, AbortTellsThePeersWhy) {
 TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
-                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
+    TESSERA_ASSIGN_OR_RETURN(
+        const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
     std::vector<float> full(100);
     const absl::Status status =

@@ -26,7 +26,8 @@ inline float widen_slowly(DType dtype, std::uint16_t bits) {
   if (exponent == top && mantissa != 0) return std::numeric_limits<float>::quiet_NaN();
   if (exponent == top) return static_cast<float>(sign * std::numeric_limits<double>::infinity());
   const double fraction = exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits);
-  return static_cast<float>(sign * std::ldexp(fraction, (exponent == 0 ? 1 : exponent) - bias - mantissa_bits));
+  return static_cast<float>(sign *
+                            std::ldexp(fraction, (exponent == 0 ? 1 : exponent) - bias - mantissa_bits));
 }
 
 inline float value_at(const Bytes& data, DType dtype, std::size_t i) {
@@ -46,7 +47,8 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   Bytes data(numel * size_of(dtype));
   for (std::size_t i = 0; i < numel; ++i) {
     if (dtype == DType::kF32) {
-      const float value = std::ldexp(static_cast<float>(random() >> 8) - 8388608.0f, static_cast<int>(random() % 24) - 24);
+      const float value =
+          std::ldexp(static_cast<float>(random() >> 8) - 8388608.0f, static_cast<int>(random() % 24) - 24);
       std::memcpy(data.data() + 4 * i, &value, 4);
     } else {
       auto bits = static_cast<std::uint16_t>(random());
@@ -58,7 +60,8 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   return data;
 }
 
-/// Rule 3 of collectives.h word by word: neighbours are added, an odd last one is carried up, until one is left.
+/// Rule 3 of collectives.h word by word: neighbours are added, an odd last one is carried up, until one is
+/// left.
 inline float tree_of(std::vector<float> values) {
   while (values.size() > 1) {
     std::vector<float> next;
@@ -82,7 +85,8 @@ inline std::vector<float> reference_sum(const std::vector<Bytes>& inputs, DType 
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 }  // namespace tessera

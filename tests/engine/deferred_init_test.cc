@@ -2,7 +2,8 @@
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <cstring>
@@ -63,7 +64,7 @@ struct OddInit : Module {
     truncated = register_parameter("truncated", torch::nn::init::xavier_uniform_(at::zeros({7, 2})));
     torch::nn::init::normal_(scaled, 0, 1);  // drawn over: the first draw must still move the generator
     mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
-    constant = register_buffer("constant", at::tensor(std::vector<float>{1.f, 2.f}, at::TensorOptions()).mul(2));
+    constant = register_buffer("constant", at::arange(5).to(at::kFloat).mul(2));
     value = scaled.sum().item<float>();
   }
   at::Tensor scaled, rows, orthogonal, truncated, mask, constant;

@@ -1,0 +1,114 @@
+#include "app/agreement.h"
+
+#include <chrono>
+#include <utility>
+
+#include "runtime/base/error.h"
+
+namespace tessera::app {
+namespace {
+
+constexpr std::size_t kMostDifferences = 5;
+constexpr char kReference[] = "agreement/reference";
+constexpr char kVerdict[] = "agreement/verdict";
+
+std::string answer_key(int rank) { return "agreement/answer/" + std::to_string(rank); }
+std::string name_of_rank(int rank, int world_size) {
+  return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
+}
+
+std::string join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+  return text;
+}
+
+/// What a rank answers: whether it failed or differs, and how. As text on the way: {"failed": "..."}.
+nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
+  if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
+  if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed: nothing to compare with
+  const auto differ = differences(*prepared, reference);
+  if (differ.empty()) return nlohmann::json::object();
+  return {{"differs", join(differ)}};
+}
+
+std::string to_text(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// One exchange, seen from one rank.
+class Exchange {
+ public:
+  Exchange(const AgreementOptions& options, KeyValueStore& store) : options_(options), store_(store) {}
+
+  absl::Status run(const absl::StatusOr<nlohmann::json>& prepared) {
+    if (options_.rank == 0)
+      TESSERA_RETURN_IF_ERROR(store_.set(kReference, to_text(prepared.ok() ? *prepared : nlohmann::json())));
+    TESSERA_ASSIGN_OR_RETURN(const nlohmann::json reference, get(kReference));
+    TESSERA_RETURN_IF_ERROR(store_.set(answer_key(options_.rank), to_text(answer_of(prepared, reference))));
+    if (options_.rank == 0) TESSERA_RETURN_IF_ERROR(collect());
+    TESSERA_ASSIGN_OR_RETURN(const nlohmann::json verdict, get(kVerdict));
+    if (!prepared.ok()) return prepared.status();
+    return status_of(verdict);
+  }
+
+ private:
+  absl::StatusOr<nlohmann::json> get(const std::string& key) {
+    const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options_.timeout_s * 1000));
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, store_.get(key, timeout));
+    return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  }
+
+  /// Rank 0 reads all answers and tells everybody which count.
+  absl::Status collect() {
+    nlohmann::json verdict = {{"failed", nlohmann::json::array()}, {"differs", nlohmann::json::array()}};
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+      TESSERA_ASSIGN_OR_RETURN(const nlohmann::json answer, get(answer_key(rank)));
+      for (const char* kind : {"failed", "differs"}) {
+        if (answer.contains(kind))
+          verdict[kind].push_back(name_of_rank(rank, options_.world_size) + ": " + answer[kind].get<std::string>());
+      }
+    }
+    return store_.set(kVerdict, to_text(verdict));
+  }
+
+  static absl::Status status_of(const nlohmann::json& verdict) {
+    const auto failed = verdict.at("failed").get<std::vector<std::string>>();
+    const auto differs = verdict.at("differs").get<std::vector<std::string>>();
+    if (!failed.empty()) return make_error(ExitCode::kPeerLost, "could not start: " + join(failed));
+    if (differs.empty()) return absl::OkStatus();
+    return make_error(ExitCode::kConfig, "ranks were started differently: " + join(differs) +
+                                             ". hint: give every rank the same files and options; on several hosts, "
+                                             "copy the files");
+  }
+
+  const AgreementOptions& options_;
+  KeyValueStore& store_;
+};
+
+}  // namespace
+
+std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s) {
+  const nlohmann::json left = mine.flatten(), right = rank_0s.flatten();
+  std::vector<std::string> found;
+  const auto add = [&](const std::string& key) {
+    const auto text = [&](const nlohmann::json& side) { return side.contains(key) ? to_text(side[key]) : "nothing"; };
+    found.push_back(key + ": " + text(left) + ", rank 0 has " + text(right));
+  };
+  for (const auto& [key, value] : left.items())
+    if (!right.contains(key) || right[key] != value) add(key);
+  for (const auto& [key, value] : right.items())
+    if (!left.contains(key)) add(key);
+  if (found.size() <= kMostDifferences) return found;
+  const std::size_t more = found.size() - kMostDifferences;
+  found.resize(kMostDifferences);
+  found.push_back("and " + std::to_string(more) + " more");
+  return found;
+}
+
+absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
+                   KeyValueStore& store) {
+  return Exchange(options, store).run(prepared);
+}
+
+}  // namespace tessera::app

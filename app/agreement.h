@@ -1,0 +1,33 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/key_value_store.h"
+
+namespace tessera::app {
+
+/// Who talks to whom, and for how long.
+struct AgreementOptions {
+  int rank = 0;
+  int world_size = 1;
+  double timeout_s = 300;
+};
+
+/// Makes sure, before any model code runs, that all ranks are about to do the same. Collective over the job's store.
+///
+/// `prepared` is all that decides a run (strategy, model, options, ...), or why this rank cannot take part. Each rank
+/// compares its own with rank 0's. If one differs, or failed, every rank gets an error that names it: 78 with the keys
+/// that differ, its own error on the rank that failed, and 75 on the others, so that nobody waits for it.
+/// Traffic: one copy of rank 0's text a rank, and one line back.
+absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
+                   KeyValueStore& store);
+
+/// "/strategy/optimizer/lr: 0.002, rank 0 has 0.001", one a key that differs; at most five, and how many more.
+std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s);
+
+}  // namespace tessera::app

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::app {
+
+/// The commands of `tessera`, each with what its command line says. They print, and return the program's exit code
+/// (runtime/base/error.h); main.cc alone knows how a command line is read.
+
+struct TextSampling {
+  std::string prompt;
+  std::int64_t tokens = 0;     ///< 0: no sample
+  double temperature = 0.8;
+  std::int64_t top_k = 0;      ///< 0: among all
+  std::uint64_t seed = 0;
+};
+
+struct TrainCommand {
+  std::string model;     ///< model file
+  std::string strategy;  ///< strategy file
+  std::string data;
+  std::string data_format = "auto";
+  std::vector<std::string> extensions;  ///< of a folder's text files; empty: all files
+  std::int64_t steps = 0;
+  std::int64_t batch = 0;    ///< samples of one rank's microbatch
+  std::int64_t seq_len = 0;  ///< 0: the model's
+  std::uint64_t seed = 0;    ///< of the weights and of the order of the data
+  bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
+  std::string metrics;       ///< JSON lines, a step each; empty: none
+  std::int64_t log_every = 10;
+  std::string save_weights;  ///< empty: not saved
+  TextSampling sample;
+};
+/// Trains. One process a rank.
+int run_train(const TrainCommand& command);
+
+struct SampleCommand {
+  std::string model;
+  std::string weights;  ///< as `tessera train --save-weights` wrote them
+  TextSampling sample;
+};
+/// Continues a text with saved weights, in one process.
+int run_sample(const SampleCommand& command);
+
+struct PlanCommand {
+  std::string model;
+  std::string strategy;
+  int world_size = 1;
+  int hosts = 1;
+  bool json = false;
+};
+/// Prints what every rank of a world of any size would allocate and send, without running anything.
+int run_plan(const PlanCommand& command);
+
+/// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Returns 0 unless something
+/// that Tessera cannot do without is missing (69).
+int run_doctor();
+
+}  // namespace tessera::app

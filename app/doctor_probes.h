@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::app {
+
+enum class Health {
+  kOk,
+  kWarn,     ///< works, but slower or not everywhere
+  kMissing,  ///< Tessera's own CPU training does not work without it
+};
+
+/// What was found of one thing, and how to mend it where it is not kOk.
+struct Finding {
+  std::string name;
+  Health health = Health::kOk;
+  std::string found;
+  std::string fix;
+};
+
+/// Each looks at the machine as it is now; none changes anything.
+Finding probe_cores();
+Finding probe_instruction_set();
+Finding probe_transparent_huge_pages();
+Finding probe_locked_memory();
+Finding probe_shared_memory_size();
+Finding probe_shared_segment();  ///< memfd, opened by another process: what the `host` transport stands on
+Finding probe_pidfd();
+Finding probe_loopback();
+Finding probe_io_uring();
+Finding probe_cuda_toolkit();
+Finding probe_cuda_driver();
+
+}  // namespace tessera::app

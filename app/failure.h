@@ -1,0 +1,29 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <exception>
+#include <functional>
+#include <string>
+
+namespace tessera::app {
+
+/// The end of every command: runs `body`; whatever it throws is logged in one message with a hint, written to the file
+/// that the launcher named ($TORCHELASTIC_ERROR_FILE), and turned into an exit code.
+int exit_code_of_run(const std::function<void()>& body);
+
+/// What was thrown, as a status with an exit code: Tessera's own as they are, std::bad_alloc 71, all others 70. Stack
+/// traces that LibTorch puts below a message are left out.
+absl::Status status_of(const std::exception_ptr& failure);
+
+/// `message` with "hint: ..." for the status's exit code, unless it gives one itself.
+std::string with_hint(const absl::Status& status);
+
+/// The last words of this process in the form that torchrun and `tessera launch` read:
+///
+///     {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}}}
+///
+/// Nothing happens if $TORCHELASTIC_ERROR_FILE is not set, or cannot be written: there is an error to report already.
+void write_error_file(const std::string& message);
+
+}  // namespace tessera::app

@@ -1,0 +1,122 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <variant>
+
+#include "app/commands.h"
+#include "app/failure.h"
+#include "app/step_traffic.h"
+#include "models/language_model.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "tessera/deferred_init.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+#include "tessera/recompute.h"
+
+namespace tessera::app {
+namespace {
+
+Topology pretend_topology(const PlanCommand& command) {
+  if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
+    throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) + " ranks do not fill --hosts " +
+                                      std::to_string(command.hosts) + " evenly");
+  Topology topology;
+  topology.world_size = command.world_size;
+  topology.local_world_size = command.world_size / command.hosts;
+  topology.launcher = "plan";
+  return topology;
+}
+
+MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
+  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) { return checkpoint(segment, x); };
+  const auto model = deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+  return plan_memory(*model, strategy, topology);
+}
+
+std::int64_t padding_of(const UnitShape& unit) {
+  std::int64_t padding = 0;
+  for (const GroupShape& group : unit.groups) padding += group.layout.padding();
+  return padding;
+}
+
+std::int64_t numel_of(const UnitShape& unit) {
+  std::int64_t numel = 0;
+  for (const GroupShape& group : unit.groups) numel += group.layout.numel();
+  return numel - padding_of(unit);
+}
+
+std::string units_table(const MemoryPlan& plan) {
+  using Align = TextTable::Align;
+  TextTable table({{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
+  for (const UnitShape& unit : plan.input().units) {
+    table.add_row({unit.name, std::to_string(numel_of(unit)), std::to_string(padding_of(unit)),
+                   format_bytes(unit.gathered_bytes())});
+  }
+  return table.to_string();
+}
+
+std::string traffic_table(const MemoryPlan& plan) {
+  using Align = TextTable::Align;
+  TextTable table({{"collective"}, {"axis"}, {"calls", Align::kRight}, {"bytes", Align::kRight}, {"of"}});
+  for (const StepCollective& each : collectives_of_step(plan)) {
+    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
+  }
+  return table.to_string();
+}
+
+nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
+  const MeshPosition& mesh = plan.input().mesh;
+  nlohmann::ordered_json json = {{"parameters", parameters},
+                                 {"world_size", mesh.world_size()},
+                                 {"mesh", {{"replicate", mesh.replicate_size}, {"shard", mesh.shard_size}}},
+                                 {"total_bytes", plan.use().total()}};
+  for (std::size_t i = 0; i < kMemoryCategories; ++i)
+    json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
+  json["units"] = nlohmann::ordered_json::array();
+  for (const UnitShape& unit : plan.input().units) {
+    json["units"].push_back({{"name", unit.name}, {"parameters", numel_of(unit)}, {"padding", padding_of(unit)},
+                             {"gathered_bytes", unit.gathered_bytes()}});
+  }
+  json["collectives"] = nlohmann::ordered_json::array();
+  for (const StepCollective& each : collectives_of_step(plan)) {
+    json["collectives"].push_back({{"operation", each.operation}, {"axis", each.axis}, {"of", each.what},
+                                   {"calls", each.calls}, {"bytes", each.bytes}});
+  }
+  return json;
+}
+
+std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
+  const MeshPosition& mesh = plan.input().mesh;
+  std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) + " ranks, mesh " +
+                     std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) + " (replicate x shard), " +
+                     std::to_string(parameters) + " parameters in " + std::to_string(plan.input().units.size()) + " units\n\n";
+  text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
+  const std::string traffic = traffic_table(plan);
+  return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
+         " microbatches)\n" + (mesh.world_size() > 1 ? traffic : "none: one rank\n");
+}
+
+}  // namespace
+
+int run_plan(const PlanCommand& command) {
+  return exit_code_of_run([&] {
+    const Topology topology = pretend_topology(command);
+    const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
+    const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
+    const MemoryPlan plan = plan_of(config, strategy, topology);
+    const std::int64_t parameters = models::parameter_count(config);
+    if (command.json) {
+      std::cout << to_json(plan, parameters).dump(2) << "\n";
+    } else {
+      std::cout << to_text(plan, strategy, parameters);
+    }
+    const std::int64_t limit = strategy.memory.limit_bytes;
+    if (limit > 0 && plan.use().total() > limit)
+      throw Error(ExitCode::kConfig, "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
+                                         " a rank, the limit is " + format_bytes(limit) +
+                                         ". hint: more ranks, bf16 parameters, or a strategy that shards more");
+  });
+}
+
+}  // namespace tessera::app

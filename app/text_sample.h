@@ -1,0 +1,20 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <string>
+
+#include "app/commands.h"
+#include "models/language_model.h"
+
+namespace tessera::app {
+
+/// 78 unless bytes are tokens of `model`.
+absl::Status check_byte_level(const models::LanguageModel& model);
+
+/// Continues `sampling.prompt` byte by byte; returns prompt and continuation. Control characters other than newline
+/// and tab become '?', since a model may write anything. Collective where the model is sharded: every rank draws the same.
+/// REQUIRES: check_byte_level(model).
+std::string continue_text(models::LanguageModel& model, const TextSampling& sampling);
+
+}  // namespace tessera::app

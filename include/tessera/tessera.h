@@ -1,0 +1,8 @@
+#pragma once
+
+/// Everything a training program needs. Each header stands alone too.
+#include "tessera/deferred_init.h"  // IWYU pragma: export
+#include "tessera/engine.h"         // IWYU pragma: export
+#include "tessera/error.h"          // IWYU pragma: export
+#include "tessera/init.h"           // IWYU pragma: export
+#include "tessera/recompute.h"      // IWYU pragma: export

@@ -1,0 +1,99 @@
+// The commands that train nothing, and the texts that must agree with them.
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include "runtime/base/strategy.h"
+#include "workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Command : public Workplace {};
+
+const std::string kExamples = TESSERA_SOURCE "/examples/";
+
+TEST_F(Command, WrongUsageIs64) {
+  for (const Words& words : {Words{}, Words{"fly"}, Words{"train"}, Words{"plan", "--world-size", "two"},
+                             Words{"launch", "-n", "2"}, Words{"launch", "-n", "0", "--", "true"}}) {
+    const Ended ended = run_program(Words{TESSERA_PROGRAM} + words, path("run"));
+    EXPECT_EQ(ended.code, 64) << ended.out << ended.err;
+  }
+  EXPECT_EQ(run_program(train(strategy("FULL_SHARD"), "none", {"--steps", "0"}), path("run")).code, 64);
+}
+
+TEST_F(Command, HelpAndVersion) {
+  EXPECT_THAT(run({TESSERA_PROGRAM, "--help"}).out, AllOf(HasSubstr("train"), HasSubstr("doctor"), HasSubstr("launch")));
+  EXPECT_THAT(run({TESSERA_PROGRAM, "--version"}).out, HasSubstr("tessera "));
+}
+
+TEST_F(Command, SchemaIsTheCommittedOne) {
+  EXPECT_EQ(run({TESSERA_PROGRAM, "schema"}).out, read_file(TESSERA_SOURCE "/docs/strategy.schema.json"));
+}
+
+TEST_F(Command, DoctorLooksAtEverything) {
+  const Ended ended = run({TESSERA_PROGRAM, "doctor"});
+  for (const char* what : {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory",
+                           "/dev/shm", "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit"})
+    EXPECT_THAT(ended.out, HasSubstr(what));
+  std::istringstream lines(ended.out);  // every warning has its fix
+  const std::string fixes = ended.out.substr(std::min(ended.out.find("how to mend it"), ended.out.size()));
+  for (std::string line; std::getline(lines, line) && !line.empty();) {
+    if (line.find("  warn  ") == std::string::npos) continue;
+    EXPECT_THAT(fixes, HasSubstr(line.substr(0, line.find("  ")) + ":"));
+  }
+}
+
+TEST_F(Command, PlanOfAWorldThatIsNotThere) {
+  const Words base = {TESSERA_PROGRAM, "plan", "--model", kExamples + "configs/gpt_69m.json", "--world-size", "512", "--hosts", "64"};
+  const Ended table = run(base + Words{"--strategy", kExamples + "strategies/hybrid.json"});
+  EXPECT_THAT(table.out, AllOf(HasSubstr("512 ranks"), HasSubstr("64 x 8"), HasSubstr("reduce_scatter"), HasSubstr("blocks.7")));
+  const Ended json = run(base + Words{"--strategy", kExamples + "strategies/full_shard_bf16.json", "--json"});
+  const auto plan = nlohmann::json::parse(json.out, nullptr, false);
+  ASSERT_TRUE(plan.is_object()) << json.out;
+  EXPECT_EQ(plan.at("world_size"), 512);
+  EXPECT_EQ(plan.at("mesh").at("shard"), 512);
+  std::int64_t parameters = 0;
+  for (const auto& unit : plan.at("units")) parameters += unit.at("parameters").get<std::int64_t>();
+  EXPECT_EQ(plan.at("parameters"), parameters);
+  EXPECT_EQ(run_program(base + Words{"--strategy", "no.json"}, path("run")).code != 0, true);
+  EXPECT_EQ(run_program({TESSERA_PROGRAM, "plan", "--model", kExamples + "configs/gpt_10m.json", "--strategy",
+                         kExamples + "strategies/no_shard.json", "--world-size", "5", "--hosts", "2"}, path("run")).code, 64);
+}
+
+TEST_F(Command, PlanRefusesWhatExceedsTheLimit) {
+  const Ended ended = run_program({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy",
+                                   strategy("FULL_SHARD", R"(, "memory": {"limit": "1KiB"})"), "--world-size", "4"}, path("run"));
+  EXPECT_EQ(ended.code, 78);
+  EXPECT_THAT(ended.err, HasSubstr("/memory/limit"));
+}
+
+TEST_F(Command, EveryExampleFileIsRead) {
+  for (const auto& config : std::filesystem::directory_iterator(kExamples + "configs")) {
+    const bool llama = config.path().filename().string().find("llama") != std::string::npos;
+    for (const auto& file : std::filesystem::directory_iterator(kExamples + "strategies")) {
+      if (llama != (file.path().filename().string().find("llama") != std::string::npos)) continue;
+      run({TESSERA_PROGRAM, "plan", "--model", config.path(), "--strategy", file.path(), "--world-size", "8", "--hosts", "2"});
+    }
+  }
+}
+
+TEST_F(Command, LaunchGivesTheProgramItsOwnArguments) {
+  const Ended ended = run(launch(2) + Words{"/bin/echo", "train", "--help", "--", "-n"});
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("[rank 0] train --help -- -n"), HasSubstr("[rank 1] train --help -- -n")));
+  EXPECT_EQ(run_program(launch(2) + Words{"/bin/sh", "-c", "exit 9"}, path("run")).code, 9);
+}
+
+TEST_F(Command, TheReadmeShowsTheExample) {
+  const std::string program = read_file(kExamples + "train_gpt.cc");
+  ASSERT_FALSE(program.empty());
+  EXPECT_THAT(read_file(TESSERA_SOURCE "/README.md"), HasSubstr("```cpp\n" + program + "```\n"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

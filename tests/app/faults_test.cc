@@ -1,0 +1,102 @@
+// What goes wrong: each ends with its exit code, one message that says who and why, and nothing left behind.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Faults : public Workplace {
+ protected:
+  Ended fail(const Words& command, const std::map<std::string, std::string>& environment = {}) const {
+    return run_program(command, path("run"), 60, environment);
+  }
+  /// A command line in which $RANK is the rank.
+  static Words by_rank(const Words& command) {
+    std::string line = "exec";
+    for (const std::string& word : command) line += " \"" + word + "\"";
+    return {"/bin/sh", "-c", line};
+  }
+};
+
+TEST_F(Faults, BadStrategyFile) {
+  write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
+  const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));
+  EXPECT_EQ(ended.code, 78);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"), HasSubstr("hint:")));
+}
+
+TEST_F(Faults, RanksWithDifferentStrategies) {
+  strategy("FULL_SHARD");
+  write_file(path("s0.json"), read_file(path("FULL_SHARD.json")));
+  write_file(path("s1.json"), R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "gradient_accumulation": 2})");
+  const Ended ended = fail(launch(2) + by_rank(train(path("s$RANK.json"), "none")));
+  EXPECT_EQ(ended.code, 78);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
+  EXPECT_LT(ended.seconds, 10);
+}
+
+TEST_F(Faults, RanksWithDifferentModels) {
+  write_file(path("m0.json"), read_file(path("model.json")));
+  write_file(path("m1.json"), R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 64, "heads": 2})");
+  const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--model", path("m$RANK.json")})));
+  EXPECT_EQ(ended.code, 78) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("rank 1/2: /model/width: 64, rank 0 has 32"));
+}
+
+TEST_F(Faults, DataMissingOnOneRank) {
+  write_file(path("text0"), read_file(path("text")));
+  const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
+  EXPECT_EQ(ended.code, 66) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("could not start: rank 1/2"), HasSubstr("text1")));
+  EXPECT_LT(ended.seconds, 10);
+}
+
+TEST_F(Faults, TokenOutsideOfTheVocabulary) {
+  write_file(path("model.json"), R"({"model": "gpt", "vocab_size": 60, "seq_len": 16, "layers": 1, "width": 32, "heads": 2})");
+  const Ended ended = fail(launch(2) + train(strategy("FULL_SHARD"), "none"));
+  EXPECT_EQ(ended.code, 65) << ended.err;
+  EXPECT_LT(ended.seconds, 15);
+}
+
+TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
+  const Ended ended = fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
+  EXPECT_NE(ended.code, 0);
+  const auto words = nlohmann::json::parse(read_file(path("error.json")), nullptr, false);
+  ASSERT_TRUE(words.is_object());
+  EXPECT_THAT(words.at("message").at("message").get<std::string>(), HasSubstr("no-such.json"));
+  EXPECT_TRUE(words.at("message").at("extraInfo").contains("py_callstack"));
+  EXPECT_GT(std::stoll(words.at("message").at("extraInfo").at("timestamp").get<std::string>()), 1500000000);
+}
+
+TEST_F(Faults, AKilledRankEndsAllAndLeavesNothing) {
+  const auto shared_before = shared_memory_names();
+  Program job(launch(2) + train(strategy("FULL_SHARD"), "killed", {"--steps", "1000000"}), path("run"));
+  const auto start = std::chrono::steady_clock::now();
+  while (read_file(path("killed")).find("\"step\":20,") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << job.err();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const pid_t victim = job.rank_pid(1);
+  ASSERT_GT(victim, 0);
+  const auto family = job.descendants();
+  EXPECT_GE(family.size(), 2u);
+  ASSERT_EQ(kill(victim, SIGKILL), 0);
+  const Ended ended = job.wait(10);
+  EXPECT_EQ(ended.code, 128 + SIGKILL) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGKILL"), HasSubstr("75")));
+  EXPECT_THAT(ended.err, HasSubstr("[rank 0] "));
+  for (pid_t pid : family) EXPECT_FALSE(is_alive(pid)) << pid;
+  EXPECT_EQ(shared_memory_names(), shared_before);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::testing {
+
+/// How a program ended, and all it wrote.
+struct Ended {
+  int code = -1;    ///< exit code; 128 + n for signal n; -1: it was killed after its time was up
+  std::string out;  ///< stdout
+  std::string err;
+  double seconds = 0;
+};
+
+/// A program that runs in a process group of its own, its output going to files. The destructor ends the group, by its
+/// number, and waits for the program.
+class Program {
+ public:
+  Program(const std::vector<std::string>& command, const std::string& folder,
+          const std::map<std::string, std::string>& environment = {});
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  /// Waits at most `seconds`, then kills.
+  Ended wait(double seconds);
+  pid_t pid() const { return pid_; }
+  std::string out() const;
+  std::string err() const;
+  /// Living processes below this one that `tessera launch` started as `rank`; 0: none.
+  pid_t rank_pid(int rank) const;
+  /// Living processes below this one, at any depth, this one not counted.
+  std::vector<pid_t> descendants() const;
+
+ private:
+  std::string folder_;
+  pid_t pid_ = -1;
+  bool reaped_ = false;
+};
+
+Ended run_program(const std::vector<std::string>& command, const std::string& folder, double seconds = 60,
+                  const std::map<std::string, std::string>& environment = {});
+
+std::string read_file(const std::string& path);
+void write_file(const std::string& path, const std::string& text);
+/// The objects of a file of JSON lines.
+std::vector<nlohmann::json> read_lines(const std::string& path);
+/// Names in /dev/shm.
+std::vector<std::string> shared_memory_names();
+bool is_alive(pid_t pid);
+
+}  // namespace tessera::testing

@@ -1,0 +1,146 @@
+// `tessera train` by property: every strategy, every launcher, every layout of hosts gives the same bits.
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using nlohmann::json;
+
+class Train : public Workplace {
+ protected:
+  json plan(const std::string& strategy, int ranks, int hosts = 1) const {
+    const Ended ended = run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy,
+                             "--world-size", std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"});
+    return json::parse(ended.out, nullptr, false);
+  }
+
+  static std::int64_t bytes_of(const json& plan, const std::string& what) {
+    std::int64_t bytes = 0;
+    for (const json& each : plan.at("collectives"))
+      if (each.at("of") == what) bytes += each.at("bytes").get<std::int64_t>();
+    return bytes;
+  }
+
+  /// Memory and traffic of the run's last step are those of `tessera plan`.
+  void expect_as_planned(const std::string& metrics, const json& plan) const {
+    const auto lines = read_lines(path(metrics));
+    ASSERT_FALSE(lines.empty());
+    const json& last = lines.back();
+    EXPECT_EQ(last.at("bytes_allocated"), plan.at("total_bytes")) << metrics;
+    EXPECT_EQ(last.at("bytes_planned"), plan.at("total_bytes")) << metrics;
+    EXPECT_EQ(last.at("bytes_gathered"), bytes_of(plan, "parameters before use")) << metrics;
+    EXPECT_EQ(last.at("bytes_reduced"), bytes_of(plan, "gradients")) << metrics;
+  }
+};
+
+TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
+  std::vector<std::string> first;
+  for (const std::string name : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+    run(launch(2) + train(strategy(name), name));
+    expect_as_planned(name, plan(path(name + ".json"), 2));
+    if (first.empty()) first = losses(name);
+    EXPECT_EQ(first.size(), 3u);
+    EXPECT_EQ(losses(name), first) << name;
+  }
+}
+
+TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
+  run(launch(4) + train(strategy("FULL_SHARD"), "full"));
+  const auto full = losses("full");
+  EXPECT_EQ(full.size(), 3u);
+  const std::string hybrid = strategy("HYBRID_SHARD");
+  run(launch(4, {"--hosts", "2"}) + train(hybrid, "hybrid"));
+  EXPECT_EQ(losses("hybrid"), full);
+  expect_as_planned("hybrid", plan(hybrid, 4, 2));
+  run(launch(4, {"--hosts", "2"}) + train(path("FULL_SHARD.json"), "across"));
+  EXPECT_EQ(losses("across"), full);
+}
+
+TEST_F(Train, PretendedHostsDoNotShareMemory) {
+  const Ended ended = run_program(
+      launch(2, {"--hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"), path("run"));
+  EXPECT_EQ(ended.code, 78) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("2 hosts"));
+}
+
+TEST_F(Train, EveryLauncherGivesTheSameBits) {
+  const std::string file = strategy("FULL_SHARD");
+  run(launch(2) + train(file, "tessera"));
+  const auto wanted = losses("tessera");
+  EXPECT_EQ(wanted.size(), 3u);
+
+  const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
+  if (std::filesystem::exists(torchrun)) {
+    run(Words{torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", free_port()} + train(file, "torchrun"));
+    EXPECT_EQ(losses("torchrun"), wanted);
+  }
+  if (std::filesystem::exists("/usr/bin/mpirun")) {
+    run(Words{"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", "-x", "MASTER_PORT=" + free_port()} +
+        train(file, "mpirun"));
+    EXPECT_EQ(losses("mpirun"), wanted);
+  }
+}
+
+TEST_F(Train, OneRankNeedsNoLauncher) {
+  const Ended ended = run(train(strategy("FULL_SHARD"), "alone", {"--tail", "pad"}));
+  EXPECT_EQ(losses("alone").size(), 3u);
+  EXPECT_THAT(ended.out, HasSubstr("unigram entropy"));
+  EXPECT_THAT(ended.out, HasSubstr("step 3/3"));
+  EXPECT_THAT(ended.out, HasSubstr("= plan"));
+  EXPECT_THAT(ended.out, HasSubstr("master weights fp32"));
+  expect_as_planned("alone", plan(path("FULL_SHARD.json"), 1));
+}
+
+TEST_F(Train, TheSeedDecidesTheRun) {
+  const std::string file = strategy("FULL_SHARD");
+  run(train(file, "a"));
+  run(train(file, "b"));
+  run(train(file, "c", {"--seed", "8"}));
+  EXPECT_EQ(losses("a"), losses("b"));
+  EXPECT_NE(losses("a"), losses("c"));
+}
+
+TEST_F(Train, RecomputationDoesNotChangeTheBits) {
+  const std::string file = strategy("FULL_SHARD");
+  run(launch(2) + train(file, "plain"));
+  std::string model = read_file(path("model.json"));
+  write_file(path("model.json"), model.insert(1, R"("recompute": true, )"));
+  run(launch(2) + train(file, "recompute"));
+  EXPECT_EQ(losses("recompute"), losses("plain"));
+}
+
+TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
+  const Words more = {"--save-weights", path("weights.pt"), "--prompt", "gather ", "--sample-tokens", "20", "--temperature", "0"};
+  const Ended trained = run(launch(2, {"--no-prefix"}) + train(strategy("FULL_SHARD"), "weights", more));
+  const Words sample = {TESSERA_PROGRAM, "sample", "--model", path("model.json"), "--weights", path("weights.pt"),
+                        "--prompt", "gather ", "--tokens", "20", "--temperature", "0"};
+  const Ended said = run(sample);
+  EXPECT_EQ(said.out.substr(0, 7), "gather ");
+  EXPECT_GE(said.out.size(), 27u);
+  EXPECT_THAT(trained.out, HasSubstr("--- sample\n" + said.out + "---"));  // the greedy continuation is the same
+
+  write_file(path("model.json"), R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 32, "heads": 2})");
+  const Ended wrong = run_program(sample, path("run"));
+  EXPECT_EQ(wrong.code, 65);
+  EXPECT_THAT(wrong.err, HasSubstr("the model has no such weight"));
+}
+
+TEST_F(Train, TheExampleOfTheReadmeLearns) {
+  write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
+  const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
+  const auto loss_at = [&](const std::string& step) {
+    const auto at = ended.out.find("step " + step + "  loss ");
+    return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + step.size() + 12));
+  };
+  EXPECT_GT(loss_at("1"), 5.0);
+  EXPECT_LT(loss_at("100"), 2.0);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -28,7 +28,9 @@ void add_train(CLI::App& app, TrainCommand& train) {
   command->add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")->required();
   command->add_option("--data", train.data, "file of tokens, or folder of text")->required();
   command->add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
-  command->add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")->delimiter(',');
+  command->add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--steps", train.steps, "optimizer steps")->required();
   command->add_option("--batch", train.batch, "samples of one rank's microbatch")->required();
   command->add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's");
@@ -82,6 +84,8 @@ std::vector<std::string> take_program(int& argc, char** argv) {
 int run(int argc, char** argv) {
   CLI::App app("Tessera trains LibTorch modules with parameters, gradients and optimizer state sharded over ranks.", "tessera");
   app.require_subcommand(1);
+  // Said twice, the last one counts, so that a script can append to a command line. Subcommands inherit it.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   TrainCommand train;
   SampleCommand sample;

@@ -58,8 +58,31 @@ std::vector<Unit*> pointers(const std::vector<std::unique_ptr<Unit>>& units) {
 
 }  // namespace
 
+/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one.
+template <class Body>
+auto Engine::State::or_abort(const char* what, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    fail(absl::Status(make_error(error.exit_code(), error.message())));
+    throw;
+  } catch (const std::exception& error) {
+    fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
+    throw;
+  }
+}
+
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given, const Mesh& mesh_given)
     : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), scaler(strategy.mixed_precision.loss_scale) {
+  try {
+    or_abort("Engine", [&] { set_up(); });
+  } catch (...) {
+    detach_parameters();
+    throw;
+  }
+}
+
+void Engine::State::set_up() {
   const MeshShape shape = mesh_shape(strategy, mesh.topology());
   const MeshPosition position = position_in(shape, mesh.rank());
   optimizer = make_optimizer(strategy.optimizer);
@@ -69,6 +92,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
   check_memory_limit(plan, strategy);
 
   axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
+  check_transport();
   memory = TrainingMemory::allocate(plan, units, axes);
   memory_use = memory.allocated();
   for (auto& unit : units) load_parameters(*unit, *axes.world);
@@ -82,6 +106,20 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
   }
   expect_plan();
   last_step_end = Clock::now();
+}
+
+/// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
+void Engine::State::check_transport() const {
+  const char* wanted = nullptr;
+  switch (strategy.comm.transport) {
+    case TransportChoice::kAuto: return;
+    case TransportChoice::kHost: wanted = "host"; break;
+    case TransportChoice::kGloo: wanted = "gloo"; break;
+    case TransportChoice::kNccl: wanted = "nccl"; break;
+  }
+  if (mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos) return;
+  throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted + "\", but the mesh was made with " +
+                                     axes.world->transport() + ". hint: call tessera::init(strategy.comm)");
 }
 
 void Engine::State::report_plan() const {
@@ -106,20 +144,6 @@ MemoryUse Engine::State::allocated() const {
 /// What was allocated is what was planned, to the byte.
 void Engine::State::expect_plan() const {
   TORCH_INTERNAL_ASSERT(memory_use == plan.use(), "the allocation departs from the plan");
-}
-
-/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one.
-template <class Body>
-auto Engine::State::or_abort(const char* what, const Body& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    fail(absl::Status(make_error(error.exit_code(), error.message())));
-    throw;
-  } catch (const std::exception& error) {
-    fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
-    throw;
-  }
 }
 
 void Engine::State::fail(const absl::Status& reason) {

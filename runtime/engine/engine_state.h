@@ -23,6 +23,8 @@ namespace tessera {
 struct Engine::State {
   State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
 
+  void set_up();
+  void check_transport() const;
   StepResult step();
   double learning_rate(const AgreedStep& agreed) const;
   void begin_next_step();

@@ -29,6 +29,10 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
                     std::to_string(replicate * shard) + ", but the world size is " + std::to_string(world) + " (" +
                     topology.launcher + "). Shapes that fit (replicate x shard):" + shapes_that_fit(topology.world_size));
   }
+  if (strategy.strategy == ShardingStrategy::kFullShard && replicate > 1) {
+    throw Error(ExitCode::kConfig, "/mesh: FULL_SHARD shards over the whole world, but the mesh replicates " +
+                                       std::to_string(replicate) + " times. hint: that is \"HYBRID_SHARD\"");
+  }
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }
 

@@ -37,12 +37,13 @@ struct Replay : torch::CustomClassHolder {
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  static variable_list forward(AutogradContext* context, variable_list inputs, c10::intrusive_ptr<Replay> replay) {
+  /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector included.
+  static variable_list forward(AutogradContext* context, at::TensorList inputs, c10::intrusive_ptr<Replay> replay) {
     for (const at::Tensor& input : inputs) replay->requires_grad.push_back(input.requires_grad());
-    context->save_for_backward(inputs);
+    context->save_for_backward(inputs.vec());
     context->saved_data["replay"] = c10::IValue::make_capsule(replay);
     const at::NoGradGuard no_grad;
-    return replay->function(inputs);
+    return replay->function(inputs.vec());
   }
 
   static variable_list backward(AutogradContext* context, variable_list output_gradients) {
@@ -80,7 +81,7 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
   auto replay = c10::make_intrusive<Replay>();
   replay->function = function;
   replay->random_state = at::globalContext().defaultGenerator(at::kCPU).get_state();
-  return Recompute::apply(inputs, replay);
+  return Recompute::apply(at::TensorList(inputs), replay);
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input) {

@@ -139,7 +139,7 @@ TEST_F(Train, TheExampleOfTheReadmeLearns) {
     return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + step.size() + 12));
   };
   EXPECT_GT(loss_at("1"), 5.0);
-  EXPECT_LT(loss_at("100"), 2.0);
+  EXPECT_LT(loss_at("100"), 2.5);
 }
 
 }  // namespace

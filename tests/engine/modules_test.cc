@@ -1,9 +1,7 @@
 // LibTorch's own modules, unmodified, trained sharded: the same values as unsharded.
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -12,8 +10,6 @@
 #include <torch/optim/adamw.h>
 
 #include <mutex>
-#include <optional>
-#include <set>
 
 #include "models/resnet.h"
 #include "small_models.h"
@@ -24,9 +20,10 @@ namespace tessera::testing {
 namespace {
 
 using namespace torch::nn;
-constexpr std::int64_t kSteps = 5, kBatch = 6;
+constexpr std::int64_t kSteps = 5, kBatches = 2,
+                       kBatch = 6;  // the last step sees the first one's batch again
 
-/// A module, how it is cut, and what it learns. Examples are rows of `input` [kSteps][kBatch, ...]; a loss is the mean
+/// A module, how it is cut, and what it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the mean
 /// over the rows it is given.
 struct Problem {
   const char* name;
@@ -52,7 +49,8 @@ at::Tensor transformer_loss(Module& module, const at::Tensor& rows) {
 }
 
 struct RecurrentImpl : Module {
-  RecurrentImpl() : lstm(LSTMOptions(7, 11).num_layers(2).bidirectional(true).batch_first(true)), head(22, 7) {
+  RecurrentImpl()
+      : lstm(LSTMOptions(7, 11).num_layers(2).bidirectional(true).batch_first(true)), head(22, 7) {
     register_module("lstm", lstm);
     register_module("head", head);
   }
@@ -96,12 +94,17 @@ at::Tensor assortment_loss(Module& module, const at::Tensor& rows) {
   const at::Tensor by_time = rows.transpose(0, 1);
   const at::Tensor seen = std::get<0>(model.attention(by_time, by_time, by_time)).transpose(0, 1);
   const at::Tensor heard = std::get<0>(model.gru(seen));
-  const at::Tensor felt = model.prelu(model.norm(model.conv(heard.transpose(1, 2)))).transpose(1, 2).contiguous();
+  const at::Tensor felt =
+      model.prelu(model.norm(model.conv(heard.transpose(1, 2)))).transpose(1, 2).contiguous();
   return at::mse_loss(model.bilinear(felt, heard.contiguous()), rows.narrow(2, 0, 5));
 }
 
 std::vector<Problem> problems() {
-  return {{"Transformer", {"TransformerEncoderLayer", "TransformerDecoderLayer"}, {9, 16}, make_transformer, transformer_loss},
+  return {{"Transformer",
+           {"TransformerEncoderLayer", "TransformerDecoderLayer"},
+           {9, 16},
+           make_transformer,
+           transformer_loss},
           {"Recurrent", {"LSTM"}, {6, 7}, [] { return std::make_shared<RecurrentImpl>(); }, recurrent_loss},
           {"Assortment",
            {"MultiheadAttention", "GRU", "Conv1d", "GroupNorm", "PReLU", "Bilinear"},
@@ -128,7 +131,7 @@ std::shared_ptr<Module> make_seeded(const std::function<std::shared_ptr<Module>(
 at::Tensor inputs_of(const Problem& problem) {
   static std::mutex generator_mutex;
   const std::lock_guard lock(generator_mutex);
-  std::vector<std::int64_t> sizes = {kSteps, kBatch};
+  std::vector<std::int64_t> sizes = {kBatches, kBatch};
   sizes.insert(sizes.end(), problem.row.begin(), problem.row.end());
   at::manual_seed(3);
   return at::randn(sizes);
@@ -136,17 +139,19 @@ at::Tensor inputs_of(const Problem& problem) {
 
 void keep_state(const Module& module, Trained& trained) {
   trained.values = values_of(module);
-  for (const auto& item : module.named_buffers()) trained.buffers.emplace_back(item.key(), item.value().clone());
+  for (const auto& item : module.named_buffers())
+    trained.buffers.emplace_back(item.key(), item.value().clone());
 }
 
-Trained train_on(const Mesh& mesh, const Problem& problem, const at::Tensor& inputs, const Strategy& strategy) {
+Trained train_on(const Mesh& mesh, const Problem& problem, const at::Tensor& inputs,
+                 const Strategy& strategy) {
   at::set_num_threads(1);
   const auto module = make_seeded(problem.make, /*deferred=*/true);
   Engine engine(module, strategy, mesh);
   const std::int64_t share = kBatch / mesh.world_size();
   Trained trained;
   for (std::int64_t i = 0; i < kSteps; ++i) {
-    engine.backward(problem.loss(*module, inputs[i].narrow(0, mesh.rank() * share, share)));
+    engine.backward(problem.loss(*module, inputs[i % kBatches].narrow(0, mesh.rank() * share, share)));
     const StepResult result = engine.step();
     EXPECT_EQ(result.planned, result.allocated);
     trained.losses.push_back(result.loss);
@@ -164,7 +169,8 @@ std::vector<Trained> train_on_threads(int ranks, const Problem& problem, Shardin
   strategy.optimizer.lr = 1e-2;
   const at::Tensor inputs = inputs_of(problem);
   std::vector<Trained> all(ranks);
-  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { all[mesh.rank()] = train_on(mesh, problem, inputs, strategy); });
+  run_ranks({.ranks = ranks},
+            [&](const Mesh& mesh) { all[mesh.rank()] = train_on(mesh, problem, inputs, strategy); });
   return all;
 }
 
@@ -176,7 +182,7 @@ Trained train_plainly(const Problem& problem) {
   Trained trained;
   for (std::int64_t i = 0; i < kSteps; ++i) {
     optimizer.zero_grad();
-    const at::Tensor loss = problem.loss(*module, inputs[i]);
+    const at::Tensor loss = problem.loss(*module, inputs[i % kBatches]);
     loss.backward();
     optimizer.step();
     trained.losses.push_back(loss.item<double>());
@@ -186,18 +192,21 @@ Trained train_plainly(const Problem& problem) {
 }
 
 void expect_close(const Trained& got, const Trained& wanted) {
-  for (std::int64_t i = 0; i < kSteps; ++i) EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4) << "step " << i;
+  for (std::int64_t i = 0; i < kSteps; ++i)
+    EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4) << "step " << i;
   ASSERT_EQ(got.values.size(), wanted.values.size());
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     EXPECT_EQ(got.values[i].first, wanted.values[i].first);
     // Adam turns the sign of a gradient that is all rounding error into a step of lr: see strategies_test.cc.
-    EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3) << got.values[i].first;
+    EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3)
+        << got.values[i].first;
   }
 }
 
 void expect_same_bits(const Trained& got, const Trained& wanted, const std::string& what) {
   EXPECT_EQ(got.losses, wanted.losses) << what;
-  for (const auto& [mine, theirs] : {std::pair(&got.values, &wanted.values), std::pair(&got.buffers, &wanted.buffers)}) {
+  for (const auto& [mine, theirs] :
+       {std::pair(&got.values, &wanted.values), std::pair(&got.buffers, &wanted.buffers)}) {
     ASSERT_EQ(mine->size(), theirs->size()) << what;
     for (std::size_t i = 0; i < mine->size(); ++i) {
       EXPECT_TRUE(same_bits((*mine)[i].second, (*theirs)[i].second)) << what << ", " << (*mine)[i].first;
@@ -228,7 +237,8 @@ INSTANTIATE_TEST_SUITE_P(Stock, Modules, ::testing::ValuesIn(problems()),
 
 Problem resnet() {
   const auto make = []() -> std::shared_ptr<Module> {
-    return models::ResNet(models::ResNetConfig{.classes = 5, .channels = 2, .blocks = {1, 2}, .width = 6}).ptr();
+    return models::ResNet(models::ResNetConfig{.classes = 5, .channels = 2, .blocks = {1, 2}, .width = 6})
+        .ptr();
   };
   const auto loss = [](Module& module, const at::Tensor& rows) {
     const at::Tensor labels = rows.mean({1, 2, 3}).mul(100).to(at::kLong).remainder(5);
@@ -249,7 +259,8 @@ TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
       }
     }
     const auto& [name, first] = replicated[0].buffers[0];
-    EXPECT_FALSE(same_bits(first, replicated[1].buffers[0].second)) << name << " does not depend on the rank's rows";
+    EXPECT_FALSE(same_bits(first, replicated[1].buffers[0].second))
+        << name << " does not depend on the rank's rows";
   }
 }
 

@@ -43,11 +43,13 @@ class Oracle : public ::testing::Test {
     std::ofstream(folder_ / "model.json") << kModel;
     at::manual_seed(7);
     at::set_num_threads(1);
-    for (const auto& item : make_model()->named_parameters()) weights_.emplace_back(item.key(), item.value().detach());
+    for (const auto& item : make_model()->named_parameters())
+      weights_.emplace_back(item.key(), item.value().detach());
     tokens_ = at::randint(kVocab, {kBatches, kGlobalBatch, kTime}, at::kLong);
     targets_ = (tokens_ * 7 + 3).remainder(kVocab);  // can be learned
     ASSERT_TRUE(oracle::write_tensors(folder_ / "init", weights_).ok());
-    ASSERT_TRUE(oracle::write_tensors(folder_ / "batches", {{"tokens", tokens_}, {"targets", targets_}}).ok());
+    ASSERT_TRUE(
+        oracle::write_tensors(folder_ / "batches", {{"tokens", tokens_}, {"targets", targets_}}).ok());
   }
   void TearDown() override {
     if (!folder_.empty()) std::filesystem::remove_all(folder_);
@@ -55,11 +57,17 @@ class Oracle : public ::testing::Test {
 
   Story story_of_python(const std::string& strategy, const std::string& dtype) {
     const std::string f = folder_.string();
-    const auto printed = oracle::run_python(
-        "train.py", {"--init", f + "/init", "--batches", f + "/batches", "--config", f + "/model.json", "--strategy", strategy,
-                     "--ranks", std::to_string(kRanks), "--steps", std::to_string(kSteps), "--dtype", dtype, "--clip",
-                     std::to_string(kClip), "--lr", std::to_string(kLearningRate), "--weight-decay", std::to_string(kWeightDecay)},
-        folder_, 120);
+    const auto printed = oracle::run_python("train.py", {"--init",         f + "/init",
+                                                         "--batches",      f + "/batches",
+                                                         "--config",       f + "/model.json",
+                                                         "--strategy",     strategy,
+                                                         "--ranks",        std::to_string(kRanks),
+                                                         "--steps",        std::to_string(kSteps),
+                                                         "--dtype",        dtype,
+                                                         "--clip",         std::to_string(kClip),
+                                                         "--lr",           std::to_string(kLearningRate),
+                                                         "--weight-decay", std::to_string(kWeightDecay)},
+                                            folder_, 120);
     EXPECT_TRUE(printed.ok()) << message_of(printed.status());
     if (!printed.ok()) return {};
     const auto json = nlohmann::json::parse(*printed);
@@ -93,7 +101,9 @@ class Oracle : public ::testing::Test {
     }
     Engine engine(model, strategy, mesh);
     const std::int64_t share = kGlobalBatch / kRanks;
-    const auto mine = [&](const at::Tensor& all, int step) { return all[step % kBatches].narrow(0, mesh.rank() * share, share); };
+    const auto mine = [&](const at::Tensor& all, int step) {
+      return all[step % kBatches].narrow(0, mesh.rank() * share, share);
+    };
     Story story;
     for (int step = 0; step < kSteps; ++step) {
       engine.backward(model->forward(mine(tokens_, step), mine(targets_, step)));
@@ -108,22 +118,26 @@ class Oracle : public ::testing::Test {
   at::Tensor tokens_, targets_;
 };
 
-void expect_same_story(const Story& got, const Story& wanted, double loss_tolerance, double norm_tolerance, const std::string& what) {
+void expect_same_story(const Story& got, const Story& wanted, double loss_tolerance, double norm_tolerance,
+                       const std::string& what) {
   ASSERT_EQ(got.losses.size(), wanted.losses.size()) << what;
   double worst_loss = 0, worst_norm = 0;
   for (std::size_t i = 0; i < wanted.losses.size(); ++i) {
-    const double loss = std::abs(got.losses[i] / wanted.losses[i] - 1), norm = std::abs(got.grad_norms[i] / wanted.grad_norms[i] - 1);
+    const double loss = std::abs(got.losses[i] / wanted.losses[i] - 1),
+                 norm = std::abs(got.grad_norms[i] / wanted.grad_norms[i] - 1);
     EXPECT_LT(loss, loss_tolerance) << what << ", loss of step " << i;
     EXPECT_LT(norm, norm_tolerance) << what << ", gradient norm of step " << i;
     worst_loss = std::max(worst_loss, loss), worst_norm = std::max(worst_norm, norm);
   }
   ::testing::Test::RecordProperty(what + " loss", std::to_string(worst_loss));
-  std::printf("%-40s largest relative difference: loss %.1e, gradient norm %.1e\n", what.c_str(), worst_loss, worst_norm);
+  std::printf("%-40s largest relative difference: loss %.1e, gradient norm %.1e\n", what.c_str(), worst_loss,
+              worst_norm);
 }
 
 TEST_F(Oracle, TellsTheStoryOfDdpAndFsdp2InFp32) {
   std::vector<std::pair<ShardingStrategy, Story>> ours;
-  for (ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
+  for (ShardingStrategy kind :
+       {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
     ours.emplace_back(kind, story_of_tessera(kind, DType::kF32));
   }
   for (const char* theirs : {"ddp", "fsdp2", "fsdp2_no_reshard"}) {
@@ -131,7 +145,8 @@ TEST_F(Oracle, TellsTheStoryOfDdpAndFsdp2InFp32) {
     ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));
     EXPECT_LT(wanted.losses.back(), wanted.losses.front()) << "nothing was learned";
     EXPECT_GT(wanted.grad_norms.front(), kClip) << "nothing was clipped";
-    for (const auto& [kind, story] : ours) expect_same_story(story, wanted, 1e-5, 1e-5, name_of(kind) + " and " + theirs);
+    for (const auto& [kind, story] : ours)
+      expect_same_story(story, wanted, 1e-5, 1e-5, name_of(kind) + " and " + theirs);
   }
 }
 
@@ -142,8 +157,10 @@ TEST_F(Oracle, TellsTheStoryOfDdpAndFsdp2InFp32) {
 TEST_F(Oracle, TellsTheStoryOfFsdp2InBf16) {
   const Story wanted = story_of_python("fsdp2", "bf16");
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));
-  for (ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
-    expect_same_story(story_of_tessera(kind, DType::kBF16), wanted, 1e-3, 1e-2, name_of(kind) + " and fsdp2, bf16");
+  for (ShardingStrategy kind :
+       {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
+    expect_same_story(story_of_tessera(kind, DType::kBF16), wanted, 1e-3, 1e-2,
+                      name_of(kind) + " and fsdp2, bf16");
   }
 }
 

@@ -29,8 +29,8 @@ Decisions decisions_of_python() {
   const auto folder = std::filesystem::path(::testing::TempDir()) / "tessera_scaler_test";
   std::filesystem::create_directories(folder);
   const auto printed = oracle::run_python("grad_scaler.py",
-                                          {"--pattern", kPattern, "--initial", std::to_string(kInitial), "--growth-interval",
-                                           std::to_string(kGrowthInterval)},
+                                          {"--pattern", kPattern, "--initial", std::to_string(kInitial),
+                                           "--growth-interval", std::to_string(kGrowthInterval)},
                                           folder, 120);
   EXPECT_TRUE(printed.ok()) << message_of(printed.status());
   std::filesystem::remove_all(folder);
@@ -67,14 +67,18 @@ TEST(LossScaling, DecidesAsGradScaler) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
   const Decisions wanted = decisions_of_python();
   ASSERT_EQ(wanted.scales.size(), kPattern.size());
-  EXPECT_GT(*std::max_element(wanted.scales.begin(), wanted.scales.end()), kInitial) << "the scale never grew";
-  EXPECT_LT(*std::min_element(wanted.scales.begin(), wanted.scales.end()), kInitial) << "the scale never fell";
-  for (ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
+  EXPECT_GT(*std::max_element(wanted.scales.begin(), wanted.scales.end()), kInitial)
+      << "the scale never grew";
+  EXPECT_LT(*std::min_element(wanted.scales.begin(), wanted.scales.end()), kInitial)
+      << "the scale never fell";
+  for (ShardingStrategy kind :
+       {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
     for (int ranks : {1, 2, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         const Decisions got = decisions_of_engine(mesh, kind);
         EXPECT_EQ(got.scales, wanted.scales) << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
-        EXPECT_EQ(got.skipped, wanted.skipped) << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
+        EXPECT_EQ(got.skipped, wanted.skipped)
+            << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
         EXPECT_EQ(got.last_scale, wanted.last_scale);
       });
     }

@@ -6,6 +6,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <mutex>
 
 namespace tessera::testing {
@@ -50,9 +51,11 @@ Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, con
 
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options) {
   Tiny model = make_tiny(options.model, false);
-  std::vector<at::Tensor> trainable;
+  std::vector<at::Tensor> trainable;  // a tied parameter once, though Module::parameters lists it under each name
   for (const at::Tensor& parameter : model->parameters()) {
-    if (parameter.requires_grad()) trainable.push_back(parameter);
+    const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
+    const bool known = std::any_of(trainable.begin(), trainable.end(), same);
+    if (parameter.requires_grad() && !known) trainable.push_back(parameter);
   }
   const OptimizerConfig& config = strategy.optimizer;
   torch::optim::AdamW optimizer(trainable, torch::optim::AdamWOptions(config.lr)

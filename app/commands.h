@@ -11,9 +11,9 @@ namespace tessera::app {
 
 struct TextSampling {
   std::string prompt;
-  std::int64_t tokens = 0;     ///< 0: no sample
+  std::int64_t tokens = 0;  ///< 0: no sample
   double temperature = 0.8;
-  std::int64_t top_k = 0;      ///< 0: among all
+  std::int64_t top_k = 0;  ///< 0: among all
   std::uint64_t seed = 0;
 };
 

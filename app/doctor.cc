@@ -14,9 +14,12 @@ namespace {
 
 const char* word_for(Health health) {
   switch (health) {
-    case Health::kOk: return "OK";
-    case Health::kWarn: return "warn";
-    case Health::kMissing: return "MISSING";
+    case Health::kOk:
+      return "OK";
+    case Health::kWarn:
+      return "warn";
+    case Health::kMissing:
+      return "MISSING";
   }
   return "?";
 }

@@ -38,7 +38,8 @@ std::string error_text() { return std::strerror(errno); }
 std::string cpu_flags() {
   std::istringstream text(read_text("/proc/cpuinfo"));
   for (std::string line; std::getline(text, line);)
-    if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0) return line.substr(line.find(':') + 1) + " ";
+    if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0)
+      return line.substr(line.find(':') + 1) + " ";
   return " ";
 }
 
@@ -70,7 +71,9 @@ Finding probe_instruction_set() {
   const bool amx = flags.find(" amx_bf16 ") != std::string::npos;
   const bool avx = flags.find(" avx512_bf16 ") != std::string::npos;
   Finding finding{"instruction set", Health::kOk,
-                  std::string(name_of(best)) + (amx ? ", bf16 matrix products by AMX" : avx ? ", bf16 products by AVX-512" : ""),
+                  std::string(name_of(best)) + (amx   ? ", bf16 matrix products by AMX"
+                                                : avx ? ", bf16 products by AVX-512"
+                                                      : ""),
                   ""};
   if (best == InstructionSet::kPortable) {
     finding.health = Health::kWarn;
@@ -78,7 +81,8 @@ Finding probe_instruction_set() {
   } else if (!amx && !avx) {
     finding.health = Health::kWarn;
     finding.found += ", no bf16 products";
-    finding.fix = "bf16 parameters are emulated here: \"mixed_precision\": {\"param\": \"fp32\"} computes faster";
+    finding.fix =
+        "bf16 parameters are emulated here: \"mixed_precision\": {\"param\": \"fp32\"} computes faster";
   }
   return finding;
 }
@@ -90,7 +94,8 @@ Finding probe_transparent_huge_pages() {
   Finding finding{"transparent huge pages", Health::kOk, mode, ""};
   if (mode != "always" && mode != "madvise") {
     finding.health = Health::kWarn;
-    finding.fix = "large buffers cost more page faults; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+    finding.fix =
+        "large buffers cost more page faults; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
   }
   return finding;
 }
@@ -99,10 +104,13 @@ Finding probe_locked_memory() {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
   const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
-  Finding finding{"locked memory", Health::kOk, unlimited ? "unlimited" : format_bytes(static_cast<std::int64_t>(limit.rlim_cur)), ""};
+  Finding finding{"locked memory", Health::kOk,
+                  unlimited ? "unlimited" : format_bytes(static_cast<std::int64_t>(limit.rlim_cur)), ""};
   if (!unlimited && limit.rlim_cur < (64u << 20)) {
     finding.health = Health::kWarn;
-    finding.fix = "too little for registered I/O buffers and GPUs; ulimit -l unlimited, \"memlock\" in limits.conf, or docker --ulimit memlock=-1";
+    finding.fix =
+        "too little for registered I/O buffers and GPUs; ulimit -l unlimited, \"memlock\" in limits.conf, or "
+        "docker --ulimit memlock=-1";
   }
   return finding;
 }
@@ -128,7 +136,8 @@ Finding probe_shared_memory_size() {
 Finding probe_shared_segment() {
   constexpr std::size_t kBytes = 4096;
   Finding finding{"shared memory between ranks", Health::kMissing, "",
-                  "ranks of one host need memfd_create and /proc/<pid>/fd of one user and PID namespace; else \"comm\": {\"transport\": \"gloo\"}"};
+                  "ranks of one host need memfd_create and /proc/<pid>/fd of one user and PID namespace; "
+                  "else \"comm\": {\"transport\": \"gloo\"}"};
   auto segment = MemorySegment::create("tessera.doctor", kBytes, true);
   if (!segment.ok()) {
     finding.found = message_of(segment.status());
@@ -153,23 +162,27 @@ Finding probe_pidfd() {
     close(static_cast<int>(fd));
     return {"pidfd", Health::kOk, "pidfd_open works", ""};
   }
-  return {"pidfd", Health::kWarn, error_text(), "a dead rank is noticed by its number only; Linux 5.3 or later, and a seccomp profile that allows pidfd_open"};
+  return {"pidfd", Health::kWarn, error_text(),
+          "a dead rank is noticed by its number only; Linux 5.3 or later, and a seccomp profile that allows "
+          "pidfd_open"};
 }
 
 Finding probe_loopback() {
-  const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+            client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* raw = reinterpret_cast<sockaddr*>(&address);
-  const bool works = bind(server, raw, length) == 0 && listen(server, 1) == 0 && getsockname(server, raw, &length) == 0 &&
-                     connect(client, raw, length) == 0;
+  const bool works = bind(server, raw, length) == 0 && listen(server, 1) == 0 &&
+                     getsockname(server, raw, &length) == 0 && connect(client, raw, length) == 0;
   const std::string why = works ? "" : error_text();
   close(server);
   close(client);
   if (works) return {"loopback", Health::kOk, "127.0.0.1 connects", ""};
-  return {"loopback", Health::kMissing, why, "ranks meet over TCP; bring the interface up: ip link set lo up"};
+  return {"loopback", Health::kMissing, why,
+          "ranks meet over TCP; bring the interface up: ip link set lo up"};
 }
 
 Finding probe_io_uring() {
@@ -180,7 +193,8 @@ Finding probe_io_uring() {
     return {"io_uring", Health::kOk, "a ring can be made", ""};
   }
   return {"io_uring", Health::kWarn, error_text(),
-          "offload to disks will need it; sysctl kernel.io_uring_disabled=0, and a container profile that allows it"};
+          "offload to disks will need it; sysctl kernel.io_uring_disabled=0, and a container profile that "
+          "allows it"};
 }
 
 Finding probe_cuda_toolkit() {
@@ -190,14 +204,18 @@ Finding probe_cuda_toolkit() {
   for (std::string folder; std::getline(path, folder, ':');) places.push_back(folder);
   places.push_back("/usr/local/cuda/bin");
   for (const std::string& folder : places) {
-    if (access((folder + "/nvcc").c_str(), X_OK) == 0) return {"CUDA toolkit", Health::kOk, folder + "/nvcc", ""};
+    if (access((folder + "/nvcc").c_str(), X_OK) == 0)
+      return {"CUDA toolkit", Health::kOk, folder + "/nvcc", ""};
   }
-  return {"CUDA toolkit", Health::kWarn, "no nvcc in PATH, CUDA_HOME or /usr/local/cuda", "only builds for GPUs need it; scripts/setup takes it from PyPI into .venv"};
+  return {"CUDA toolkit", Health::kWarn, "no nvcc in PATH, CUDA_HOME or /usr/local/cuda",
+          "only builds for GPUs need it; scripts/setup takes it from PyPI into .venv"};
 }
 
 Finding probe_cuda_driver() {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (!driver) return {"CUDA driver", Health::kWarn, "no libcuda.so.1", "training runs on the CPU; GPUs need NVIDIA's driver (containers: --gpus all)"};
+  if (!driver)
+    return {"CUDA driver", Health::kWarn, "no libcuda.so.1",
+            "training runs on the CPU; GPUs need NVIDIA's driver (containers: --gpus all)"};
   const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
   const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
   int devices = 0;

@@ -14,18 +14,30 @@ namespace {
 
 const char* hint_for(ExitCode code) {
   switch (code) {
-    case ExitCode::kUsage: return "see tessera --help";
-    case ExitCode::kCorruptData: return "the file named is damaged or of another kind";
-    case ExitCode::kNoInput: return "check the path; relative ones start at the folder the program was started in";
-    case ExitCode::kUnavailable: return "tessera doctor shows what this machine offers";
-    case ExitCode::kInternal: return "the model's code or Tessera failed; a debug build (cmake --preset debug) checks more";
-    case ExitCode::kOsResource: return "tessera plan shows what each strategy needs";
-    case ExitCode::kCannotCreate: return "check that the folder exists and can be written";
-    case ExitCode::kIo: return "is the disk full?";
-    case ExitCode::kPeerLost: return "the rank named failed first, and its own message says why; the job can be started again";
-    case ExitCode::kPermission: return "check owner and mode of what is named";
-    case ExitCode::kConfig: return "docs/strategy.md lists every key";
-    case ExitCode::kOk: break;
+    case ExitCode::kUsage:
+      return "see tessera --help";
+    case ExitCode::kCorruptData:
+      return "the file named is damaged or of another kind";
+    case ExitCode::kNoInput:
+      return "check the path; relative ones start at the folder the program was started in";
+    case ExitCode::kUnavailable:
+      return "tessera doctor shows what this machine offers";
+    case ExitCode::kInternal:
+      return "the model's code or Tessera failed; a debug build (cmake --preset debug) checks more";
+    case ExitCode::kOsResource:
+      return "tessera plan shows what each strategy needs";
+    case ExitCode::kCannotCreate:
+      return "check that the folder exists and can be written";
+    case ExitCode::kIo:
+      return "is the disk full?";
+    case ExitCode::kPeerLost:
+      return "the rank named failed first, and its own message says why; the job can be started again";
+    case ExitCode::kPermission:
+      return "check owner and mode of what is named";
+    case ExitCode::kConfig:
+      return "docs/strategy.md lists every key";
+    case ExitCode::kOk:
+      break;
   }
   return "";
 }
@@ -63,8 +75,10 @@ void write_error_file(const std::string& message) {
   const nlohmann::json words = {
       {"message",
        {{"message", message},
-        {"extraInfo", {{"py_callstack", "none: a C++ program"}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
-  std::ofstream(path, std::ios::trunc) << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+        {"extraInfo",
+         {{"py_callstack", "none: a C++ program"}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  std::ofstream(path, std::ios::trunc)
+      << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
 int exit_code_of_run(const std::function<void()>& body) {

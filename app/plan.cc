@@ -19,8 +19,9 @@ namespace {
 
 Topology pretend_topology(const PlanCommand& command) {
   if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
-    throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) + " ranks do not fill --hosts " +
-                                      std::to_string(command.hosts) + " evenly");
+    throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
+                                      " ranks do not fill --hosts " + std::to_string(command.hosts) +
+                                      " evenly");
   Topology topology;
   topology.world_size = command.world_size;
   topology.local_world_size = command.world_size / command.hosts;
@@ -29,8 +30,11 @@ Topology pretend_topology(const PlanCommand& command) {
 }
 
 MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
-  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) { return checkpoint(segment, x); };
-  const auto model = deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
+    return checkpoint(segment, x);
+  };
+  const auto model =
+      deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
   return plan_memory(*model, strategy, topology);
 }
 
@@ -48,7 +52,8 @@ std::int64_t numel_of(const UnitShape& unit) {
 
 std::string units_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
-  TextTable table({{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
+  TextTable table(
+      {{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
   for (const UnitShape& unit : plan.input().units) {
     table.add_row({unit.name, std::to_string(numel_of(unit)), std::to_string(padding_of(unit)),
                    format_bytes(unit.gathered_bytes())});
@@ -60,7 +65,8 @@ std::string traffic_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
   TextTable table({{"collective"}, {"axis"}, {"calls", Align::kRight}, {"bytes", Align::kRight}, {"of"}});
   for (const StepCollective& each : collectives_of_step(plan)) {
-    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
+    table.add_row(
+        {each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
   }
   return table.to_string();
 }
@@ -75,22 +81,28 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
-    json["units"].push_back({{"name", unit.name}, {"parameters", numel_of(unit)}, {"padding", padding_of(unit)},
+    json["units"].push_back({{"name", unit.name},
+                             {"parameters", numel_of(unit)},
+                             {"padding", padding_of(unit)},
                              {"gathered_bytes", unit.gathered_bytes()}});
   }
   json["collectives"] = nlohmann::ordered_json::array();
   for (const StepCollective& each : collectives_of_step(plan)) {
-    json["collectives"].push_back({{"operation", each.operation}, {"axis", each.axis}, {"of", each.what},
-                                   {"calls", each.calls}, {"bytes", each.bytes}});
+    json["collectives"].push_back({{"operation", each.operation},
+                                   {"axis", each.axis},
+                                   {"of", each.what},
+                                   {"calls", each.calls},
+                                   {"bytes", each.bytes}});
   }
   return json;
 }
 
 std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
   const MeshPosition& mesh = plan.input().mesh;
-  std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) + " ranks, mesh " +
-                     std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) + " (replicate x shard), " +
-                     std::to_string(parameters) + " parameters in " + std::to_string(plan.input().units.size()) + " units\n\n";
+  std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) +
+                     " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " +
+                     std::to_string(mesh.shard_size) + " (replicate x shard), " + std::to_string(parameters) +
+                     " parameters in " + std::to_string(plan.input().units.size()) + " units\n\n";
   text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
   const std::string traffic = traffic_table(plan);
   return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
@@ -113,9 +125,10 @@ int run_plan(const PlanCommand& command) {
     }
     const std::int64_t limit = strategy.memory.limit_bytes;
     if (limit > 0 && plan.use().total() > limit)
-      throw Error(ExitCode::kConfig, "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
-                                         " a rank, the limit is " + format_bytes(limit) +
-                                         ". hint: more ranks, bf16 parameters, or a strategy that shards more");
+      throw Error(ExitCode::kConfig,
+                  "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
+                      " a rank, the limit is " + format_bytes(limit) +
+                      ". hint: more ranks, bf16 parameters, or a strategy that shards more");
   });
 }
 

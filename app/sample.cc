@@ -23,7 +23,9 @@ int run_sample(const SampleCommand& command) {
       throw Error(ExitCode::kUsage, "sample: --temperature and --top-k cannot be negative");
     set_threads_of_rank(1);
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
-    const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) { return checkpoint(segment, x); };
+    const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
+      return checkpoint(segment, x);
+    };
     const auto model = value_or_throw(models::make_language_model(config, recompute));
     throw_if_error(check_byte_level(*model));
     throw_if_error(load_weights(*model, command.weights));

@@ -16,7 +16,10 @@ std::int64_t trainable_bytes(const UnitShape& unit) {
 class StepTraffic {
  public:
   explicit StepTraffic(const MemoryPlan& plan)
-      : plan_(plan), input_(plan.input()), shard_(input_.mesh.shard_size > 1), replicate_(input_.mesh.replicate_size > 1) {}
+      : plan_(plan),
+        input_(plan.input()),
+        shard_(input_.mesh.shard_size > 1),
+        replicate_(input_.mesh.replicate_size > 1) {}
 
   std::vector<StepCollective> all() {
     gather_parameters();
@@ -44,7 +47,8 @@ class StepTraffic {
       std::int64_t times = 1;
       if (i > 0 && !kept && count - 1 > slots) {
         const bool left_by_forward = i >= count - slots, left_by_backward = i <= slots;
-        times += (directions / 2) * (left_by_forward ? 0 : 1) + (directions / 2 - 1) * (left_by_backward ? 0 : 1);
+        times +=
+            (directions / 2) * (left_by_forward ? 0 : 1) + (directions / 2 - 1) * (left_by_backward ? 0 : 1);
       }
       gathers.calls += times;
       gathers.bytes += times * input_.units[i].gathered_bytes();
@@ -59,13 +63,15 @@ class StepTraffic {
     const DType wire = plan_.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input_.reduce;
     const std::int64_t rounds = each ? input_.accumulation : 1;
     StepCollective over_shard{axes.shard ? "reduce_scatter" : "all_reduce", "shard", "gradients"};
-    StepCollective over_replicas{axes.replicate ? "reduce_scatter" : "all_reduce", "replicate", "gradients' sums, fp32"};
+    StepCollective over_replicas{axes.replicate ? "reduce_scatter" : "all_reduce", "replicate",
+                                 "gradients' sums, fp32"};
     for (const UnitShape& unit : input_.units) {
       if (unit.trainable_numel() == 0) continue;
       over_shard.calls += rounds;
       over_shard.bytes += rounds * unit.trainable_numel() * element_bytes(wire);
       over_replicas.calls += rounds;
-      over_replicas.bytes += rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
+      over_replicas.bytes +=
+          rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
     }
     if (shard_) add(std::move(over_shard));
     if (replicate_) add(std::move(over_replicas));

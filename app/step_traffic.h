@@ -10,11 +10,11 @@ namespace tessera::app {
 
 /// One kind of collective in a step.
 struct StepCollective {
-  std::string operation;     ///< "all_gather", "reduce_scatter", "all_reduce"
-  std::string axis;          ///< "shard" or "replicate"
-  std::string what;          ///< "parameters before use", ...
-  std::int64_t calls = 0;    ///< units, however many flat groups they have
-  std::int64_t bytes = 0;    ///< of the whole buffers, summed over calls: a rank sends less, by its transport
+  std::string operation;   ///< "all_gather", "reduce_scatter", "all_reduce"
+  std::string axis;        ///< "shard" or "replicate"
+  std::string what;        ///< "parameters before use", ...
+  std::int64_t calls = 0;  ///< units, however many flat groups they have
+  std::int64_t bytes = 0;  ///< of the whole buffers, summed over calls: a rank sends less, by its transport
 };
 
 /// The collectives of one step of a rank that uses its units in the order of their definition, forward and then

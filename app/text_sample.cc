@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 #include "models/generate.h"
 #include "runtime/base/error.h"
 
@@ -15,12 +17,36 @@ char printable(std::int64_t token) {
   return control || token == 127 || token >= kBytes ? '?' : static_cast<char>(token);
 }
 
+/// Bytes that the UTF-8 character at `text[i]` would have; 0 if none begins there.
+std::size_t length_at(const std::string& text, std::size_t i) {
+  const auto lead = static_cast<unsigned char>(text[i]);
+  std::size_t length = 0;
+  if (lead < 0x80) length = 1;
+  if (lead >= 0xc2 && lead < 0xe0) length = 2;
+  if (lead >= 0xe0 && lead < 0xf0) length = 3;
+  if (lead >= 0xf0 && lead < 0xf5) length = 4;
+  for (std::size_t k = 1; k < length; ++k)
+    if (i + k >= text.size() || (static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return 0;
+  return length;
+}
+
+/// A model of bytes knows nothing of characters: what is none becomes '?'.
+std::string printable(std::string text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = length_at(text, i);
+    if (length == 0) text[i] = '?';
+    i += length == 0 ? 1 : length;
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::Status check_byte_level(const models::LanguageModel& model) {
   if (model.vocab_size() >= kBytes) return absl::OkStatus();
   return make_error(ExitCode::kConfig, "a prompt is read as bytes, but the model has only " +
-                                           std::to_string(model.vocab_size()) + " tokens. hint: vocab_size of 256 or more");
+                                           std::to_string(model.vocab_size()) +
+                                           " tokens. hint: vocab_size of 256 or more");
 }
 
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling) {
@@ -28,12 +54,12 @@ std::string continue_text(models::LanguageModel& model, const TextSampling& samp
   const at::Tensor tokens = at::empty({1, static_cast<std::int64_t>(prompt.size())}, at::kLong);
   auto* out = tokens.mutable_data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < prompt.size(); ++i) out[i] = static_cast<unsigned char>(prompt[i]);
-  const at::Tensor all = models::generate(
-      model, tokens, {sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed});
+  const at::Tensor all =
+      models::generate(model, tokens, {sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed});
   std::string text;
   const auto* drawn = all.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < all.numel(); ++i) text += printable(drawn[i]);
-  return text;
+  return printable(std::move(text));
 }
 
 }  // namespace tessera::app

@@ -9,8 +9,9 @@
 
 namespace tessera::app {
 
-absl::StatusOr<TokenBatches> TokenBatches::create(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
-                                                  std::int64_t vocab_size, SamplerOptions sampling) {
+absl::StatusOr<TokenBatches> TokenBatches::create(std::shared_ptr<const TokenDataset> dataset,
+                                                  std::int64_t seq_len, std::int64_t vocab_size,
+                                                  SamplerOptions sampling) {
   sampling.num_samples = num_windows(dataset->num_tokens(), seq_len);
   TESSERA_ASSIGN_OR_RETURN(DistributedSampler sampler, DistributedSampler::create(sampling));
   return TokenBatches(std::move(dataset), seq_len, vocab_size, sampling.batch, std::move(sampler));

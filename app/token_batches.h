@@ -21,8 +21,9 @@ struct TokenBatch {
 class TokenBatches {
  public:
   /// `sampling.num_samples` is filled in here. 65 if the data does not fill one step.
-  static absl::StatusOr<TokenBatches> create(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
-                                             std::int64_t vocab_size, SamplerOptions sampling);
+  static absl::StatusOr<TokenBatches> create(std::shared_ptr<const TokenDataset> dataset,
+                                             std::int64_t seq_len, std::int64_t vocab_size,
+                                             SamplerOptions sampling);
 
   /// The next microbatch of this rank. Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next();
@@ -36,7 +37,10 @@ class TokenBatches {
  private:
   TokenBatches(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,
                std::int64_t batch, DistributedSampler sampler)
-      : dataset_(std::move(dataset)), seq_len_(seq_len), vocab_size_(vocab_size), samples_(batch),
+      : dataset_(std::move(dataset)),
+        seq_len_(seq_len),
+        vocab_size_(vocab_size),
+        samples_(batch),
         sampler_(std::move(sampler)) {}
 
   std::shared_ptr<const TokenDataset> dataset_;

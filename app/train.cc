@@ -44,13 +44,15 @@ absl::Status check_numbers(const TrainCommand& command) {
 
 absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const models::ModelConfig& config,
                                                                      std::uint64_t seed) {
-  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) { return checkpoint(segment, x); };
+  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
+    return checkpoint(segment, x);
+  };
   at::manual_seed(seed);
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
 
-absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh,
-                                          std::int64_t seq_len, std::int64_t vocab_size) {
+absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy,
+                                          const Mesh& mesh, std::int64_t seq_len, std::int64_t vocab_size) {
   DatasetOptions options;
   TESSERA_ASSIGN_OR_RETURN(options.format, parse_token_format(command.data_format));
   options.extensions = command.extensions;
@@ -72,27 +74,46 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
   run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
-    return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) + " is more than the model's " +
+    return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) +
+                                             " is more than the model's " +
                                              std::to_string(run.model->seq_len()) + ". hint: leave it out");
   if (command.sample.tokens > 0) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
-  TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(run.batches,
+                           open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
   return run;
 }
 
 nlohmann::json json_of(const models::ModelConfig& config) {
   if (const auto* c = std::get_if<models::GPTConfig>(&config)) {
-    return {{"model", "gpt"}, {"vocab_size", c->vocab_size}, {"seq_len", c->seq_len}, {"layers", c->layers},
-            {"width", c->width}, {"heads", c->heads}, {"mlp_ratio", c->mlp_ratio}, {"dropout", c->dropout},
-            {"bias", c->bias}, {"tie_head", c->tie_head}, {"recompute", c->recompute}};
+    return {{"model", "gpt"},
+            {"vocab_size", c->vocab_size},
+            {"seq_len", c->seq_len},
+            {"layers", c->layers},
+            {"width", c->width},
+            {"heads", c->heads},
+            {"mlp_ratio", c->mlp_ratio},
+            {"dropout", c->dropout},
+            {"bias", c->bias},
+            {"tie_head", c->tie_head},
+            {"recompute", c->recompute}};
   }
   const auto& c = std::get<models::LlamaConfig>(config);
-  return {{"model", "llama"}, {"vocab_size", c.vocab_size}, {"hidden_size", c.hidden_size},
-          {"intermediate_size", c.intermediate_size}, {"num_hidden_layers", c.num_hidden_layers},
-          {"num_attention_heads", c.num_attention_heads}, {"num_key_value_heads", c.key_value_heads()},
-          {"head_dim", c.head_size()}, {"max_position_embeddings", c.max_position_embeddings},
-          {"rms_norm_eps", c.rms_norm_eps}, {"rope_theta", c.rope_theta}, {"initializer_range", c.initializer_range},
-          {"attention_bias", c.attention_bias}, {"mlp_bias", c.mlp_bias},
-          {"tie_word_embeddings", c.tie_word_embeddings}, {"recompute", c.recompute}};
+  return {{"model", "llama"},
+          {"vocab_size", c.vocab_size},
+          {"hidden_size", c.hidden_size},
+          {"intermediate_size", c.intermediate_size},
+          {"num_hidden_layers", c.num_hidden_layers},
+          {"num_attention_heads", c.num_attention_heads},
+          {"num_key_value_heads", c.key_value_heads()},
+          {"head_dim", c.head_size()},
+          {"max_position_embeddings", c.max_position_embeddings},
+          {"rms_norm_eps", c.rms_norm_eps},
+          {"rope_theta", c.rope_theta},
+          {"initializer_range", c.initializer_range},
+          {"attention_bias", c.attention_bias},
+          {"mlp_bias", c.mlp_bias},
+          {"tie_word_embeddings", c.tie_word_embeddings},
+          {"recompute", c.recompute}};
 }
 
 /// What must be the same on every rank.
@@ -102,27 +123,41 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
           {"model", json_of(run.config)},
           {"data", {{"tokens", run.batches->dataset().num_tokens()}}},
           {"options",
-           {{"steps", command.steps}, {"batch", command.batch}, {"seq-len", run.seq_len}, {"seed", command.seed},
-            {"tail", command.pad_tail ? "pad" : "drop"}, {"sample-tokens", command.sample.tokens},
-            {"prompt", command.sample.prompt}, {"save-weights", !command.save_weights.empty()}}}};
+           {{"steps", command.steps},
+            {"batch", command.batch},
+            {"seq-len", run.seq_len},
+            {"seed", command.seed},
+            {"tail", command.pad_tail ? "pad" : "drop"},
+            {"sample-tokens", command.sample.tokens},
+            {"prompt", command.sample.prompt},
+            {"save-weights", !command.save_weights.empty()}}}};
 }
 
-void print_start(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh, int threads) {
+std::string counted(std::int64_t count, const std::string& word) {
+  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+}
+
+void print_start(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
+                 int threads) {
   const Strategy& strategy = engine.strategy();
   const TokenBatches& batches = *run.batches;
-  const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
-  const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
+  const std::string param(name_of(strategy.mixed_precision.param)),
+      reduce(name_of(strategy.mixed_precision.reduce));
+  const std::string global =
+      std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
   std::string text = "model   " + command.model + ": " + std::to_string(models::parameter_count(run.config)) +
-                     " parameters in " + std::to_string(engine.unit_names().size()) + " units, " +
-                     name_of(strategy.strategy) + " over " + std::to_string(mesh.world_size()) + " ranks of " +
-                     std::to_string(threads) + " threads\n";
+                     " parameters in " +
+                     counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
+                     name_of(strategy.strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
+                     counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +
           name_of(strategy.optimizer.type) + " state fp32\n";
   text += "data    " + batches.dataset().describe() + "\n";
   text += "step    " + global + " samples of " + std::to_string(run.seq_len) + " tokens; " +
           std::to_string(batches.steps_per_epoch()) + " steps an epoch, " +
           (command.pad_tail ? std::to_string(batches.padded_samples()) + " samples seen twice"
-                            : std::to_string(batches.dropped_samples()) + " samples left out") + "\n";
+                            : std::to_string(batches.dropped_samples()) + " samples left out") +
+          "\n";
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }
@@ -131,7 +166,9 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));
-  std::printf("unigram entropy %.4f nats a token: the loss of a model that knows only how often each token occurs\n", entropy);
+  std::printf(
+      "unigram entropy %.4f nats a token: the loss of a model that knows only how often each token occurs\n",
+      entropy);
   std::fflush(stdout);
   return entropy;
 }
@@ -163,14 +200,15 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     if (speaks) throw_if_error(report.add(result, run.batches->epoch(), engine.traffic()));
   }
   if (speaks) throw_if_error(report.finish(entropy));
-  if (!command.save_weights.empty()) throw_if_error(save_weights(engine, *run.model, mesh.rank(), command.save_weights));
+  if (!command.save_weights.empty())
+    throw_if_error(save_weights(engine, *run.model, mesh.rank(), command.save_weights));
   if (command.sample.tokens > 0) print_sample(*run.model, command.sample, speaks);
 }
 
 void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   absl::StatusOr<Prepared> run = prepare(command, strategy, mesh);
-  absl::StatusOr<nlohmann::json> mine = run.ok() ? description(command, strategy, *run)
-                                                 : absl::StatusOr<nlohmann::json>(run.status());
+  absl::StatusOr<nlohmann::json> mine =
+      run.ok() ? description(command, strategy, *run) : absl::StatusOr<nlohmann::json>(run.status());
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, mesh.store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);

@@ -42,10 +42,12 @@ absl::Status TrainReport::add(const StepResult& result, std::int64_t epoch, cons
 
 void TrainReport::print(const StepResult& result) const {
   const int width = static_cast<int>(std::to_string(options_.steps).size());
-  std::printf("step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s\n", width,
-              static_cast<long long>(result.step), static_cast<long long>(options_.steps), result.loss,
-              result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(),
-              memory_against_plan(result.allocated, result.planned).c_str(), result.overflow ? "  overflow, skipped" : "");
+  std::printf(
+      "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s\n",
+      width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), result.loss,
+      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(),
+      memory_against_plan(result.allocated, result.planned).c_str(),
+      result.overflow ? "  overflow, skipped" : "");
   std::fflush(stdout);
 }
 
@@ -70,7 +72,8 @@ absl::Status TrainReport::write(const StepResult& result, std::int64_t epoch, co
 }
 
 absl::Status TrainReport::finish(std::optional<double> unigram_entropy) {
-  std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_, static_cast<long long>(last_mean_steps_));
+  std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_,
+              static_cast<long long>(last_mean_steps_));
   if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
   std::printf("\n");
   if (!options_.metrics.empty()) std::printf("metrics are in %s\n", options_.metrics.c_str());

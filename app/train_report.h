@@ -38,7 +38,7 @@ class TrainReport {
   Options options_;
   std::optional<MetricsWriter> metrics_;
   StepTimes times_;
-  TrafficCounts before_;  ///< of the step before
+  TrafficCounts before_;      ///< of the step before
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count
   std::int64_t recent_steps_ = 0;
   double last_mean_loss_ = 0.0;

@@ -24,7 +24,8 @@ using Weights = c10::Dict<std::string, at::Tensor>;
 Weights weights_of(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   Weights weights;
-  for (const auto& item : module.named_parameters()) weights.insert(item.key(), item.value().detach().clone());
+  for (const auto& item : module.named_parameters())
+    weights.insert(item.key(), item.value().detach().clone());
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) weights.insert(item.key(), item.value().detach().clone());
   }
@@ -57,8 +58,9 @@ absl::StatusOr<Weights> read_file(const std::filesystem::path& path) {
   try {
     return c10::impl::toTypedDict<std::string, at::Tensor>(torch::jit::pickle_load(bytes).toGenericDict());
   } catch (const std::exception&) {
-    return make_error(ExitCode::kCorruptData, path.string() + ": not a file of weights (a dictionary from names to "
-                                                              "tensors, as torch.save writes it), or cut short");
+    return make_error(ExitCode::kCorruptData, path.string() +
+                                                  ": not a file of weights (a dictionary from names to "
+                                                  "tensors, as torch.save writes it), or cut short");
   }
 }
 
@@ -68,7 +70,8 @@ void take(const Weights& weights, const std::string& name, at::Tensor& tensor, s
   if (found == weights.end()) {
     problems << "\n  " << name << ": missing in the file";
   } else if (found->value().sizes() != tensor.sizes()) {
-    problems << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has " << found->value().sizes();
+    problems << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has "
+             << found->value().sizes();
   } else {
     tensor.set_data(found->value());
   }
@@ -76,7 +79,8 @@ void take(const Weights& weights, const std::string& name, at::Tensor& tensor, s
 
 }  // namespace
 
-absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank, const std::filesystem::path& path) {
+absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank,
+                          const std::filesystem::path& path) {
   Gathered gathered(engine);
   std::vector<char> bytes;
   if (rank == 0) bytes = torch::jit::pickle_save(c10::IValue(weights_of(module)));

@@ -5,18 +5,25 @@
 #include "app/token_batches.h"
 #include "models/gpt.h"
 
-int main(int argc, char** argv) {  // train_gpt strategy.json text
+int main(int argc, char** argv) {
+  if (argc != 3) return 64;  // train_gpt strategy.json text
   auto strategy = tessera::value_or_throw(tessera::Strategy::from_file(argv[1]));
   tessera::Mesh mesh = tessera::init(strategy.comm);  // torchrun, srun, mpirun, `tessera launch`, or one rank
   tessera::models::GPTConfig config{.vocab_size = 256, .seq_len = 64, .layers = 4, .width = 128, .heads = 4};
   auto model = tessera::deferred_init([&] { return tessera::models::GPT(config); });  // no memory yet
   tessera::Engine engine(model, strategy, mesh);
   auto data = tessera::value_or_throw(tessera::open_dataset(argv[2]));
-  auto batches = tessera::value_or_throw(tessera::app::TokenBatches::create(
-      std::move(data), 64, 256, {.batch = 8, .rank = mesh.rank(), .world_size = mesh.world_size()}));
+  auto batches = tessera::value_or_throw(
+      tessera::app::TokenBatches::create(std::move(data), 64, 256,
+                                         {.batch = 8,
+                                          .accumulation = strategy.gradient_accumulation,
+                                          .rank = mesh.rank(),
+                                          .world_size = mesh.world_size()}));
   for (int step = 1; step <= 100; ++step) {
-    auto batch = batches.next();
-    engine.backward(model->forward(batch.input, batch.target));  // the model's own forward, unchanged
+    while (!engine.step_is_due()) {  // gradient_accumulation microbatches
+      auto batch = batches.next();
+      engine.backward(model->forward(batch.input, batch.target));  // the model's own forward, unchanged
+    }
     tessera::StepResult result = engine.step();
     if (mesh.rank() == 0) std::cout << "step " << step << "  loss " << result.loss << std::endl;
   }

@@ -12,9 +12,9 @@
 namespace tessera::app {
 namespace {
 
+using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using nlohmann::json;
 
 /// All ranks on threads; rank r brings prepared(r).
 std::vector<absl::Status> agree_on(int ranks, const std::function<absl::StatusOr<json>(int)>& prepared) {
@@ -27,15 +27,19 @@ std::vector<absl::Status> agree_on(int ranks, const std::function<absl::StatusOr
   return ends;
 }
 
-json strategy_with_lr(double lr) { return {{"strategy", {{"optimizer", {{"lr", lr}}}, {"units", json::array({"Block"})}}}}; }
+json strategy_with_lr(double lr) {
+  return {{"strategy", {{"optimizer", {{"lr", lr}}}, {"units", json::array({"Block"})}}}};
+}
 
 TEST(Agreement, EqualRanksAgree) {
   for (int ranks : {1, 2, 5})
-    for (const absl::Status& end : agree_on(ranks, [](int) { return strategy_with_lr(0.1); })) EXPECT_TRUE(end.ok());
+    for (const absl::Status& end : agree_on(ranks, [](int) { return strategy_with_lr(0.1); }))
+      EXPECT_TRUE(end.ok());
 }
 
 TEST(Agreement, NamesTheRankAndTheKeyThatDiffer) {
-  for (const absl::Status& end : agree_on(4, [](int rank) { return strategy_with_lr(rank == 2 ? 0.3 : 0.1); })) {
+  for (const absl::Status& end :
+       agree_on(4, [](int rank) { return strategy_with_lr(rank == 2 ? 0.3 : 0.1); })) {
     EXPECT_EQ(exit_code_of(end), ExitCode::kConfig);
     EXPECT_THAT(message_of(end), HasSubstr("rank 2/4: /strategy/optimizer/lr: 0.3, rank 0 has 0.1"));
     EXPECT_THAT(message_of(end), Not(HasSubstr("rank 1/4")));

@@ -31,44 +31,52 @@ TEST_F(Faults, BadStrategyFile) {
   write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
   const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));
   EXPECT_EQ(ended.code, 78);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"), HasSubstr("hint:")));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"),
+                               HasSubstr("hint:")));
 }
 
 TEST_F(Faults, RanksWithDifferentStrategies) {
   strategy("FULL_SHARD");
   write_file(path("s0.json"), read_file(path("FULL_SHARD.json")));
-  write_file(path("s1.json"), R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "gradient_accumulation": 2})");
+  write_file(path("s1.json"),
+             R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "gradient_accumulation": 2})");
   const Ended ended = fail(launch(2) + by_rank(train(path("s$RANK.json"), "none")));
   EXPECT_EQ(ended.code, 78);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
   EXPECT_LT(ended.seconds, 10);
 }
 
 TEST_F(Faults, RanksWithDifferentModels) {
   write_file(path("m0.json"), read_file(path("model.json")));
-  write_file(path("m1.json"), R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 64, "heads": 2})");
-  const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--model", path("m$RANK.json")})));
+  write_file(path("m1.json"),
+             R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 64, "heads": 2})");
+  const Ended ended =
+      fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--model", path("m$RANK.json")})));
   EXPECT_EQ(ended.code, 78) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("rank 1/2: /model/width: 64, rank 0 has 32"));
 }
 
 TEST_F(Faults, DataMissingOnOneRank) {
   write_file(path("text0"), read_file(path("text")));
-  const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
+  const Ended ended =
+      fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
   EXPECT_EQ(ended.code, 66) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("could not start: rank 1/2"), HasSubstr("text1")));
   EXPECT_LT(ended.seconds, 10);
 }
 
 TEST_F(Faults, TokenOutsideOfTheVocabulary) {
-  write_file(path("model.json"), R"({"model": "gpt", "vocab_size": 60, "seq_len": 16, "layers": 1, "width": 32, "heads": 2})");
+  write_file(path("model.json"),
+             R"({"model": "gpt", "vocab_size": 60, "seq_len": 16, "layers": 1, "width": 32, "heads": 2})");
   const Ended ended = fail(launch(2) + train(strategy("FULL_SHARD"), "none"));
   EXPECT_EQ(ended.code, 65) << ended.err;
   EXPECT_LT(ended.seconds, 15);
 }
 
 TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
-  const Ended ended = fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
+  const Ended ended =
+      fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
   EXPECT_NE(ended.code, 0);
   const auto words = nlohmann::json::parse(read_file(path("error.json")), nullptr, false);
   ASSERT_TRUE(words.is_object());

@@ -64,14 +64,16 @@ std::vector<nlohmann::json> read_lines(const std::string& path) {
 std::vector<std::string> shared_memory_names() {
   std::vector<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error))
+    names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
 
 bool is_alive(pid_t pid) {
   const auto all = all_processes();
-  return std::any_of(all.begin(), all.end(), [&](const ProcessEntry& p) { return p.pid == pid && p.state != 'Z'; });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const ProcessEntry& p) { return p.pid == pid && p.state != 'Z'; });
 }
 
 Program::Program(const std::vector<std::string>& command, const std::string& folder,

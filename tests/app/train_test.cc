@@ -9,14 +9,15 @@
 namespace tessera::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 class Train : public Workplace {
  protected:
   json plan(const std::string& strategy, int ranks, int hosts = 1) const {
-    const Ended ended = run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy,
-                             "--world-size", std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"});
+    const Ended ended =
+        run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy, "--world-size",
+             std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"});
     return json::parse(ended.out, nullptr, false);
   }
 
@@ -41,7 +42,8 @@ class Train : public Workplace {
 
 TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
   std::vector<std::string> first;
-  for (const std::string name : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+  for (const std::string name :
+       {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
     run(launch(2) + train(strategy(name), name));
     expect_as_planned(name, plan(path(name + ".json"), 2));
     if (first.empty()) first = losses(name);
@@ -58,13 +60,22 @@ TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   run(launch(4, {"--hosts", "2"}) + train(hybrid, "hybrid"));
   EXPECT_EQ(losses("hybrid"), full);
   expect_as_planned("hybrid", plan(hybrid, 4, 2));
+  std::string text = read_file(hybrid);
+  const auto at = text.find(R"("lr": 0.01)");
+  ASSERT_NE(at, std::string::npos);
+  write_file(hybrid, text.insert(at, R"("shard_over": "world", )"));
+  run(launch(4, {"--hosts", "2"}) + train(hybrid, "world"));
+  EXPECT_EQ(losses("world"), full);
+  expect_as_planned("world", plan(hybrid, 4, 2));
   run(launch(4, {"--hosts", "2"}) + train(path("FULL_SHARD.json"), "across"));
   EXPECT_EQ(losses("across"), full);
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
-  const Ended ended = run_program(
-      launch(2, {"--hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"), path("run"));
+  const Ended ended =
+      run_program(launch(2, {"--hosts", "2"}) +
+                      train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),
+                  path("run"));
   EXPECT_EQ(ended.code, 78) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("2 hosts"));
 }
@@ -77,11 +88,13 @@ TEST_F(Train, EveryLauncherGivesTheSameBits) {
 
   const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
   if (std::filesystem::exists(torchrun)) {
-    run(Words{torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", free_port()} + train(file, "torchrun"));
+    run(Words{torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", free_port()} +
+        train(file, "torchrun"));
     EXPECT_EQ(losses("torchrun"), wanted);
   }
   if (std::filesystem::exists("/usr/bin/mpirun")) {
-    run(Words{"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", "-x", "MASTER_PORT=" + free_port()} +
+    run(Words{"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", "-x",
+              "MASTER_PORT=" + free_port()} +
         train(file, "mpirun"));
     EXPECT_EQ(losses("mpirun"), wanted);
   }
@@ -116,16 +129,22 @@ TEST_F(Train, RecomputationDoesNotChangeTheBits) {
 }
 
 TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
-  const Words more = {"--save-weights", path("weights.pt"), "--prompt", "gather ", "--sample-tokens", "20", "--temperature", "0"};
+  const Words more = {"--save-weights",  path("weights.pt"),
+                      "--prompt",        "gather ",
+                      "--sample-tokens", "20",
+                      "--temperature",   "0"};
   const Ended trained = run(launch(2, {"--no-prefix"}) + train(strategy("FULL_SHARD"), "weights", more));
-  const Words sample = {TESSERA_PROGRAM, "sample", "--model", path("model.json"), "--weights", path("weights.pt"),
-                        "--prompt", "gather ", "--tokens", "20", "--temperature", "0"};
+  const Words sample = {TESSERA_PROGRAM,    "sample",   "--model", path("model.json"), "--weights",
+                        path("weights.pt"), "--prompt", "gather ", "--tokens",         "20",
+                        "--temperature",    "0"};
   const Ended said = run(sample);
   EXPECT_EQ(said.out.substr(0, 7), "gather ");
   EXPECT_GE(said.out.size(), 27u);
-  EXPECT_THAT(trained.out, HasSubstr("--- sample\n" + said.out + "---"));  // the greedy continuation is the same
+  EXPECT_THAT(trained.out,
+              HasSubstr("--- sample\n" + said.out + "---"));  // the greedy continuation is the same
 
-  write_file(path("model.json"), R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 32, "heads": 2})");
+  write_file(path("model.json"),
+             R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 32, "heads": 2})");
   const Ended wrong = run_program(sample, path("run"));
   EXPECT_EQ(wrong.code, 65);
   EXPECT_THAT(wrong.err, HasSubstr("the model has no such weight"));
@@ -133,7 +152,8 @@ TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
 
 TEST_F(Train, TheExampleOfTheReadmeLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
-  const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
+  const Ended ended =
+      run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
   const auto loss_at = [&](const std::string& step) {
     const auto at = ended.out.find("step " + step + "  loss ");
     return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + step.size() + 12));

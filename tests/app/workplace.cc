@@ -11,11 +11,13 @@
 namespace tessera::testing {
 namespace {
 
-constexpr char kModel[] = R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 32, "heads": 2})";
+constexpr char kModel[] =
+    R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 32, "heads": 2})";
 
 // Words in an order that follows no period.
 std::string some_text() {
-  static const char* const kWords[] = {"gather", "wait", "release", "shard", "unit", "mesh", "rank", "plan", "\n", "step"};
+  static const char* const kWords[] = {"gather", "wait", "release", "shard", "unit",
+                                       "mesh",   "rank", "plan",    "\n",    "step"};
   std::string text;
   unsigned state = 1;
   for (int i = 0; i < 4000; ++i) {
@@ -47,14 +49,17 @@ Workplace::~Workplace() {
 
 std::string Workplace::strategy(const std::string& name, const std::string& more) const {
   const std::string file = path(name + ".json");
-  write_file(file, R"({"strategy": ")" + name + R"(", "units": {"classes": ["Block"]}, "mixed_precision": {"param": "bf16"},
-    "optimizer": {"lr": 0.01}, "gradient_clipping": 1.0, "gradient_accumulation": 2)" + more + "}");
+  write_file(file, R"({"strategy": ")" + name +
+                       R"(", "units": {"classes": ["Block"]}, "mixed_precision": {"param": "bf16"},
+    "optimizer": {"lr": 0.01}, "gradient_clipping": 1.0, "gradient_accumulation": 2)" +
+                       more + "}");
   return file;
 }
 
 Words Workplace::train(const std::string& strategy, const std::string& metrics, const Words& more) const {
-  return Words{TESSERA_PROGRAM, "train", "--model", path("model.json"), "--strategy", strategy, "--data", path("text"),
-               "--steps", "3", "--batch", "2", "--seed", "7", "--log-every", "1", "--metrics", path(metrics)} +
+  return Words{TESSERA_PROGRAM, "train",   "--model",   path("model.json"), "--strategy", strategy, "--data",
+               path("text"),    "--steps", "3",         "--batch",          "2",          "--seed", "7",
+               "--log-every",   "1",       "--metrics", path(metrics)} +
          more;
 }
 
@@ -72,8 +77,8 @@ std::vector<std::string> Workplace::losses(const std::string& metrics) const {
   std::vector<std::string> steps;
   for (const nlohmann::json& line : read_lines(path(metrics))) {
     char text[128];
-    std::snprintf(text, sizeof text, "%d %.17g %.17g", line.at("step").get<int>(), line.at("loss").get<double>(),
-                  line.at("grad_norm").get<double>());
+    std::snprintf(text, sizeof text, "%d %.17g %.17g", line.at("step").get<int>(),
+                  line.at("loss").get<double>(), line.at("grad_norm").get<double>());
     steps.push_back(text);
   }
   return steps;

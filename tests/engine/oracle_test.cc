@@ -129,7 +129,6 @@ void expect_same_story(const Story& got, const Story& wanted, double loss_tolera
     EXPECT_LT(norm, norm_tolerance) << what << ", gradient norm of step " << i;
     worst_loss = std::max(worst_loss, loss), worst_norm = std::max(worst_norm, norm);
   }
-  ::testing::Test::RecordProperty(what + " loss", std::to_string(worst_loss));
   std::printf("%-40s largest relative difference: loss %.1e, gradient norm %.1e\n", what.c_str(), worst_loss,
               worst_norm);
 }

@@ -222,11 +222,12 @@ def run_rank(rank, options, port, result_file):
     result = train(rank, options)
     if rank == 0:
         pathlib.Path(result_file).write_text(json.dumps(result))
+    # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go of
+    # them. Left to the end of the process, they now and then ask for it after it is gone, are made to exit in the middle
+    # of a destructor, and take the process with them (SIGABRT, "terminate called without an active exception"). So the
+    # group ends here: all ranks are done with it, and destroying it joins its threads.
     dist.barrier()
-    # The result is out and all ranks are done. An orderly end of the interpreter now and then aborts the process, when
-    # a thread of the process group outlives it; so there is none.
-    sys.stdout.flush()
-    os._exit(0)
+    dist.destroy_process_group()
 
 
 def train_ranks(options):

@@ -9,10 +9,12 @@ namespace tessera::app {
 namespace {
 
 constexpr std::size_t kMostDifferences = 5;
+constexpr std::chrono::seconds kFarewell{5};
 constexpr char kReference[] = "agreement/reference";
 constexpr char kVerdict[] = "agreement/verdict";
 
 std::string answer_key(int rank) { return "agreement/answer/" + std::to_string(rank); }
+std::string read_key(int rank) { return "agreement/read/" + std::to_string(rank); }
 std::string name_of_rank(int rank, int world_size) {
   return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
 }
@@ -48,8 +50,9 @@ class Exchange {
     TESSERA_RETURN_IF_ERROR(store_.set(answer_key(options_.rank), to_text(answer_of(prepared, reference))));
     if (options_.rank == 0) TESSERA_RETURN_IF_ERROR(collect());
     TESSERA_ASSIGN_OR_RETURN(const nlohmann::json verdict, get(kVerdict));
-    if (!prepared.ok()) return prepared.status();
-    return status_of(verdict);
+    const absl::Status status = status_of(verdict);
+    if (!status.ok()) TESSERA_RETURN_IF_ERROR(part());
+    return prepared.ok() ? status : prepared.status();
   }
 
  private:
@@ -71,6 +74,14 @@ class Exchange {
       }
     }
     return store_.set(kVerdict, to_text(verdict));
+  }
+
+  /// Before ranks go their ways: rank 0 may be where the store lives, so it leaves last. A rank that is gone already
+  /// keeps it for kFarewell only.
+  absl::Status part() {
+    if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
+    for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();
+    return absl::OkStatus();
   }
 
   static absl::Status status_of(const nlohmann::json& verdict) {

@@ -10,7 +10,7 @@
 #include "app/failure.h"
 #include "app/text_sample.h"
 #include "app/threads.h"
-#include "app/token_batches.h"
+#include "tessera/token_batches.h"
 #include "app/train_report.h"
 #include "app/weights_file.h"
 #include "models/language_model.h"

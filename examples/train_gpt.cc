@@ -2,7 +2,6 @@
 
 #include <iostream>
 
-#include "app/token_batches.h"
 #include "models/gpt.h"
 
 int main(int argc, char** argv) {
@@ -14,7 +13,7 @@ int main(int argc, char** argv) {
   tessera::Engine engine(model, strategy, mesh);
   auto data = tessera::value_or_throw(tessera::open_dataset(argv[2]));
   auto batches = tessera::value_or_throw(
-      tessera::app::TokenBatches::create(std::move(data), 64, 256,
+      tessera::TokenBatches::create(std::move(data), 64, 256,
                                          {.batch = 8,
                                           .accumulation = strategy.gradient_accumulation,
                                           .rank = mesh.rank(),

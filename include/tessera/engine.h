@@ -59,8 +59,9 @@ struct TrafficCounts {
 /// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values;
 /// sharded ones refuse access.
 ///
-/// One thread at a time drives an Engine and its module. Errors are tessera::Error; after one from backward, step or a
-/// gather, the group is ended on all ranks and the Engine can only be destroyed.
+/// One thread at a time drives an Engine and its module. Errors are tessera::Error; after one from the constructor,
+/// backward, step or a gather, the group is ended on all ranks and the Engine can only be destroyed. A call out of turn
+/// (step too early, backward too often) is the caller's mistake: a plain c10::Error, and nothing has happened.
 class Engine {
  public:
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);

@@ -6,3 +6,4 @@
 #include "tessera/error.h"          // IWYU pragma: export
 #include "tessera/init.h"           // IWYU pragma: export
 #include "tessera/recompute.h"      // IWYU pragma: export
+#include "tessera/token_batches.h"  // IWYU pragma: export

@@ -154,12 +154,15 @@ TEST_F(Train, TheExampleOfTheReadmeLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
   const Ended ended =
       run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
-  const auto loss_at = [&](const std::string& step) {
-    const auto at = ended.out.find("step " + step + "  loss ");
-    return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + step.size() + 12));
+  const auto loss_at = [&](int step) {
+    const std::string line = "step " + std::to_string(step) + "  loss ";
+    const auto at = ended.out.find(line);
+    return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + line.size()));
   };
-  EXPECT_GT(loss_at("1"), 5.0);
-  EXPECT_LT(loss_at("100"), 2.5);
+  EXPECT_GT(loss_at(1), 5.0);
+  double last_ten = 0;  // the weights start from another seed each time: one step alone is a matter of luck
+  for (int step = 91; step <= 100; ++step) last_ten += loss_at(step) / 10;
+  EXPECT_LT(last_ten, 2.6);  // the entropy of the text's bytes is 2.83
 }
 
 }  // namespace

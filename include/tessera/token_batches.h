@@ -10,7 +10,7 @@
 #include "runtime/data/sampler.h"
 #include "runtime/data/token_dataset.h"
 
-namespace tessera::app {
+namespace tessera {
 
 /// One microbatch: [batch, seq_len] int64 each, targets[b][t] = the token that follows input[b][t].
 struct TokenBatch {
@@ -49,4 +49,4 @@ class TokenBatches {
   DistributedSampler sampler_;
 };
 
-}  // namespace tessera::app
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "app/token_batches.h"
+#include "tessera/token_batches.h"
 
 #include <ATen/ops/empty.h>
 
@@ -7,7 +7,7 @@
 
 #include "tessera/error.h"
 
-namespace tessera::app {
+namespace tessera {
 
 absl::StatusOr<TokenBatches> TokenBatches::create(std::shared_ptr<const TokenDataset> dataset,
                                                   std::int64_t seq_len, std::int64_t vocab_size,
@@ -29,4 +29,4 @@ TokenBatch TokenBatches::next() {
   return {windows.narrow(1, 0, seq_len_).contiguous(), windows.narrow(1, 1, seq_len_).contiguous()};
 }
 
-}  // namespace tessera::app
+}  // namespace tessera

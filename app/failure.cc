@@ -5,6 +5,7 @@
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "runtime/base/log.h"
 #include "tessera/error.h"
@@ -42,6 +43,16 @@ const char* hint_for(ExitCode code) {
   return "";
 }
 
+/// An operator on a unit that could not be gathered throws LibTorch's own error; its text ends in the exit code of what
+/// went wrong (sharding/op_watch.cc). Other errors of LibTorch are the model's or ours.
+ExitCode exit_code_in(const std::string& text) {
+  constexpr std::string_view kMark = "(exit code ";
+  const std::size_t at = text.rfind(kMark);
+  if (at == std::string::npos) return ExitCode::kInternal;
+  const int code = std::atoi(text.c_str() + at + kMark.size());
+  return code > 0 ? static_cast<ExitCode>(code) : ExitCode::kInternal;
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
@@ -54,7 +65,8 @@ absl::Status status_of(const std::exception_ptr& failure) {
   } catch (const std::bad_alloc&) {
     return make_error(ExitCode::kOsResource, "out of memory");
   } catch (const c10::Error& error) {
-    return make_error(ExitCode::kInternal, first_line(error.what_without_backtrace()));
+    const std::string text = error.what_without_backtrace();
+    return make_error(exit_code_in(text), first_line(text));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kInternal, first_line(error.what()));
   } catch (...) {

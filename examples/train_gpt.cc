@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <tessera/tessera.h>
 
 #include <iostream>
@@ -8,6 +9,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 64;  // train_gpt strategy.json text
   auto strategy = tessera::value_or_throw(tessera::Strategy::from_file(argv[1]));
   tessera::Mesh mesh = tessera::init(strategy.comm);  // torchrun, srun, mpirun, `tessera launch`, or one rank
+  at::manual_seed(1);
   tessera::models::GPTConfig config{.vocab_size = 256, .seq_len = 64, .layers = 4, .width = 128, .heads = 4};
   auto model = tessera::deferred_init([&] { return tessera::models::GPT(config); });  // no memory yet
   tessera::Engine engine(model, strategy, mesh);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,8 +24,25 @@ absl::Status os_error(ExitCode code, const std::filesystem::path& path, const ch
                                       std::generic_category().message(error), error));
 }
 
+// Keeps other writers of the file out, so that nobody takes a line that is being written for one that was torn. Where a
+// file cannot be locked (a pipe, some network file systems) writers go unguarded.
+class FileLock {
+ public:
+  explicit FileLock(int fd) : fd_(fd), held_(::flock(fd, LOCK_EX) == 0) {}
+  ~FileLock() {
+    if (held_) ::flock(fd_, LOCK_UN);
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int fd_;
+  bool held_;
+};
+
 // Pipes and terminals have no end to look at: only a regular file can hold half a line.
 bool ends_in_half_a_line(int fd) {
+  const FileLock lock(fd);
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return false;
   char last = '\n';
@@ -81,6 +99,7 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
 }
 
 absl::Status MetricsWriter::write_all(const std::string& bytes) {
+  const FileLock lock(fd_);
   std::size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t wrote = ::write(fd_, bytes.data() + done, bytes.size() - done);

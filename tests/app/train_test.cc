@@ -160,9 +160,11 @@ TEST_F(Train, TheExampleOfTheReadmeLearns) {
     return at == std::string::npos ? 1e9 : std::stod(ended.out.substr(at + line.size()));
   };
   EXPECT_GT(loss_at(1), 5.0);
-  double last_ten = 0;  // the weights start from another seed each time: one step alone is a matter of luck
+  double last_ten = 0;
   for (int step = 91; step <= 100; ++step) last_ten += loss_at(step) / 10;
-  EXPECT_LT(last_ten, 2.6);  // the entropy of the text's bytes is 2.83
+  // The entropy of the text's bytes is 2.61. Without a seed, about one start in four still sits on that plateau after
+  // 100 steps (plain PyTorch alike), so the example sets one.
+  EXPECT_LT(last_ten, 2.2) << ended.out;
 }
 
 }  // namespace

@@ -151,6 +151,7 @@ void make_groups(Unit& unit, Claim claim, int parts) {
       if (!group) {
         group = unit.groups.emplace_back(std::make_unique<FlatGroup>()).get();
         group->unit = &unit;
+        group->index = unit.groups.size() - 1;
         group->dtype = claim.dtypes[i];
         group->trainable = trainable;
       }

@@ -1,24 +1,16 @@
 #include "sharding/reducer.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/base/log.h"
 #include "sharding/dtype.h"
+#include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-/// Tessera's own tensor operators: not recorded for autograd, and not looked at for units.
-struct Internally {
-  at::NoGradGuard no_grad;
-  at::DisableRecordFunctionGuard no_record;
-};
 
 at::Tensor tensor_at(std::byte* memory, DType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
   return at::from_blob(memory, sizes, strides, at::TensorOptions(scalar_type_of(dtype)));
@@ -58,18 +50,17 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     bucket_taken_.resize(shared_buckets_.size());
   }
   buckets_.expect_full();
-  scratch_memory_ = reinterpret_cast<float*>(scratch_.take(plan_.scratch_numel() * 4));
+  scratch_numel_ = plan_.scratch_numel();
+  scratch_memory_ = reinterpret_cast<float*>(scratch_.take(scratch_numel_ * 4));
   scratch_.expect_full();
 }
-
-Reducer::~Reducer() = default;
 
 DType Reducer::bucket_dtype() const {
   return plan_.bucket_mode() == BucketMode::kShared ? plan_.input().reduce : DType::kF32;
 }
 
 void Reducer::take(FlatGroup& group, std::size_t parameter) {
-  const Internally internally;
+  const Unrecorded unrecorded;
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
@@ -119,16 +110,9 @@ void Reducer::close(Entry& entry) {
 void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient) {
   const FlatParameter& flat = group.parameters[parameter];
   const DType dtype = bucket_dtype();
-  std::byte* base = reinterpret_cast<std::byte*>(group.gradient);
-  std::size_t group_index = 0;
-  if (plan_.bucket_mode() != BucketMode::kInPlace) base = entry.bucket;
-  for (; entry.unit->groups[group_index].get() != &group; ++group_index) {
-    const FlatGroup& before = *entry.unit->groups[group_index];
-    if (plan_.bucket_mode() != BucketMode::kInPlace && before.trainable) base += before.layout.numel() * size_of(dtype);
-  }
   const std::int64_t offset = group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype));
-  const at::Tensor place = tensor_at(base + offset, dtype, flat.sizes, flat.strides);
-  char& arrived = entry.arrived[group_index][parameter];
+  const at::Tensor place = tensor_at(bucket_of(entry, group) + offset, dtype, flat.sizes, flat.strides);
+  char& arrived = entry.arrived[group.index][parameter];
   if (arrived) {
     place.add_(gradient);
   } else {
@@ -136,23 +120,27 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
     arrived = 1;
     ++entry.arrived_count;
   }
-  entry.used[group_index][parameter] = 1;
+  entry.used[group.index][parameter] = 1;
+}
+
+std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
+  if (plan_.bucket_mode() == BucketMode::kInPlace) return reinterpret_cast<std::byte*>(group.gradient);
+  std::byte* bucket = entry.bucket;
+  for (std::size_t i = 0; i < group.index; ++i) {
+    const FlatGroup& before = *entry.unit->groups[i];
+    if (before.trainable) bucket += before.layout.numel() * size_of(bucket_dtype());
+  }
+  return bucket;
 }
 
 /// Zeros wherever no gradient came: unused parameters and padding.
-void Reducer::fill_missing(Entry& entry) {
+void Reducer::fill_missing(const Entry& entry, const FlatGroup& group) {
   const auto element = size_of(bucket_dtype());
-  std::byte* base = entry.bucket;
-  for (std::size_t g = 0; g < entry.unit->groups.size(); ++g) {
-    FlatGroup& group = *entry.unit->groups[g];
-    if (!group.trainable) continue;
-    if (plan_.bucket_mode() == BucketMode::kInPlace) base = reinterpret_cast<std::byte*>(group.gradient);
-    const auto clear = [&](Extent extent) { std::memset(base + extent.offset * element, 0, extent.numel * element); };
-    for (Extent gap : group.layout.gaps()) clear(gap);
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      if (!entry.arrived[g][i]) clear(group.layout.extent(i));
-    }
-    base += group.layout.numel() * element;
+  std::byte* bucket = bucket_of(entry, group);
+  const auto clear = [&](Extent extent) { std::memset(bucket + extent.offset * element, 0, extent.numel * element); };
+  for (Extent gap : group.layout.gaps()) clear(gap);
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    if (!entry.arrived[group.index][i]) clear(group.layout.extent(i));
   }
 }
 
@@ -161,14 +149,10 @@ void Reducer::launch_ready() {
 }
 
 void Reducer::reduce(Entry& entry) {
-  fill_missing(entry);
-  const auto element = static_cast<std::int64_t>(size_of(bucket_dtype()));
-  std::byte* bucket = entry.bucket;
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
-    if (plan_.bucket_mode() == BucketMode::kInPlace) bucket = reinterpret_cast<std::byte*>(group->gradient);
-    reduce_group(entry, *group, bucket);
-    bucket += group->layout.numel() * element;
+    fill_missing(entry, *group);
+    reduce_group(entry, *group);
   }
   ++counts_.reductions;
   entry.reduced = true;
@@ -178,11 +162,12 @@ void Reducer::reduce(Entry& entry) {
 
 /// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier
 /// reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
-void Reducer::reduce_group(Entry& entry, FlatGroup& group, std::byte* bucket) {
+void Reducer::reduce_group(Entry& entry, FlatGroup& group) {
   const AxisPlacement placement = plan_.input().placement.gradients;
   const MeshPosition& mesh = plan_.input().mesh;
   const std::string& name = entry.unit->name;
   if (mesh.world_size() == 1) return;  // gradients are taken straight into place
+  std::byte* bucket = bucket_of(entry, group);
   DType wire = bucket_dtype();
   if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.input().reduce != DType::kF32) {
     wire = plan_.input().reduce;
@@ -209,17 +194,17 @@ void Reducer::reduce_group(Entry& entry, FlatGroup& group, std::byte* bucket) {
 }
 
 float* Reducer::scratch(std::int64_t numel) {
-  if (numel <= plan_.scratch_numel()) return scratch_memory_;
-  if (overflow_scratch_.bytes() < numel * 4) {
+  if (numel > scratch_numel_) {
     counts_.overflow_bytes += numel * 4 - overflow_scratch_.bytes();
     overflow_scratch_ = Arena::plain("overflow scratch", numel * 4);
-    overflow_scratch_.take(0);
+    scratch_memory_ = reinterpret_cast<float*>(overflow_scratch_.take(numel * 4));
+    scratch_numel_ = numel;
   }
-  return reinterpret_cast<float*>(overflow_scratch_.take(0));
+  return scratch_memory_;
 }
 
 void Reducer::finish(bool reduce_now) {
-  const Internally internally;
+  const Unrecorded unrecorded;
   if (plan_.bucket_mode() != BucketMode::kShared) {
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);
@@ -260,11 +245,7 @@ void Reducer::reset() {
 }
 
 bool Reducer::used(const FlatGroup& group, std::size_t parameter) const {
-  const Entry& entry = entries_[group.unit->index];
-  for (std::size_t g = 0; g < entry.used.size(); ++g) {
-    if (entry.unit->groups[g].get() == &group) return entry.used[g][parameter] != 0;
-  }
-  return false;
+  return entries_[group.unit->index].used[group.index][parameter] != 0;
 }
 
 }  // namespace tessera

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "runtime/comm/mesh.h"
@@ -34,7 +33,6 @@ class Reducer {
  public:
   /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch);
-  ~Reducer();
 
   /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
   void take(FlatGroup& group, std::size_t parameter);
@@ -71,10 +69,12 @@ class Reducer {
   void open(Entry& entry);
   void close(Entry& entry);
   void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
-  void fill_missing(Entry& entry);
+  /// Where a group's gradients wait: in their own buffer, or behind the unit's earlier groups in its bucket.
+  std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
+  void fill_missing(const Entry& entry, const FlatGroup& group);
   void launch_ready();
   void reduce(Entry& entry);
-  void reduce_group(Entry& entry, FlatGroup& group, std::byte* bucket);
+  void reduce_group(Entry& entry, FlatGroup& group);
   void agree_on_order();
   float* scratch(std::int64_t numel);
   DType bucket_dtype() const;
@@ -91,6 +91,7 @@ class Reducer {
   std::size_t next_ = 0;       ///< into order_
   bool order_agreed_ = false;
   float* scratch_memory_ = nullptr;
+  std::int64_t scratch_numel_ = 0;
   ReducerCounts counts_;
 };
 

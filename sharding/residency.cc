@@ -49,6 +49,7 @@ void Residency::gather(Unit& unit) {
   if (!in_place) {
     unit.slot = find_slot(unit, /*early=*/false);
     if (unit.slot < 0) unit.slot = add_overflow_slot(unit);
+    if (Unit* holder = slots_[unit.slot].holder) release(*holder);
     slots_[unit.slot].holder = &unit;
     memory = slots_[unit.slot].memory;
   }
@@ -97,9 +98,9 @@ void Residency::prefetch() {
   }
 }
 
-/// A slot that holds nothing, else the one whose holder is needed last; it is emptied, unless `early` only asks. An early
-/// gather may push out only units that are needed later than the one it is for.
-int Residency::find_slot(const Unit& unit, bool early) {
+/// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push out
+/// only units that are needed later than the one it is for.
+int Residency::find_slot(const Unit& unit, bool early) const {
   int best = -1;
   std::size_t best_distance = early ? schedule_.distance(unit.index) : 0;
   for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
@@ -113,7 +114,6 @@ int Residency::find_slot(const Unit& unit, bool early) {
       best_distance = distance;
     }
   }
-  if (best >= 0 && !early) release(*slots_[best].holder);
   return best;
 }
 

@@ -68,7 +68,7 @@ class Residency {
   void wait(Unit& unit);
   void release(Unit& unit);
   void prefetch();
-  int find_slot(const Unit& unit, bool early);
+  int find_slot(const Unit& unit, bool early) const;
   int add_overflow_slot(const Unit& unit);
   void warn_of_overflow(const Unit& unit);
 

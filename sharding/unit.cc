@@ -60,6 +60,12 @@ void Unit::watch(Residency* residency) {
   for (auto& group : groups) group->attach(group->full);
 }
 
+std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<Unit*> pointers;
+  for (const auto& unit : units) pointers.push_back(unit.get());
+  return pointers;
+}
+
 Unit* unit_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();

@@ -37,6 +37,7 @@ struct FlatParameter {
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup {
   Unit* unit = nullptr;
+  std::size_t index = 0;  ///< among the unit's groups
   Layout layout;
   DType dtype = DType::kF32;
   bool trainable = true;
@@ -99,6 +100,18 @@ class Unit {
   State state_ = State::kReleased;
   Residency* residency_ = nullptr;
 };
+
+std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units);
+
+/// Calls `visit(group)` for every trainable group, in unit and group order.
+template <class Visit>
+void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      if (group->trainable) visit(*group);
+    }
+  }
+}
 
 /// The watched unit that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no lock.
 Unit* unit_of(const at::Tensor& tensor);

@@ -35,10 +35,8 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
 
 /// Units whose parameters some rank does not hold.
 std::vector<Unit*> sharded(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
-  std::vector<Unit*> all;
-  if (!plan.input().placement.parameters.shard || plan.input().mesh.shard_size == 1) return all;
-  for (const auto& unit : units) all.push_back(unit.get());
-  return all;
+  if (!plan.input().placement.parameters.shard || plan.input().mesh.shard_size == 1) return {};
+  return pointers_to(units);
 }
 
 /// What replicated parameters stand on once their Engine is gone. The memory goes before the group it came from.
@@ -49,12 +47,6 @@ struct KeptMemory {
 
 /// c10::Error puts its stack below the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-std::vector<Unit*> pointers(const std::vector<std::unique_ptr<Unit>>& units) {
-  std::vector<Unit*> all;
-  for (const auto& unit : units) all.push_back(unit.get());
-  return all;
-}
 
 }  // namespace
 
@@ -97,7 +89,7 @@ void Engine::State::set_up() {
   memory_use = memory.allocated();
   for (auto& unit : units) load_parameters(*unit, *axes.world);
   load_buffers(*module, *axes.world);
-  reducer.emplace(plan, pointers(units), axes, std::move(memory.buckets), std::move(memory.scratch));
+  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch));
   hooks.emplace(units, *reducer);
   update.emplace(units, *optimizer, plan, axes);
   if (auto gathered = sharded(units, plan); !gathered.empty()) {
@@ -184,8 +176,7 @@ void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) {
               " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation, ": call step() first");
   TORCH_CHECK(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes());
   s.or_abort("backward", [&] {
-    const bool scaled = s.strategy.mixed_precision.param == DType::kF16;
-    const at::Tensor seed = at::full_like(loss, scaled ? s.scaler.scale() : 1.0);
+    const at::Tensor seed = at::full_like(loss, s.loss_scale());
     torch::autograd::backward({loss}, {seed});
     const bool last = s.microbatch + 1 == s.strategy.gradient_accumulation;
     s.reducer->finish(last || s.strategy.gradient_sync == GradientSync::kEachMicrobatch);
@@ -208,12 +199,11 @@ StepResult Engine::step() {
 
 StepResult Engine::State::step() {
   const AgreedStep agreed = agree_on_step(local, units, *reducer, plan, axes);
-  const bool scaled = strategy.mixed_precision.param == DType::kF16;
   StepResult result;
   result.step = ++attempts;
   result.loss = agreed.loss;
   result.tokens = agreed.tokens;
-  result.loss_scale = scaled ? scaler.scale() : 1.0;
+  result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
   result.lr = learning_rate(agreed);
   const double mean = 1.0 / (static_cast<double>(mesh.world_size()) * static_cast<double>(strategy.gradient_accumulation) * result.loss_scale);
@@ -225,9 +215,9 @@ StepResult Engine::State::step() {
     ++applied;
   } else {
     log_warning("step " + std::to_string(attempts) + ": a gradient is infinite or NaN; the step is skipped on all ranks" +
-                (scaled ? ", loss scale " + std::to_string(result.loss_scale) : std::string()));
+                (scales_loss() ? ", loss scale " + std::to_string(result.loss_scale) : std::string()));
   }
-  if (scaled) scaler.update(result.overflow);
+  if (scales_loss()) scaler.update(result.overflow);
   begin_next_step();
   result.planned = plan.use();
   result.allocated = allocated();
@@ -248,13 +238,9 @@ void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
   reducer->reset();
   // Graphs made before the update must not be run backward on the new values.
-  for (auto& unit : units) {
-    for (auto& group : unit->groups) {
-      for (FlatParameter& parameter : group->parameters) {
-        if (group->trainable) parameter.tensor.unsafeGetTensorImpl()->bump_version();
-      }
-    }
-  }
+  for_each_trainable(units, [](FlatGroup& group) {
+    for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  });
   local = {};
   microbatch = 0;
 }
@@ -267,7 +253,7 @@ const Strategy& Engine::strategy() const { return state_->strategy; }
 const MemoryPlan& Engine::plan() const { return state_->plan; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
 std::int64_t Engine::steps_applied() const { return state_->applied; }
-double Engine::loss_scale() const { return state_->strategy.mixed_precision.param == DType::kF16 ? state_->scaler.scale() : 1.0; }
+double Engine::loss_scale() const { return state_->loss_scale(); }
 
 TrafficCounts Engine::traffic() const {
   TrafficCounts counts;

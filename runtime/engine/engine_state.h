@@ -26,6 +26,8 @@ struct Engine::State {
   void set_up();
   void check_transport() const;
   StepResult step();
+  bool scales_loss() const { return strategy.mixed_precision.param == DType::kF16; }
+  double loss_scale() const { return scales_loss() ? scaler.scale() : 1.0; }
   double learning_rate(const AgreedStep& agreed) const;
   void begin_next_step();
   void report_plan() const;

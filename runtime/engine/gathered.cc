@@ -31,27 +31,21 @@ std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units, c
   return found;
 }
 
-std::vector<Unit*> all_of(const std::vector<std::unique_ptr<Unit>>& units) {
-  std::vector<Unit*> all;
-  for (const auto& unit : units) all.push_back(unit.get());
-  return all;
+/// Gathers and pins them; replicated units are always there.
+std::vector<Unit*> held(std::vector<Unit*> units) {
+  for (Unit* unit : units) {
+    if (unit->residency()) unit->residency()->hold(*unit);
+  }
+  return units;
 }
 
 }  // namespace
 
 Gathered::Gathered(Engine& engine, Mode mode)
-    : state_(std::make_unique<State>(State{*engine.state_, mode, all_of(engine.state_->units)})) {
-  for (Unit* unit : state_->units) {
-    if (unit->residency()) unit->residency()->hold(*unit);
-  }
-}
+    : state_(std::make_unique<State>(State{*engine.state_, mode, held(pointers_to(engine.state_->units))})) {}
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
-    : state_(std::make_unique<State>(State{*engine.state_, mode, units_with(engine.state_->units, parameters)})) {
-  for (Unit* unit : state_->units) {
-    if (unit->residency()) unit->residency()->hold(*unit);
-  }
-}
+    : state_(std::make_unique<State>(State{*engine.state_, mode, held(units_with(engine.state_->units, parameters))})) {}
 
 void Gathered::close() {
   if (!state_) return;

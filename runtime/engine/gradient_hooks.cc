@@ -18,27 +18,22 @@ struct TakeGradient : autograd::PostAccumulateGradHook {
   std::size_t parameter;
 };
 
-template <class Visit>
-void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      for (std::size_t i = 0; group->trainable && i < group->parameters.size(); ++i) visit(*group, i);
-    }
-  }
-}
-
 }  // namespace
 
 GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer) : units_(units) {
-  for_each_parameter(units_, [&](FlatGroup& group, std::size_t i) {
-    autograd::impl::set_post_acc_grad_hooks(group.parameters[i].tensor,
-                                            std::make_unique<TakeGradient>(reducer, group, i));
+  for_each_trainable(units_, [&](FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      autograd::impl::set_post_acc_grad_hooks(group.parameters[i].tensor,
+                                              std::make_unique<TakeGradient>(reducer, group, i));
+    }
   });
 }
 
 GradientHooks::~GradientHooks() {
-  for_each_parameter(units_, [](FlatGroup& group, std::size_t i) {
-    autograd::impl::set_post_acc_grad_hooks(group.parameters[i].tensor, nullptr);
+  for_each_trainable(units_, [](FlatGroup& group) {
+    for (FlatParameter& parameter : group.parameters) {
+      autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+    }
   });
 }
 

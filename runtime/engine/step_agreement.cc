@@ -15,15 +15,6 @@ struct Header {
   std::int64_t finite = 1;
 };
 
-template <class Visit>
-void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      if (group->trainable) visit(*group);
-    }
-  }
-}
-
 NormTree tree_of(const FlatGroup& group) { return NormTree(NormTree::blocks_of(group.layout.numel())); }
 
 /// Where things lie in one rank's message: header, flags, then each group's nodes.

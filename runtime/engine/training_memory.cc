@@ -1,14 +1,13 @@
 #include "runtime/engine/training_memory.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "runtime/base/bytes.h"
 #include "sharding/dtype.h"
+#include "sharding/unrecorded.h"
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
 
@@ -74,11 +73,6 @@ void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& 
   throw_if_error(world.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
 }
 
-struct Quietly {
-  at::NoGradGuard no_grad;
-  at::DisableRecordFunctionGuard no_record;
-};
-
 }  // namespace
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
@@ -134,7 +128,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 }
 
 void load_parameters(Unit& unit, Collectives& world) {
-  const Quietly quietly;
+  const Unrecorded unrecorded;
   const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
@@ -154,7 +148,7 @@ void load_parameters(Unit& unit, Collectives& world) {
 }
 
 void store_parameters(Unit& unit, Collectives& world) {
-  const Quietly quietly;
+  const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
     for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
@@ -166,7 +160,7 @@ void store_parameters(Unit& unit, Collectives& world) {
 }
 
 void load_buffers(torch::nn::Module& module, Collectives& world) {
-  const Quietly quietly;
+  const Unrecorded unrecorded;
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined()) continue;

@@ -9,23 +9,18 @@ namespace tessera {
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
                const MeshAxes& axes)
     : units_(units), optimizer_(optimizer), plan_(plan), axes_(axes) {
-  for (const auto& unit : units_) {
-    for (const auto& group : unit->groups) {
-      if (group->trainable) steps_.resize(steps_.size() + group->parameters.size(), 0);
-    }
-  }
+  std::size_t count = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) { count += group.parameters.size(); });
+  steps_.resize(count, 0);
 }
 
 void Update::apply(float gradient_scale, float lr, const std::vector<char>& used) {
   std::size_t first = 0;
-  for (const auto& unit : units_) {
-    for (const auto& group : unit->groups) {
-      if (!group->trainable) continue;
-      update_group(*group, {gradient_scale, lr, 0}, &steps_[first], &used[first]);
-      publish(*group);
-      first += group->parameters.size();
-    }
-  }
+  for_each_trainable(units_, [&](FlatGroup& group) {
+    update_group(group, {gradient_scale, lr, 0}, &steps_[first], &used[first]);
+    publish(group);
+    first += group.parameters.size();
+  });
 }
 
 void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+namespace tessera {
+
+/// While it lives, on this thread: Tessera's own tensor operators are neither recorded for autograd nor looked at for
+/// units (sharding/op_watch.h).
+struct Unrecorded {
+  at::NoGradGuard no_grad;
+  at::DisableRecordFunctionGuard no_record;
+};
+
+}  // namespace tessera

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "app/commands.h"
-#include "app/failure.h"
 #include "app/step_traffic.h"
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"
@@ -13,6 +12,7 @@
 #include "tessera/engine.h"
 #include "tessera/error.h"
 #include "tessera/recompute.h"
+#include "tessera/run.h"
 
 namespace tessera::app {
 namespace {
@@ -112,7 +112,7 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
 }  // namespace
 
 int run_plan(const PlanCommand& command) {
-  return exit_code_of_run([&] {
+  return run([&] {
     const Topology topology = pretend_topology(command);
     const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));

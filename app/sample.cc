@@ -5,7 +5,6 @@
 #include <string>
 
 #include "app/commands.h"
-#include "app/failure.h"
 #include "app/text_sample.h"
 #include "app/threads.h"
 #include "app/weights_file.h"
@@ -13,11 +12,12 @@
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
 #include "tessera/recompute.h"
+#include "tessera/run.h"
 
 namespace tessera::app {
 
 int run_sample(const SampleCommand& command) {
-  return exit_code_of_run([&] {
+  return run([&] {
     if (command.sample.tokens < 1) throw Error(ExitCode::kUsage, "sample: --tokens must be 1 or more");
     if (command.sample.temperature < 0 || command.sample.top_k < 0)
       throw Error(ExitCode::kUsage, "sample: --temperature and --top-k cannot be negative");

@@ -7,7 +7,6 @@
 
 #include "app/agreement.h"
 #include "app/commands.h"
-#include "app/failure.h"
 #include "app/text_sample.h"
 #include "app/threads.h"
 #include "tessera/token_batches.h"
@@ -214,26 +213,16 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
   Engine engine(run->model, strategy, mesh);
   // Weights are alike everywhere; what is drawn while training (dropout) is not.
   at::manual_seed(mix64(command.seed) + static_cast<std::uint64_t>(mesh.rank()));
-  try {
-    train(command, mesh, *run, engine, threads);
-  } catch (...) {  // while the engine lives, so that the others learn the reason and not only that it ended
-    mesh.abort(status_of(std::current_exception()));
-    throw;
-  }
+  train(command, mesh, *run, engine, threads);
 }
 
 }  // namespace
 
 int run_train(const TrainCommand& command) {
-  return exit_code_of_run([&] {
+  return run([&] {
     const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
     const Mesh mesh = init(strategy.comm);
-    try {
-      train_on(command, strategy, mesh);
-    } catch (...) {
-      mesh.abort(status_of(std::current_exception()));
-      throw;
-    }
+    train_on(command, strategy, mesh);
   });
 }
 

@@ -5,11 +5,9 @@
 #include <c10/util/SmallVector.h>
 
 #include <mutex>
-#include <string>
 
 #include "sharding/residency.h"
 #include "sharding/unit.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -25,15 +23,7 @@ struct PinnedUnits : at::ObserverContext {
 void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
   if (!pinned) pinned = std::make_unique<PinnedUnits>();
   pinned->units.push_back(&unit);
-  try {
-    unit.residency()->use(unit);
-  } catch (const Error& error) {
-    // A storage that refuses access can carry text only, so the exit code goes along as text.
-    const int code = static_cast<int>(error.exit_code());
-    Residency::poison(unit, error.message() + " (exit code " + std::to_string(code) + ")");
-  } catch (const std::exception& error) {
-    Residency::poison(unit, error.what());
-  }
+  unit.residency()->use_or_poison(unit);
 }
 
 void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {

@@ -10,8 +10,7 @@ namespace tessera {
 /// deleter of its storage's data pointer, so an operator without units costs a few comparisons, and threads that run
 /// other ranks or no rank at all share nothing.
 ///
-/// A callback must not throw. When gathering fails the unit is poisoned instead (Residency::poison), and the operator
-/// itself throws with that message.
+/// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself throws.
 class OpWatch {
  public:
   OpWatch();

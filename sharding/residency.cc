@@ -5,8 +5,14 @@
 
 namespace tessera {
 
-Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots)
-    : plan_(plan), units_(std::move(units)), group_(group), memory_(std::move(slots)), pending_(units_.size()) {
+Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
+                     OnFailure on_failure)
+    : plan_(plan),
+      units_(std::move(units)),
+      group_(group),
+      on_failure_(std::move(on_failure)),
+      memory_(std::move(slots)),
+      pending_(units_.size()) {
   if (!plan_.input().placement.keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
     for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
@@ -31,6 +37,18 @@ void Residency::use(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
   if (counts_.overflow_slots > overflows) warn_of_overflow(unit);
   prefetch();
+}
+
+void Residency::use_or_poison(Unit& unit) noexcept {
+  try {
+    use(unit);
+  } catch (const Error& error) {
+    poison(unit, error.message());
+    on_failure_(error);
+  } catch (const std::exception& error) {
+    poison(unit, error.what());
+    on_failure_(Error(ExitCode::kInternal, error.what()));
+  }
 }
 
 void Residency::hold(Unit& unit) {
@@ -79,13 +97,8 @@ void Residency::release(Unit& unit) {
   unit.become(Unit::State::kReleased);
   ++counts_.releases;
   if (unit.slot < 0) return;
-  Slot& slot = slots_[unit.slot];
-  slot.holder = nullptr;
+  slots_[unit.slot].holder = nullptr;
   unit.slot = -1;
-  if (slot.overflow.bytes() > 0) {
-    counts_.overflow_bytes -= slot.bytes;
-    slot = Slot{};  // its number stays, without memory; add_overflow_slot takes it again
-  }
 }
 
 void Residency::prefetch() {
@@ -129,12 +142,6 @@ int Residency::add_overflow_slot(const Unit& unit) {
   Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes())};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
-  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
-    if (slots_[i].memory == nullptr && slots_[i].reserved_for < 0) {
-      slots_[i] = std::move(slot);
-      return i;
-    }
-  }
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
 }
@@ -144,6 +151,18 @@ void Residency::release_all() {
   for (Unit* unit : units_) {
     TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);
+  }
+  give_back_overflow();
+}
+
+/// From the back, so that no slot's number changes while a unit holds it.
+void Residency::give_back_overflow() {
+  while (!slots_.empty() && slots_.back().overflow.bytes() > 0) {
+    Unit* holder = slots_.back().holder;
+    if (holder && holder->pins > 0) return;
+    if (holder) release(*holder);
+    counts_.overflow_bytes -= slots_.back().bytes;
+    slots_.pop_back();
   }
 }
 

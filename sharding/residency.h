@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "sharding/arena.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/unit.h"
+#include "tessera/error.h"
 
 namespace tessera {
 
@@ -31,13 +33,19 @@ struct ResidencyCounts {
 /// gathering is a collective; a transport that sees a difference reports both units.
 class Residency {
  public:
+  using OnFailure = std::function<void(const Error&)>;
+
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
-  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots);
+  /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
+  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, OnFailure on_failure);
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit);
   void unpin(Unit& unit) { --unit.pins; }
+  /// `use` for an operator's callback, which must not throw: on failure the unit is poisoned, so that the operator itself
+  /// throws, and `on_failure` is told what a storage cannot carry, the exit code.
+  void use_or_poison(Unit& unit) noexcept;
   /// Gathers and pins `unit` outside the schedule, beyond the plan's slots if they are taken. Pair with `unpin`.
   void hold(Unit& unit);
   /// Gives `unit`'s gathered values up, unless it is pinned.
@@ -47,12 +55,13 @@ class Residency {
   void end_round() { schedule_.end_round(); }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
+  /// Gives back what is held beyond the plan, unless a unit in it is pinned.
+  void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }
   const ResidencyCounts& counts() const { return counts_; }
 
-  /// Turns a failure inside an operator's callback, which must not throw, into an error that the operator itself meets:
-  /// the unit's storage refuses access with `message` from then on.
+  /// The unit's storage refuses access with `message` from then on: operators that read it throw that.
   static void poison(Unit& unit, const std::string& message);
 
  private:
@@ -61,7 +70,7 @@ class Residency {
     std::int64_t bytes = 0;
     Unit* holder = nullptr;
     int reserved_for = -1;            ///< unit index, or -1: shared
-    Arena overflow;                   ///< owns the memory of a slot beyond the plan
+    Arena overflow;                   ///< owns the memory of a slot beyond the plan; given back at the end of the step
   };
 
   void gather(Unit& unit);
@@ -75,6 +84,7 @@ class Residency {
   const MemoryPlan& plan_;
   std::vector<Unit*> units_;
   Collectives& group_;
+  OnFailure on_failure_;
   Arena memory_;
   std::vector<Slot> slots_;
   std::vector<std::vector<Work>> pending_;  ///< by unit index

@@ -6,4 +6,5 @@
 #include "tessera/error.h"          // IWYU pragma: export
 #include "tessera/init.h"           // IWYU pragma: export
 #include "tessera/recompute.h"      // IWYU pragma: export
+#include "tessera/run.h"            // IWYU pragma: export
 #include "tessera/token_batches.h"  // IWYU pragma: export

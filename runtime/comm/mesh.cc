@@ -19,6 +19,8 @@ struct Mesh::State {
   std::map<std::pair<int, int>, int> times_asked;  // by shape: keeps group names apart
   std::vector<std::weak_ptr<Collectives>> groups;
   absl::Status aborted;
+  bool expects_report = false;
+  std::vector<MeshAxes> kept;
 
   std::string unique_name(int replicate, int shard) {
     std::lock_guard lock(mutex);
@@ -79,6 +81,22 @@ void Mesh::abort(const absl::Status& reason) const {
       if (auto group = weak.lock()) groups.push_back(std::move(group));
   }
   for (const auto& group : groups) group->abort(reason);
+}
+
+void Mesh::expect_report() const {
+  std::lock_guard lock(state_->mutex);
+  state_->expects_report = true;
+}
+
+bool Mesh::keep_for_report(const MeshAxes& axes) const {
+  std::lock_guard lock(state_->mutex);
+  if (state_->expects_report) state_->kept.push_back(axes);
+  return state_->expects_report;
+}
+
+absl::Status Mesh::status() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->aborted;
 }
 
 namespace {

@@ -50,7 +50,16 @@ class Mesh {
   absl::StatusOr<MeshAxes> axes(int replicate, int shard) const;
 
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
+  /// The first reason counts.
   void abort(const absl::Status& reason) const;
+  /// Ok, or the reason that this rank gave to `abort`.
+  absl::Status status() const;
+
+  /// Says that an exception which ends this rank will come to `abort` with its text (tessera::run and run_ranks do that).
+  void expect_report() const;
+  /// For what an exception destroys on its way: keeps the groups, so that the report still reaches the peers. False if
+  /// none is expected: then only the caller can tell them.
+  bool keep_for_report(const MeshAxes& axes) const;
 
  private:
   struct State;

@@ -81,4 +81,16 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   return Mesh(topology, std::move(factory), store);
 }
 
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join) {
+  if (comm.transport != TransportChoice::kAuto)
+    return make_error(ExitCode::kConfig,
+                      "comm.transport names a transport, but the program brings its own. hint: leave it at \"auto\"");
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  if (topology.world_size == 1)
+    return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  const JoinGroup join_group = [store, join](const Group& group) { return join(group, store); };
+  return Mesh(topology, flat_group_factory(defaults, join_group), store);
+}
+
 }  // namespace tessera

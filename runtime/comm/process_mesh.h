@@ -2,7 +2,12 @@
 
 #include <absl/status/statusor.h>
 
+#include <functional>
+#include <memory>
+
 #include "runtime/base/strategy.h"
+#include "runtime/comm/c10d_store.h"
+#include "runtime/comm/group.h"
 #include "runtime/comm/mesh.h"
 
 namespace tessera {
@@ -18,5 +23,10 @@ namespace tessera {
 ///
 /// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm);
+
+/// The same over a transport of the user's own, which joins every group of more than one rank. `comm.transport` must be auto.
+using JoinGroupOnStore =
+    std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group, const std::shared_ptr<C10dStore>& store)>;
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join);
 
 }  // namespace tessera

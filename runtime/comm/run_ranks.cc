@@ -59,9 +59,11 @@ void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)
   FirstFailure first;
   const auto run_one = [&](int rank) {
     absl::Status end;
+    const Topology topology = topology_of(options, rank);
+    const Mesh mesh(topology, thread_group_factory(run, topology), store);
+    mesh.expect_report();  // run->end tells every group
     try {
-      const Topology topology = topology_of(options, rank);
-      body(Mesh(topology, thread_group_factory(run, topology), store));
+      body(mesh);
     } catch (...) {
       first.keep(std::current_exception());
       end = make_error(ExitCode::kInternal, text_of(std::current_exception()));

@@ -50,16 +50,19 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one.
+/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason that
+/// they are told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not ours.
 template <class Body>
 auto Engine::State::or_abort(const char* what, const Body& body) {
   try {
     return body();
   } catch (const Error& error) {
-    fail(absl::Status(make_error(error.exit_code(), error.message())));
+    fail(make_error(error.exit_code(), error.message()));
     throw;
   } catch (const std::exception& error) {
+    const bool known = failed;
     fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
+    if (known) throw Error(mesh.status());
     throw;
   }
 }
@@ -93,7 +96,8 @@ void Engine::State::set_up() {
   hooks.emplace(units, *reducer);
   update.emplace(units, *optimizer, plan, axes);
   if (auto gathered = sharded(units, plan); !gathered.empty()) {
-    residency.emplace(plan, std::move(gathered), *axes.gather, std::move(memory.slots));
+    residency.emplace(plan, std::move(gathered), *axes.gather, std::move(memory.slots),
+                      [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
     watch.emplace();
   }
   expect_plan();
@@ -148,7 +152,8 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strate
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
-  if (std::uncaught_exceptions() > state_->exceptions_at_start && !state_->failed) {
+  const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
+  if (unwinding && !state_->failed && !state_->mesh.keep_for_report(state_->axes)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
   state_->detach_parameters();

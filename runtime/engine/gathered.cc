@@ -53,11 +53,13 @@ void Gathered::close() {
   for (Unit* unit : state->units) {
     if (unit->residency()) unit->residency()->unpin(*unit);
   }
-  if (state->mode == kRead) return;
-  for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.world);
-  for (Unit* unit : state->units) {
-    if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+  if (state->mode == kWrite) {
+    for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.world);
+    for (Unit* unit : state->units) {
+      if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+    }
   }
+  if (state->engine.residency) state->engine.residency->give_back_overflow();
 }
 
 Gathered::~Gathered() {

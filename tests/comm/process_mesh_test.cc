@@ -1,9 +1,7 @@
 #include "runtime/comm/process_mesh.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -14,6 +12,7 @@
 #include "runtime/comm/tcp_store.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/fork_ranks.h"
+#include "tests/comm/free_port.h"
 
 namespace tessera {
 namespace {
@@ -22,24 +21,6 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-/// A listening socket on a port of the kernel's choice.
-struct Listener {
-  Listener() : fd(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    bind(fd, reinterpret_cast<sockaddr*>(&address), length);
-    listen(fd, 1);
-    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-    port = ntohs(address.sin_port);
-  }
-  ~Listener() { close(fd); }
-  int fd, port = 0;
-};
-
-int free_port() { return Listener().port; }
 
 Topology topology_of(int rank, int ranks, int hosts, int port) {
   Topology topology;

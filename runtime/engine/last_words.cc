@@ -1,22 +1,20 @@
-#include "app/failure.h"
+#include "runtime/engine/last_words.h"
 
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
-#include "runtime/base/log.h"
 #include "tessera/error.h"
 
-namespace tessera::app {
+namespace tessera {
 namespace {
 
 const char* hint_for(ExitCode code) {
   switch (code) {
     case ExitCode::kUsage:
-      return "see tessera --help";
+      return "--help lists the options";
     case ExitCode::kCorruptData:
       return "the file named is damaged or of another kind";
     case ExitCode::kNoInput:
@@ -43,16 +41,6 @@ const char* hint_for(ExitCode code) {
   return "";
 }
 
-/// An operator on a unit that could not be gathered throws LibTorch's own error; its text ends in the exit code of what
-/// went wrong (sharding/op_watch.cc). Other errors of LibTorch are the model's or ours.
-ExitCode exit_code_in(const std::string& text) {
-  constexpr std::string_view kMark = "(exit code ";
-  const std::size_t at = text.rfind(kMark);
-  if (at == std::string::npos) return ExitCode::kInternal;
-  const int code = std::atoi(text.c_str() + at + kMark.size());
-  return code > 0 ? static_cast<ExitCode>(code) : ExitCode::kInternal;
-}
-
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
@@ -65,8 +53,7 @@ absl::Status status_of(const std::exception_ptr& failure) {
   } catch (const std::bad_alloc&) {
     return make_error(ExitCode::kOsResource, "out of memory");
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    return make_error(exit_code_in(text), first_line(text));
+    return make_error(ExitCode::kInternal, first_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kInternal, first_line(error.what()));
   } catch (...) {
@@ -93,17 +80,4 @@ void write_error_file(const std::string& message) {
       << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
-int exit_code_of_run(const std::function<void()>& body) {
-  try {
-    body();
-    return static_cast<int>(ExitCode::kOk);
-  } catch (...) {
-    const absl::Status status = status_of(std::current_exception());
-    const std::string message = with_hint(status);
-    write_error_file(message);
-    log_error(message);
-    return static_cast<int>(exit_code_of(status));
-  }
-}
-
-}  // namespace tessera::app
+}  // namespace tessera

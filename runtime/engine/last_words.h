@@ -3,14 +3,9 @@
 #include <absl/status/status.h>
 
 #include <exception>
-#include <functional>
 #include <string>
 
-namespace tessera::app {
-
-/// The end of every command: runs `body`; whatever it throws is logged in one message with a hint, written to the file
-/// that the launcher named ($TORCHELASTIC_ERROR_FILE), and turned into an exit code.
-int exit_code_of_run(const std::function<void()>& body);
+namespace tessera {
 
 /// What was thrown, as a status with an exit code: Tessera's own as they are, std::bad_alloc 71, all others 70. Stack
 /// traces that LibTorch puts below a message are left out.
@@ -26,4 +21,4 @@ std::string with_hint(const absl::Status& status);
 /// Nothing happens if $TORCHELASTIC_ERROR_FILE is not set, or cannot be written: there is an error to report already.
 void write_error_file(const std::string& message);
 
-}  // namespace tessera::app
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "tessera/init.h"
+
+namespace tessera {
+
+/// One group of ranks that a backend is to connect.
+struct BackendRequest {
+  std::string name;                          ///< unique in the job together with the ranks
+  int rank = 0;                              ///< this rank's place in `world_ranks`
+  std::vector<int> world_ranks;              ///< ascending
+  c10::intrusive_ptr<c10d::Store> store;     ///< for the group's rendezvous; its keys are the group's own
+  std::chrono::milliseconds timeout;         ///< of meeting: comm.init_timeout_s
+};
+
+/// Connects one group. Called on every member at the same time. May throw.
+using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
+
+/// `init` with all groups of more than one rank on a backend of the user's own, whose CPU tensors may live anywhere.
+///
+/// Needed of it, on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast`, `barrier`, and
+/// `getBackendName`, which messages and `comm.transport` checks show. Sums are Tessera's, over exchanged parts, so results
+/// have the bits of every other transport. A call that fails or times out must throw from the call or from Work::wait.
+///
+/// Errors: those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
+Mesh init(const CommConfig& comm, const MakeBackend& make);
+
+}  // namespace tessera

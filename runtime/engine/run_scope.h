@@ -1,0 +1,20 @@
+#pragma once
+
+#include <optional>
+
+#include "runtime/comm/mesh.h"
+
+namespace tessera {
+
+/// What `tessera::run` knows while its body runs on this thread: the mesh to tell of an exception.
+struct RunScope {
+  RunScope() { current = this; }
+  ~RunScope() { current = nullptr; }
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
+
+  static inline thread_local RunScope* current = nullptr;
+  std::optional<Mesh> mesh;
+};
+
+}  // namespace tessera

@@ -1,0 +1,149 @@
+// A c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstring>
+#include <thread>
+
+#include "runtime/comm/tcp_store.h"
+#include "session.h"
+#include "tessera/backend.h"
+#include "tessera/error.h"
+#include "tests/comm/fork_ranks.h"
+#include "tests/comm/free_port.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Done : c10d::Work {
+  Done() { finish(); }
+};
+
+/// Slow and simple: every exchange goes through the rendezvous store.
+class StoreBackend : public c10d::Backend {
+ public:
+  StoreBackend(int rank, int size, c10::intrusive_ptr<c10d::Store> store) : Backend(rank, size), store_(std::move(store)) {}
+  const std::string getBackendName() const override { return "mine"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    put(getRank(), input);
+    for (int rank = 0; rank < getSize(); ++rank) take(rank, output.narrow(0, rank * input.numel(), input.numel()));
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>&,
+                                               std::vector<std::int64_t>&, const c10d::AllToAllOptions&) override {
+    const std::int64_t part = input.numel() / getSize();
+    for (int to = 0; to < getSize(); ++to) put(getRank() * getSize() + to, input.narrow(0, to * part, part));
+    for (int from = 0; from < getSize(); ++from)
+      take(from * getSize() + getRank(), output.narrow(0, from * part, part));
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    if (getRank() == options.rootRank) put(getRank(), tensors[0]);
+    take(static_cast<int>(options.rootRank), tensors[0]);
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+    at::Tensor byte = at::zeros({1}, at::kByte), all = at::zeros({getSize()}, at::kByte);
+    return _allgather_base(all, byte, {});
+  }
+
+ private:
+  std::string key(int from) const { return std::to_string(call_) + "." + std::to_string(from); }
+  void put(int from, const at::Tensor& bytes) {
+    const auto* data = bytes.const_data_ptr<std::uint8_t>();
+    store_->set(key(from), std::vector<std::uint8_t>(data, data + bytes.numel()));
+  }
+  void take(int from, const at::Tensor& into) {
+    const std::vector<std::uint8_t> bytes = store_->get(key(from));
+    TORCH_CHECK(static_cast<std::int64_t>(bytes.size()) == into.numel(), "got ", bytes.size(), " bytes");
+    std::memcpy(into.data_ptr(), bytes.data(), bytes.size());
+  }
+  c10::intrusive_ptr<c10d::Work> done() {
+    ++call_;
+    return c10::make_intrusive<Done>();
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  int call_ = 0;
+};
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const BackendRequest& request) {
+  return c10::make_intrusive<StoreBackend>(request.rank, static_cast<int>(request.world_ranks.size()), request.store);
+}
+
+void join_as(int rank, int ranks, int port) {
+  const std::pair<const char*, int> variables[] = {{"RANK", rank},         {"WORLD_SIZE", ranks},       {"LOCAL_RANK", rank},
+                                                   {"LOCAL_WORLD_SIZE", ranks}, {"MASTER_PORT", port}};
+  for (const auto& [name, value] : variables) setenv(name, std::to_string(value).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+}
+
+/// What a run leaves: losses and every bit of the parameters, as text.
+std::string train(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy);
+  std::string text;
+  for (std::size_t i = 0; i < 3; ++i) text += std::to_string(session.train(i).loss) + " ";
+  for (const auto& [name, value] : session.values()) {
+    text.append(static_cast<const char*>(value.const_data_ptr()), value.nbytes());
+  }
+  return text;
+}
+
+TEST(Backend, TrainsLikeTheOtherTransports) {
+  for (ShardingStrategy kind : kOnePerPlacement) {
+    const int port = free_port();
+    const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+      join_as(rank, 2, port);
+      const Mesh mesh = init({}, make_backend);
+      const std::string mine = train(mesh, strategy_for(kind));
+      if (value_or_throw(mesh.axes(1, 2)).world->transport() != "mine") return make_error(ExitCode::kInternal, "transport");
+      std::string wanted;
+      if (rank == 0) {
+        run_ranks({.ranks = 2}, [&](const Mesh& threads) {
+          const std::string text = train(threads, strategy_for(kind));
+          if (threads.rank() == 0) wanted = text;
+        });
+        if (mine != wanted) return make_error(ExitCode::kInternal, "other bits than on threads");
+      }
+      return absl::OkStatus();
+    });
+    for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOk) << name_of(kind) << ": " << end.message;
+  }
+}
+
+TEST(Backend, WhatItsMakerThrowsIsReported) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, 2, port);
+    const Mesh mesh = init({}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> {
+      throw std::runtime_error("no cable");
+    });
+    return mesh.axes(1, 2).status();
+  });
+  for (const RankEnd& end : ends) {
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+    EXPECT_THAT(end.message, AllOf(HasSubstr("no cable"), HasSubstr("MakeBackend")));
+  }
+}
+
+TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
+  CommConfig comm;
+  comm.transport = TransportChoice::kGloo;
+  try {
+    init(comm, make_backend);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.message(), HasSubstr("comm.transport"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,176 @@
+// Calls out of turn, exceptions, values that are no numbers, plans that do not fit.
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/linear.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "session.h"
+#include "tessera/error.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(EngineFailures, CallsInTheWrongOrderAreRefusedAndHarmless) {
+  on_each_placement(2, [](const Mesh& mesh, Strategy strategy) {
+    strategy.gradient_accumulation = 2;
+    Session session(mesh, strategy), obedient(mesh, strategy);
+    const auto message_of_throw = [](const auto& call) -> std::string {
+      try {
+        call();
+      } catch (const c10::Error& error) {
+        return error.what();
+      }
+      return "nothing was thrown";
+    };
+    EXPECT_THAT(message_of_throw([&] { session.engine.step(); }), HasSubstr("gradient_accumulation"));
+    session.engine.backward(session.loss(0));
+    EXPECT_FALSE(session.engine.step_is_due());
+    EXPECT_THAT(message_of_throw([&] { session.engine.step(); }), HasSubstr("called 1 times"));
+    session.engine.backward(session.loss(1));
+    EXPECT_TRUE(session.engine.step_is_due());
+    EXPECT_THAT(message_of_throw([&] { session.engine.backward(session.loss(2)); }), HasSubstr("step()"));
+    session.engine.step();
+    for (std::size_t i : {0, 1}) obedient.engine.backward(obedient.loss(i));
+    obedient.engine.step();
+    EXPECT_TRUE(all_same_bits(session.values(), obedient.values()));
+  });
+}
+
+TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
+  on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy), spared(mesh, strategy);
+    session.train(0), spared.train(0);
+    const Values before = session.values();
+    at::Tensor loss = session.loss(1);
+    if (mesh.rank() == 1) loss = loss * std::numeric_limits<double>::quiet_NaN();
+    session.engine.backward(loss);
+    const StepResult result = session.engine.step();
+    EXPECT_TRUE(result.overflow);
+    EXPECT_TRUE(std::isnan(result.loss));
+    EXPECT_EQ(result.step, 2);
+    EXPECT_EQ(session.engine.steps_applied(), 1);
+    EXPECT_TRUE(all_same_bits(session.values(), before));
+    // Nothing of it is left: moments, bias corrections and gradients are as if the step had not been tried.
+    EXPECT_FALSE(session.train(2).overflow);
+    spared.train(2);
+    EXPECT_TRUE(all_same_bits(session.values(), spared.values()));
+  });
+}
+
+/// Runs `ranks` ranks of which rank 1 fails in `fail`, and returns what each rank's exception said.
+std::vector<std::string> failures(ShardingStrategy kind, const std::function<at::Tensor(Session&)>& fail) {
+  constexpr int kCount = 3;
+  std::vector<std::string> said(kCount);
+  const auto began = std::chrono::steady_clock::now();
+  const auto train = [&](const Mesh& mesh) {
+    try {
+      Session session(mesh, strategy_for(kind));
+      session.train(0);
+      for (std::size_t i = 1; i < 50; ++i) {
+        session.engine.backward(mesh.rank() == 1 && i == 2 ? fail(session) : session.loss(i));
+        session.engine.step();
+      }
+    } catch (const std::exception& error) {
+      said[mesh.rank()] = error.what();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_ranks({.ranks = kCount}, train), std::exception);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  return said;
+}
+
+TEST(EngineFailures, ExceptionInForwardEndsAllRanks) {
+  for (ShardingStrategy kind : kOnePerPlacement) {
+    const auto said = failures(
+        kind, [](Session&) -> at::Tensor { throw std::runtime_error("the user's dog ate a batch"); });
+    EXPECT_THAT(said[1], HasSubstr("dog"));
+    for (int other : {0, 2}) EXPECT_THAT(said[other], AllOf(HasSubstr("rank 1"), HasSubstr("dog"))) << name_of(kind);
+  }
+}
+
+TEST(EngineFailures, ExceptionInBackwardReachesAllRanksWithItsMessage) {
+  for (ShardingStrategy kind : kOnePerPlacement) {
+    const auto said = failures(kind, [](Session& session) {
+      const Batch& batch = session.batches[0];
+      at::Tensor x = session.model->embedding(batch.tokens);
+      x.register_hook(
+          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook with a toothache"); });
+      for (const auto& block : *session.model->blocks)
+        x = std::dynamic_pointer_cast<BlockImpl>(block)->forward(x);
+      return at::cross_entropy_loss(at::linear(x, session.model->head).flatten(0, 1),
+                                    batch.targets.flatten());
+    });
+    for (const std::string& message : said) EXPECT_THAT(message, HasSubstr("toothache")) << name_of(kind);
+  }
+}
+
+TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Tiny model = make_tiny({}, true);
+    Values at_the_end;
+    {
+      Engine engine(model, strategy, mesh);
+      const Batch batch = make_batches(1, 24, 5, 19)[0];
+      engine.backward(model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh)));
+      engine.step();
+      const Gathered gathered(engine);
+      at_the_end = values_of(*model);
+    }
+    const bool sharded = strategy.strategy == ShardingStrategy::kShardGradOp ||
+                         strategy.strategy == ShardingStrategy::kFullShard;
+    if (!sharded) {
+      EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
+      return;
+    }
+    try {
+      values_of(*model);
+      ADD_FAILURE() << "read without memory";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(std::string(error.what()), HasSubstr("sharded by an Engine that is gone"));
+    }
+  });
+}
+
+TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
+  Topology topology;
+  topology.world_size = 4;
+  const auto bytes = [&](ShardingStrategy kind) {
+    return plan_memory(*make_tiny({}, true), strategy_for(kind), topology).use().total();
+  };
+  const std::int64_t limit = bytes(ShardingStrategy::kShardGradients);
+  ASSERT_LT(limit, bytes(ShardingStrategy::kShardOptimizer));
+  const auto start = [&](ShardingStrategy kind, std::int64_t limit_bytes) {
+    run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_for(kind);
+      strategy.memory.limit_bytes = limit_bytes;
+      Session session(mesh, strategy);
+      EXPECT_LE(session.train(0).allocated.total(), limit_bytes);
+    });
+  };
+  const auto refusal = [&](ShardingStrategy kind, std::int64_t limit_bytes) -> std::string {
+    try {
+      start(kind, limit_bytes);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      return error.message();
+    }
+    return "nothing was refused";
+  };
+  EXPECT_THAT(
+      refusal(ShardingStrategy::kNoShard, limit),
+      AllOf(HasSubstr("/memory/limit"), HasSubstr("optimizer "), HasSubstr("fits is SHARD_GRADIENTS")));
+  EXPECT_NO_THROW(start(ShardingStrategy::kShardGradients, limit));
+  EXPECT_THAT(refusal(ShardingStrategy::kFullShard, 100), HasSubstr("no strategy fits"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,94 @@
+// Reading and writing parameters by hand: the Gathered guard.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "session.h"
+#include "tessera/error.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Gathered, GivesPointersAndKeepsWrites) {
+  on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    session.train(0);
+    at::Tensor weight = session.model->head;
+    const std::int64_t numel = weight.numel();
+    {
+      Gathered guard(session.engine, Gathered::kWrite);
+      auto* values = weight.mutable_data_ptr<float>();
+      // Only rank 0's changes count; the others' are overwritten.
+      for (std::int64_t i = 0; i < numel; ++i) values[i] = static_cast<float>(mesh.rank() == 0 ? i : -1);
+      guard.close();
+    }
+    {
+      const Gathered guard(session.engine, {weight});
+      for (std::int64_t i = 0; i < numel; ++i)
+        ASSERT_EQ(weight.const_data_ptr<float>()[i], static_cast<float>(i));
+    }
+    // An operator that reads the parameter sees the same, and training goes on from there.
+    EXPECT_EQ(weight.detach().sum().item<double>(), static_cast<double>(numel * (numel - 1) / 2));
+    const StepResult result = session.train(1);
+    EXPECT_FALSE(result.overflow);
+    EXPECT_EQ(result.planned, result.allocated);
+    const Gathered guard(session.engine, {weight});
+    EXPECT_NEAR(weight.const_data_ptr<float>()[numel - 1], static_cast<double>(numel - 1), 0.1);
+  });
+}
+
+TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    session.train(0);
+    EXPECT_THROW(session.model->head.const_data_ptr<float>(), c10::Error);
+  });
+}
+
+// Steps so small that most bf16 values stay while their masters move: a write that forgot the masters would lose them.
+TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
+  const Adjust small_steps = [](Strategy& s) { s.optimizer.lr = 1e-5; };
+  const auto train = [](Session& session, bool write) {
+    for (std::size_t i = 0; i < 40; ++i) {
+      session.train(i);
+      if (write && i % 5 == 0) Gathered(session.engine, Gathered::kWrite).close();
+    }
+    return session.values();
+  };
+  on_each_placement(
+      2,
+      [&](const Mesh& mesh, const Strategy& strategy) {
+        Session untouched(mesh, strategy), written(mesh, strategy), start(mesh, strategy);
+        const Values wanted = train(untouched, false);
+        EXPECT_TRUE(all_same_bits(train(written, true), wanted));
+        EXPECT_FALSE(all_same_bits(start.values(), wanted))
+            << "the masters never moved a value: the test shows nothing";
+      },
+      small_steps, DType::kBF16);
+}
+
+// Guards on part of the units, between steps: more than there are slots for, so that some lie outside the plan.
+TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
+  const TinyOptions model{.blocks = 5};
+  const auto last_blocks = [](Session& session) {
+    std::vector<at::Tensor> parameters;
+    for (std::size_t block : {2, 3, 4}) {
+      parameters.push_back(session.model->blocks->ptr<BlockImpl>(block)->up->weight);
+    }
+    return parameters;
+  };
+  on_each_placement(2, [&](const Mesh& mesh, const Strategy& strategy) {
+    Session looked_at(mesh, strategy, model), untouched(mesh, strategy, model);
+    for (std::size_t i = 0; i < 4; ++i) {
+      looked_at.train(i), untouched.train(i);
+      { const Gathered guard(looked_at.engine, last_blocks(looked_at)); }
+      EXPECT_EQ(looked_at.engine.allocated(), looked_at.engine.plan().use()) << "a guard kept memory beyond the plan";
+    }
+    EXPECT_TRUE(all_same_bits(looked_at.values(), untouched.values()));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

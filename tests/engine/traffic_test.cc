@@ -1,0 +1,62 @@
+// How many collectives a step costs.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "session.h"
+
+namespace tessera::testing {
+namespace {
+
+// FULL_SHARD, U block units, S = min(prefetch + 1, U) shared slots, and one slot of the root's own.
+//
+// Forward reads root, 0, 1, ..., U-1, root: the root is gathered once and stays, each block is gathered once. When
+// backward begins, the slots hold the last S blocks, which are those it reads first (a slot is taken from the unit
+// needed last); the other U - S are gathered again. Prefetching begins the same gathers earlier, never more, since it
+// may only push out what is needed later. So the first microbatch of a step gathers 1 + U + (U - S).
+// Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in place, and
+// gathers U - S in each direction.
+// SHARD_GRAD_OP gathers all 1 + U units once a step. Each microbatch reduces each of the 1 + U units once.
+TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
+  const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
+    Session session(mesh, strategy, {.blocks = blocks});
+    const std::int64_t microbatches = strategy.gradient_accumulation;
+    const std::int64_t slots = std::min(strategy.prefetch + 1, blocks);
+    std::int64_t gathers = 1 + blocks + (blocks - slots) + (microbatches - 1) * 2 * (blocks - slots);
+    if (strategy.strategy == ShardingStrategy::kShardGradOp) gathers = 1 + blocks;
+    if (mesh.world_size() == 1) gathers = 0;
+    for (int step = 0; step < 4; ++step) {
+      const TrafficCounts before = session.engine.traffic();
+      for (std::int64_t i = 0; i < microbatches; ++i) session.engine.backward(session.loss(i));
+      const StepResult result = session.engine.step();
+      const TrafficCounts after = session.engine.traffic();
+      EXPECT_EQ(result.planned, result.allocated);
+      EXPECT_EQ(after.gathers - before.gathers, gathers) << "step " << step;
+      EXPECT_EQ(after.reductions - before.reductions, microbatches * (1 + blocks)) << "step " << step;
+      EXPECT_EQ(after.overflow_slots, 0) << "step " << step;
+      // From the second step on the schedule is known: all but the very first unit are gathered before they are used.
+      const std::int64_t early = gathers > 0 && strategy.prefetch > 0 ? gathers - 1 : 0;
+      if (step == 0) continue;
+      EXPECT_EQ(after.prefetched_gathers - before.prefetched_gathers, early) << "step " << step;
+      EXPECT_EQ(after.overflow_buckets, before.overflow_buckets) << "step " << step;
+    }
+  };
+  for (int ranks : {1, 2, 3}) {
+    for (ShardingStrategy kind : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
+      for (std::int64_t prefetch : {0, 1, 2, 5}) {
+        for (std::int64_t accumulation : {1, 2}) {
+          SCOPED_TRACE(name_of(kind) + ", " + std::to_string(ranks) + " ranks, prefetch " +
+                       std::to_string(prefetch) + ", accumulation " + std::to_string(accumulation));
+          Strategy strategy = strategy_for(kind);
+          strategy.prefetch = prefetch;
+          strategy.gradient_accumulation = accumulation;
+          run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { expect_counts(mesh, strategy, 4); });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -15,6 +15,7 @@
 #include "runtime/comm/failure_report.h"
 #include "runtime/comm/pairwise_sum.h"
 #include "runtime/comm/plain_buffer.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -48,15 +49,17 @@ class C10dCollectives : public Collectives {
     return std::unique_ptr<CommBuffer>(std::make_unique<PlainBuffer>(bytes));
   }
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
-  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                      std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output,
                   std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor) override;
 
  private:
   class Pending;
@@ -73,10 +76,12 @@ class C10dCollectives : public Collectives {
 
   Started gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const;
   Started exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const;
-  void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel) const;
-  absl::Status reduce_small(const CallSignature& call, const void* input, float* output, std::size_t numel);
+  void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel,
+                 SumVisitor* visitor) const;
+  absl::Status reduce_small(const CallSignature& call, const void* input, float* output, std::size_t numel,
+                            SumVisitor* visitor);
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output,
-                            std::size_t numel);
+                            std::size_t numel, SumVisitor* visitor);
 
   const Group group_;
   const std::string name_;
@@ -219,14 +224,15 @@ Work C10dCollectives::barrier(std::string_view label) {
 
 // --- Sums ---
 
-void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel) const {
+void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel,
+                                SumVisitor* visitor) const {
   std::vector<const void*> sources;
   for (int q = 0; q < size(); ++q) sources.push_back(parts + q * numel * size_of(dtype));
-  pairwise_sum(sources, dtype, output, numel);
+  visited_sum(sources, dtype, output, 0, numel, visitor);
 }
 
-Work C10dCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                     std::size_t numel_per_rank) {
+Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                                        std::size_t numel_per_rank, SumVisitor* visitor) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype))
     return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
@@ -234,31 +240,31 @@ Work C10dCollectives::reduce_scatter(std::string_view label, const void* input, 
   const std::shared_ptr<std::byte[]> parts = make_scratch(bytes * size());
   return start(
       call, [&](c10d::Backend& backend) { return exchange(backend, input, parts.get(), bytes); },
-      [=, this] { sum_parts(parts.get(), dtype, output, numel_per_rank); });
+      [=, this] { sum_parts(parts.get(), dtype, output, numel_per_rank, visitor); });
 }
 
-Work C10dCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                 std::size_t numel) {
+Work C10dCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                                    std::size_t numel, SumVisitor* visitor) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype))
     return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  if (numel * size_of(dtype) <= kSmallBytes) return Work(reduce_small(call, input, output, numel));
-  return Work(reduce_large(call, static_cast<const std::byte*>(input), output, numel));
+  if (numel * size_of(dtype) <= kSmallBytes) return Work(reduce_small(call, input, output, numel, visitor));
+  return Work(reduce_large(call, static_cast<const std::byte*>(input), output, numel, visitor));
 }
 
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const void* input, float* output,
-                                           std::size_t numel) {
+                                           std::size_t numel, SumVisitor* visitor) {
   const std::size_t bytes = numel * size_of(call.dtype);
   const Scratch all = make_scratch(bytes * size());
   return start(
              call, [&](c10d::Backend& backend) { return gather(backend, input, all.get(), bytes); },
-             [&] { sum_parts(all.get(), call.dtype, output, numel); })
+             [&] { sum_parts(all.get(), call.dtype, output, numel, visitor); })
       .wait();
 }
 
 // In equal parts, the last padded: exchange, add this rank's part, gather.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
-                                           std::size_t numel) {
+                                           std::size_t numel, SumVisitor* visitor) {
   const std::size_t part = (numel + size() - 1) / size(), padded = part * size(),
                     element = size_of(call.dtype);
   const Scratch parts = make_scratch(padded * element);
@@ -273,7 +279,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   TESSERA_RETURN_IF_ERROR(
       start(
           call, [&](c10d::Backend& backend) { return exchange(backend, input, parts.get(), part * element); },
-          [&] { sum_parts(parts.get(), call.dtype, sums.data(), part); })
+          [&] { sum_parts(parts.get(), call.dtype, sums.data(), part, nullptr); })
           .wait());
   const Scratch whole = padded == numel ? nullptr : make_scratch(padded * sizeof(float));
   void* const destination = whole ? static_cast<void*>(whole.get()) : output;
@@ -281,6 +287,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
                             return gather(backend, sums.data(), destination, part * sizeof(float));
                           }).wait());
   if (whole) std::memcpy(output, whole.get(), numel * sizeof(float));
+  visit_sums(visitor, 0, output, numel);
   return absl::OkStatus();
 }
 

@@ -11,6 +11,8 @@ std::string_view name_of(Operation operation) {
       return "nothing";
     case Operation::kAllocate:
       return "allocate";
+    case Operation::kAllocateCommon:
+      return "allocate_common";
     case Operation::kAllGather:
       return "all_gather";
     case Operation::kReduceScatter:
@@ -35,6 +37,7 @@ std::string CallSignature::describe() const {
   if (operation != Operation::kBarrier)
     text += " of " + std::to_string(count) + " " + (sums ? std::string(name_of(dtype)) : "bytes");
   if (operation == Operation::kBroadcast) text += " from " + std::to_string(root);
+  if (common) text += " in common memory";
   return text + " (#" + std::to_string(sequence) + ")";
 }
 

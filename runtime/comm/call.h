@@ -13,6 +13,7 @@ namespace tessera {
 enum class Operation : std::uint32_t {
   kNone,
   kAllocate,
+  kAllocateCommon,
   kAllGather,
   kReduceScatter,
   kAllReduce,
@@ -31,7 +32,8 @@ struct CallSignature {
   std::uint64_t count = 0;     ///< elements (reductions) or bytes (all others) per rank
   Operation operation = Operation::kNone;
   DType dtype = DType::kU8;
-  std::uint8_t unused[3] = {};
+  bool common = false;  ///< the result goes into common memory
+  std::uint8_t unused[2] = {};
   std::uint32_t root = 0;
   std::uint32_t unused_too = 0;
   std::array<char, kLabelBytes> label{};  ///< ends with 0

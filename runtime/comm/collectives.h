@@ -50,7 +50,22 @@ class CommBuffer {
   virtual std::size_t bytes() const = 0;
 };
 
-/// One group of ranks and the operations every transport has, on flat buffers. 
+/// Sees a sum while it is still in cache: where its squares are added up, or where it is added onto something else.
+class SumVisitor {
+ public:
+  /// `values[0, numel)` are `output[offset, offset + numel)` of the call, final (but perhaps not at that address).
+  /// Called with consecutive pieces in ascending order that cover the output; each begins at a multiple of
+  /// `kAlignment` elements. They come between the call and the end of its Work::wait, on the thread that makes them;
+  /// where the call fails, only some may have come.
+  virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
+
+  static constexpr std::size_t kAlignment = 256;
+
+ protected:
+  ~SumVisitor() = default;
+};
+
+/// One group of ranks and the operations every transport has, on flat buffers.
 ///
 /// Rules, the same for all transports:
 ///  1. Every rank of the group makes the same calls in the same order with the same sizes, dtypes and labels. A
@@ -78,19 +93,38 @@ class Collectives {
   /// Collective: every rank calls it with the same `bytes`, in the same order as its other calls. Zero-filled.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 
+  /// Whether `allocate_common` can succeed: true on `host` and `thread`, and where a rank is alone.
+  virtual bool shares_memory() const { return false; }
+
+  /// As `allocate`, but *common memory*: the same bytes on all ranks, though not at the same address. What a rank
+  /// wrote its peers see after the next collective. Gone when the last rank lets go, without a trace.
+  ///
+  /// Inputs may lie anywhere in it. `all_gather` with `full` and `broadcast` with `data` in it (the same place on every
+  /// rank) move nothing that is there already: in place both cost a barrier, and no rank writes another's part. All
+  /// other outputs in it must not overlap those of other ranks.
+  ///
+  /// Errors: 69 where ranks cannot share memory.
+  virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes);
+
   /// `full[r * bytes_per_rank ...] = shard of rank r`. In place where `shard == full + rank * bytes_per_rank`.
   virtual Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) = 0;
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
   /// slice of `input` when dtype is fp32. Input is left as it was, except where aliased.
-  virtual Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                              std::size_t numel_per_rank) = 0;
+  /// `visitor`, if any, sees `output` and must live until the Work is waited for. (`nccl` has no sums that the host
+  /// could see, and refuses one.)
+  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                      std::size_t numel_per_rank, SumVisitor* visitor = nullptr) {
+    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor);
+  }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32.
-  virtual Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                          std::size_t numel) = 0;
+  /// `output` may be `input` when dtype is fp32. `visitor` as in reduce_scatter: it sees all of `output` on every rank.
+  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                  SumVisitor* visitor = nullptr) {
+    return do_all_reduce(label, input, dtype, output, numel, visitor);
+  }
 
   /// `data` of `root` to all.
   virtual Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) = 0;
@@ -102,6 +136,12 @@ class Collectives {
 
   /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
   virtual void abort(const absl::Status& reason) = 0;
+
+ protected:
+  virtual Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                                 std::size_t numel_per_rank, SumVisitor* visitor) = 0;
+  virtual Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                             SumVisitor* visitor) = 0;
 };
 
 }  // namespace tessera

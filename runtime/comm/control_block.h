@@ -15,9 +15,14 @@ namespace tessera {
 /// Where a rank's buffer lies, in words that its peers understand. What the numbers mean is the SharedSpace's
 /// affair.
 struct Location {
+  static constexpr std::uint64_t kCommon = std::uint64_t{1} << 63;  ///< set in `segment` of common memory
+
   std::uint64_t segment = 0;  ///< 0: peers cannot reach it
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
+  /// The same bytes on every rank (Collectives::allocate_common): equal locations are one place.
+  bool common() const { return (segment & kCommon) != 0; }
+  bool operator==(const Location&) const = default;
 };
 
 /// One call as its rank publishes it.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/error.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -31,14 +32,6 @@ class HierarchicalCollectives : public Collectives {
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
     return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes)));
   }
-  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                      std::size_t numel) override {
-    return Work(ended(scatter(label, static_cast<const std::byte*>(input), dtype, output, numel)));
-  }
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                  std::size_t numel) override {
-    return Work(ended(reduce(label, static_cast<const std::byte*>(input), dtype, output, numel)));
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return Work(ended(spread(label, data, bytes, root)));
   }
@@ -52,10 +45,23 @@ class HierarchicalCollectives : public Collectives {
     across_->abort(reason);
   }
 
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                         std::size_t numel, SumVisitor* visitor) override {
+    return Work(ended(scatter(label, static_cast<const std::byte*>(input), dtype, output, numel, visitor)));
+  }
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor) override {
+    const absl::Status status =
+        ended(reduce(label, static_cast<const std::byte*>(input), dtype, output, numel));
+    if (status.ok()) visit_sums(visitor, 0, output, numel);
+    return Work(status);
+  }
+
  private:
   absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
   absl::Status scatter(std::string_view label, const std::byte* input, DType dtype, float* output,
-                       std::size_t numel);
+                       std::size_t numel, SumVisitor* visitor);
   absl::Status reduce(std::string_view label, const std::byte* input, DType dtype, float* output,
                       std::size_t numel);
   absl::Status reduce_whole(std::string_view label, const std::byte* input, DType dtype, float* output,
@@ -99,14 +105,14 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
 
 // Inside: for each host, the slice of its rank at this place, summed over our host. Across: those sums.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, const std::byte* input, DType dtype,
-                                              float* output, std::size_t numel) {
+                                              float* output, std::size_t numel, SumVisitor* visitor) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
   auto* sums = reinterpret_cast<float*>(memory);
   const std::size_t host_bytes = places_ * numel * size_of(dtype);
   for (int host = 0; host < hosts_; ++host)
     TESSERA_RETURN_IF_ERROR(
         inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
-  return across_->reduce_scatter(label, sums, DType::kF32, output, numel).wait();
+  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor).wait();
 }
 
 // Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go

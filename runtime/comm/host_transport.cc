@@ -18,18 +18,23 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMailboxBytes = 1 << 20;
 constexpr std::size_t kPage = 4096;
 
-std::size_t in_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+// At least one: an empty mapping does not exist.
+std::size_t in_pages(std::size_t bytes) {
+  return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+}
 
-/// Where things are in the control segment: group block, rank blocks, mailboxes.
+/// Where things are in the control segment: group block, rank blocks, mailboxes. A mailbox is of 1 MiB, and holds a
+/// visitor's piece for each rank however many there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
         mailboxes(rank_blocks + in_pages(ranks * sizeof(RankBlock))),
-        bytes(mailboxes + 2 * ranks * kMailboxBytes) {}
-  std::size_t rank_blocks, mailboxes, bytes;
+        mailbox_bytes(
+            std::max<std::size_t>(1 << 20, in_pages(ranks * SumVisitor::kAlignment * sizeof(float)))),
+        bytes(mailboxes + 2 * ranks * mailbox_bytes) {}
+  std::size_t rank_blocks, mailboxes, mailbox_bytes, bytes;
 };
 
 class HostBuffer : public CommBuffer {
@@ -61,9 +66,9 @@ class HostSpace : public SharedSpace {
     return reinterpret_cast<RankBlock*>(control_.data() + layout_.rank_blocks)[rank];
   }
   std::byte* mailbox(int rank, int parity) override {
-    return control_.data() + layout_.mailboxes + (2 * rank + parity) * kMailboxBytes;
+    return control_.data() + layout_.mailboxes + (2 * rank + parity) * layout_.mailbox_bytes;
   }
-  std::size_t mailbox_bytes() const override { return kMailboxBytes; }
+  std::size_t mailbox_bytes() const override { return layout_.mailbox_bytes; }
 
   Location locate(const void* data, std::size_t bytes) const override { return table_->locate(data, bytes); }
   const std::byte* view(int peer, const Location& location) const override {
@@ -72,12 +77,19 @@ class HostSpace : public SharedSpace {
   bool alive(int peer) const override { return peer == rank_ || peers_[peer].alive(); }
   bool between_processes() const override { return true; }
   absl::StatusOr<std::unique_ptr<Allocation>> allocate(std::size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Allocation>> allocate_common(std::size_t bytes) override;
 
   MemorySegment& control() { return control_; }
   void watch(int peer, pid_t pid) { peers_[peer] = ProcessHandle(pid); }
 
  private:
   class HostAllocation;
+  class CommonAllocation;
+
+  absl::StatusOr<MemorySegment> open(int peer, const Location& offer, std::size_t bytes, bool writable) {
+    const auto pid = static_cast<pid_t>(rank_block(peer).process.load());
+    return MemorySegment::open(pid, static_cast<int>(offer.offset), bytes, writable);
+  }
 
   const int rank_;
   const ControlLayout layout_;
@@ -100,9 +112,7 @@ class HostSpace::HostAllocation : public Allocation {
     std::vector<MemorySegment> parts(offers.size());
     for (std::size_t q = 0; q < offers.size(); ++q) {
       if (static_cast<int>(q) == space_.rank_) continue;
-      const auto pid = static_cast<pid_t>(space_.rank_block(static_cast<int>(q)).process.load());
-      TESSERA_ASSIGN_OR_RETURN(
-          parts[q], MemorySegment::open(pid, static_cast<int>(offers[q].offset), own_.bytes(), false));
+      TESSERA_ASSIGN_OR_RETURN(parts[q], space_.open(static_cast<int>(q), offers[q], own_.bytes(), false));
     }
     parts[space_.rank_] = std::move(own_);
     space_.table_->add(id_, std::move(parts));
@@ -121,6 +131,44 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate(std
   const std::uint64_t id = ++allocations_;
   TESSERA_ASSIGN_OR_RETURN(auto own, MemorySegment::create("tessera.buffer", in_pages(bytes), true));
   return std::unique_ptr<Allocation>(std::make_unique<HostAllocation>(*this, id, std::move(own), bytes));
+}
+
+// The first rank's segment, which all map.
+class HostSpace::CommonAllocation : public Allocation {
+ public:
+  CommonAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
+      : space_(space), id_(id), own_(std::move(own)), fd_(own_.release_fd()), bytes_(bytes) {}
+  ~CommonAllocation() override {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  Location publish() override { return {id_, static_cast<std::uint64_t>(fd_)}; }
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) override {
+    if (space_.rank_ != 0) {
+      TESSERA_ASSIGN_OR_RETURN(own_, space_.open(0, offers[0], in_pages(bytes_), true));
+    }
+    std::vector<MemorySegment> parts;
+    parts.push_back(std::move(own_));
+    space_.table_->add(id_, std::move(parts));
+    return std::unique_ptr<CommBuffer>(std::make_unique<HostBuffer>(space_.table_, id_, bytes_));
+  }
+
+ private:
+  HostSpace& space_;
+  const std::uint64_t id_;
+  MemorySegment own_;
+  const int fd_;
+  const std::size_t bytes_;
+};
+
+absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate_common(std::size_t bytes) {
+  const std::uint64_t id = ++allocations_ | Location::kCommon;
+  MemorySegment own;
+  if (rank_ == 0) {
+    TESSERA_ASSIGN_OR_RETURN(own, MemorySegment::create("tessera.common", in_pages(bytes), true));
+  }
+  return std::unique_ptr<Allocation>(std::make_unique<CommonAllocation>(*this, id, std::move(own), bytes));
 }
 
 // --- Meeting for the first time ---

@@ -6,6 +6,7 @@
 #include "runtime/base/error.h"
 #include "runtime/comm/pairwise_sum.h"
 #include "runtime/comm/plain_buffer.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +30,10 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate(std::size
   return std::unique_ptr<CommBuffer>(std::make_unique<PlainBuffer>(bytes));
 }
 
+absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate_common(std::size_t bytes) {
+  return one_host_ ? allocate(bytes) : Collectives::allocate_common(bytes);
+}
+
 Work LocalCollectives::all_gather(std::string_view, const void* shard, void* full,
                                   std::size_t bytes_per_rank) {
   bytes_received_ += (size_ - 1) * bytes_per_rank;
@@ -37,28 +42,31 @@ Work LocalCollectives::all_gather(std::string_view, const void* shard, void* ful
 }
 
 Work LocalCollectives::widened(std::string_view label, const void* input, DType dtype, float* output,
-                               std::size_t numel) {
+                               std::size_t numel, SumVisitor* visitor) {
   if (!is_reducible(dtype))
     return Work(make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" +
                                                     std::to_string(size_) + " " + std::string(label) +
                                                     ": sums are of fp32, bf16 or fp16, got " +
                                                     std::string(name_of(dtype))));
   const std::array<const void*, 1> only = {input};
-  if (input != output && numel > 0) pairwise_sum(only, dtype, output, numel);
+  if (input == output)
+    visit_sums(visitor, 0, output, numel);
+  else
+    visited_sum(only, dtype, output, 0, numel, visitor);
   return Work(status());
 }
 
-Work LocalCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                      std::size_t numel_per_rank) {
+Work LocalCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype,
+                                         float* output, std::size_t numel_per_rank, SumVisitor* visitor) {
   bytes_received_ += (size_ - 1) * numel_per_rank * size_of(dtype);
   const auto* mine = static_cast<const std::byte*>(input) + rank_ * numel_per_rank * size_of(dtype);
-  return widened(label, mine, dtype, output, numel_per_rank);
+  return widened(label, mine, dtype, output, numel_per_rank, visitor);
 }
 
-Work LocalCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                  std::size_t numel) {
+Work LocalCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                                     std::size_t numel, SumVisitor* visitor) {
   bytes_received_ += (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
-  return widened(label, input, dtype, output, numel);
+  return widened(label, input, dtype, output, numel, visitor);
 }
 
 Work LocalCollectives::broadcast(std::string_view, void*, std::size_t bytes, int root) {

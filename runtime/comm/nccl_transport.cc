@@ -50,15 +50,17 @@ class NcclCollectives : public Collectives {
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
-  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                      std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output,
                   std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor) override;
 
  private:
   class Pending;
@@ -68,7 +70,7 @@ class NcclCollectives : public Collectives {
   Work start(Operation operation, std::string_view label, DType dtype, std::size_t count, const Start& start,
              Finish finish = nullptr);
   absl::Status fail(const CallSignature& call, const std::string& why);
-  absl::Status refuse_dtype(std::string_view label, DType dtype) const;
+  absl::Status check_sum(std::string_view label, DType dtype, const SumVisitor* visitor) const;
   at::Tensor tensor(const void* data, std::size_t numel, at::ScalarType type = at::kByte) const;
 
   const Group group_;
@@ -143,7 +145,12 @@ void NcclCollectives::abort(const absl::Status& reason) {
   backend->abort();
 }
 
-absl::Status NcclCollectives::refuse_dtype(std::string_view label, DType dtype) const {
+absl::Status NcclCollectives::check_sum(std::string_view label, DType dtype,
+                                        const SumVisitor* visitor) const {
+  if (visitor)
+    return make_error(ExitCode::kInternal,
+                      group_.self() + " " + std::string(label) +
+                          ": nccl's sums are in device memory, where no SumVisitor can see them");
   if (is_reducible(dtype)) return absl::OkStatus();
   return make_error(ExitCode::kInternal, group_.self() + " " + std::string(label) +
                                              ": sums are of fp32, bf16 or fp16, got " +
@@ -168,9 +175,9 @@ Work NcclCollectives::all_gather(std::string_view label, const void* shard, void
   });
 }
 
-Work NcclCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                     std::size_t numel_per_rank) {
-  if (auto status = refuse_dtype(label, dtype); !status.ok()) return Work(status);
+Work NcclCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                                        std::size_t numel_per_rank, SumVisitor* visitor) {
+  if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
   at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(wide, scalar_type_of(dtype));
   return start(
@@ -184,9 +191,9 @@ Work NcclCollectives::reduce_scatter(std::string_view label, const void* input, 
       });
 }
 
-Work NcclCollectives::all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                 std::size_t numel) {
-  if (auto status = refuse_dtype(label, dtype); !status.ok()) return Work(status);
+Work NcclCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                                    std::size_t numel, SumVisitor* visitor) {
+  if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel, at::kFloat);
   const at::Tensor addend = tensor(input, numel, scalar_type_of(dtype));
   const at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(addend);

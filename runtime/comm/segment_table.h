@@ -10,13 +10,14 @@
 
 namespace tessera {
 
-/// The shared segments of a group as one rank maps them: its own part and its peers' of each. Thread-safe,
-/// because a CommBuffer may be freed on any thread.
+/// The shared segments of a group as one rank maps them: its own part and its peers' of each, or the one part of
+/// common memory. Thread-safe, because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}
 
-  /// `parts[q]`: this process's mapping of rank q's part. `id` > 0, the same on all ranks.
+  /// `parts[q]`: this process's mapping of rank q's part; only one where `id` has the bit Location::kCommon.
+  /// `id` > 0, the same on all ranks.
   void add(std::uint64_t id, std::vector<MemorySegment> parts);
   void remove(std::uint64_t id);
 
@@ -27,9 +28,18 @@ class SegmentTable {
   const std::byte* view(int peer, const Location& location) const;
 
  private:
+  using Parts = std::vector<MemorySegment>;
+
+  static const MemorySegment& part(std::uint64_t id, const Parts& parts, int rank) {
+    return parts[Location{id, 0}.common() ? 0 : rank];
+  }
+  std::uintptr_t address_of_own(std::uint64_t id, const Parts& parts) const {
+    return reinterpret_cast<std::uintptr_t>(part(id, parts, rank_).data());
+  }
+
   const int rank_;
   mutable std::mutex mutex_;  // guards the members below
-  std::map<std::uint64_t, std::vector<MemorySegment>> segments_;
+  std::map<std::uint64_t, Parts> segments_;
   std::map<std::uintptr_t, std::uint64_t> by_address_;  // begin of own part -> id
 };
 

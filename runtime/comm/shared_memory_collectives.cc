@@ -7,6 +7,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -25,6 +26,11 @@ Slice slice_of(std::size_t numel, int rank, int size) {
   const std::size_t step = (even + kSliceElements - 1) / kSliceElements * kSliceElements;
   const std::size_t begin = std::min(numel, step * rank);
   return {begin, std::min(numel - begin, step)};
+}
+
+// The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
+std::size_t visited_window(std::size_t elements) {
+  return elements / SumVisitor::kAlignment * SumVisitor::kAlignment;
 }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -94,11 +100,25 @@ absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
 // --- Meetings ---
 
 absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  return view_buffers();
+}
+
+absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call) {
   meeting_.publish(call);
   TESSERA_RETURN_IF_ERROR(meeting_.meet());
   for (int q = 0; q < size(); ++q) calls_[q] = meeting_.published_by(q);
-  TESSERA_RETURN_IF_ERROR(compare_signatures());
-  return call.signature.operation == Operation::kAllocate ? absl::OkStatus() : view_buffers();
+  return compare_signatures();
+}
+
+absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
+                                                        const Location CallDescriptor::*place) {
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  for (int q = 0; q < size(); ++q)
+    if (!(calls_[q].*place == calls_[0].*place))
+      return give_up(make_error(ExitCode::kInternal, meeting_.who(q) + " and " + meeting_.who(0) +
+                                                         " name different places of common memory"));
+  return absl::OkStatus();
 }
 
 absl::Status SharedMemoryCollectives::view_buffers() {
@@ -157,7 +177,7 @@ absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounce
   do {
     const Round round{begin, std::min(window, total - begin), space_.get(), meeting_.next_parity()};
     load(round, space_->mailbox(rank(), round.parity));
-    TESSERA_RETURN_IF_ERROR(unannounced ? meet_about(*unannounced) : meeting_.meet());
+    TESSERA_RETURN_IF_ERROR(unannounced ? exchange_calls(*unannounced) : meeting_.meet());
     unannounced = nullptr;
     use(round);
     begin += round.length;
@@ -166,15 +186,27 @@ absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounce
 }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate(std::size_t bytes) {
-  CallDescriptor call = begin(Operation::kAllocate, "", DType::kU8, bytes);
+  const CallDescriptor call = begin(Operation::kAllocate, "", DType::kU8, bytes);
   TESSERA_RETURN_IF_ERROR(meeting_.status());
-  auto allocation = space_->allocate(std::max<std::size_t>(bytes, 1));
+  return open_all(call, space_->allocate(bytes));
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate_common(std::size_t bytes) {
+  const CallDescriptor call = begin(Operation::kAllocateCommon, "", DType::kU8, bytes);
+  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  return open_all(call, space_->allocate_common(bytes));
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
+    CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation) {
   if (!allocation.ok()) return give_up(allocation.status());
   call.input = (*allocation)->publish();
-  TESSERA_RETURN_IF_ERROR(meet_about(call));
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
   std::vector<Location> offers;
   for (const CallDescriptor& peer : calls_) offers.push_back(peer.input);
+  TESSERA_RETURN_IF_ERROR(meeting_.begin_reading());
   auto buffer = (*allocation)->open(offers);
+  meeting_.end_reading();
   if (!buffer.ok()) return give_up(buffer.status());
   TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
   return buffer;
@@ -186,7 +218,23 @@ Work SharedMemoryCollectives::all_gather(std::string_view label, const void* sha
                                          std::size_t bytes_per_rank) {
   CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   call.input = space_->locate(shard, bytes_per_rank);
+  call.output = space_->locate(full, bytes_per_rank * size());
+  call.signature.common = call.output.common();
+  if (call.signature.common)
+    return Work(gather_common(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
   return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
+}
+
+// `full` is one buffer for all: each rank writes its own part of it, where it does not lie there already.
+absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, const std::byte* shard,
+                                                    std::byte* full, std::size_t bytes) {
+  TESSERA_RETURN_IF_ERROR(meet_about_common(call, &CallDescriptor::output));
+  bool in_place = true;
+  for (int q = 0; q < size(); ++q)
+    in_place &= calls_[q].input == Location{call.output.segment, call.output.offset + q * bytes};
+  if (in_place) return absl::OkStatus();
+  copy_bytes(full + rank() * bytes, shard, bytes);
+  return meeting_.meet();
 }
 
 absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const std::byte* shard,
@@ -214,35 +262,37 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
 
 // --- Reductions ---
 
-void SharedMemoryCollectives::sum_inputs(std::size_t first, DType dtype, float* output, std::size_t numel) {
-  for (int q = 0; q < size(); ++q) sources_[q] = input_of(q, first * size_of(dtype));
-  pairwise_sum(sources_, dtype, output, numel);
+// Offsets in bytes.
+std::span<const void* const> SharedMemoryCollectives::inputs_from(std::size_t offset) {
+  for (int q = 0; q < size(); ++q) sources_[q] = input_of(q, offset);
+  return sources_;
 }
 
-void SharedMemoryCollectives::sum_mailboxes(const Round& round, std::size_t offset, DType dtype,
-                                            float* output, std::size_t numel) {
+std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset) {
   for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
-  pairwise_sum(sources_, dtype, output, numel);
+  return sources_;
 }
 
-Work SharedMemoryCollectives::reduce_scatter(std::string_view label, const void* input, DType dtype,
-                                             float* output, std::size_t numel_per_rank) {
+Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype,
+                                                float* output, std::size_t numel_per_rank,
+                                                SumVisitor* visitor) {
   CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype))
     return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
   call.input = space_->locate(input, numel_per_rank * size() * size_of(dtype));
-  return Work(scatter(call, bytes_of(input), output, numel_per_rank));
+  return Work(scatter(call, bytes_of(input), output, numel_per_rank, visitor));
 }
 
 absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input,
-                                              float* output, std::size_t numel) {
+                                              float* output, std::size_t numel, SumVisitor* visitor) {
   const DType dtype = call.signature.dtype;
   const std::size_t element = size_of(dtype);
   const bool is_small = small(numel * size() * element);
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
     if (all_inputs_reachable()) {
-      return read_peers([&] { sum_inputs(rank() * numel, dtype, output, numel); });
+      return read_peers(
+          [&] { visited_sum(inputs_from(rank() * numel * element), dtype, output, 0, numel, visitor); });
     }
   }
   // A mailbox holds one piece for each rank.
@@ -252,20 +302,23 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
                  round.length * element);
   };
   const auto use = [&](const Round& round) {
-    sum_mailboxes(round, rank() * round.length * element, dtype, output + round.begin, round.length);
+    visited_sum(mailboxes_from(round, rank() * round.length * element), dtype, output, round.begin,
+                round.length, visitor);
   };
-  const std::size_t window = space_->mailbox_bytes() / (element * size());
-  return in_rounds(is_small ? &call : nullptr, numel, window, load, use);
+  const std::size_t window = visited_window(space_->mailbox_bytes() / (element * size()));
+  return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
 }
 
-Work SharedMemoryCollectives::all_reduce(std::string_view label, const void* input, DType dtype,
-                                         float* output, std::size_t numel) {
+Work SharedMemoryCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype,
+                                            float* output, std::size_t numel, SumVisitor* visitor) {
   CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype))
     return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
   call.input = space_->locate(input, numel * size_of(dtype));
   call.output = space_->locate(output, numel * sizeof(float));
-  return Work(reduce(call, bytes_of(input), output, numel));
+  const absl::Status status = reduce(call, bytes_of(input), output, numel);
+  if (status.ok()) visit_sums(visitor, 0, output, numel);
+  return Work(status);
 }
 
 absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input,
@@ -276,7 +329,9 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
     const auto load = [&](const Round&, std::byte* mailbox) {
       copy_bytes(mailbox, input, numel * size_of(dtype));
     };
-    const auto use = [&](const Round& round) { sum_mailboxes(round, 0, dtype, output, numel); };
+    const auto use = [&](const Round& round) {
+      pairwise_sum(mailboxes_from(round, 0), dtype, output, numel);
+    };
     return in_rounds(&call, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
@@ -289,8 +344,9 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 // Each rank sums its slice into its own output, then all read the other slices from where they were summed.
 absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, float* output, std::size_t numel) {
   const Slice mine = slice_of(numel, rank(), size());
-  TESSERA_RETURN_IF_ERROR(
-      read_peers([&] { sum_inputs(mine.begin, dtype, output + mine.begin, mine.numel); }));
+  TESSERA_RETURN_IF_ERROR(read_peers([&] {
+    pairwise_sum(inputs_from(mine.begin * size_of(dtype)), dtype, output + mine.begin, mine.numel);
+  }));
   return read_peers([&] {
     for (int step = 1; step < size(); ++step) {
       const Slice slice = slice_of(numel, peer(step), size());
@@ -314,7 +370,7 @@ absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::b
     const Slice mine = slice_of(length, rank(), size());
     float* const sums = output + begin;
     TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs(begin), [&](const Round& round) {
-      sum_mailboxes(round, mine.begin * size_of(dtype), dtype, sums + mine.begin, mine.numel);
+      pairwise_sum(mailboxes_from(round, mine.begin * size_of(dtype)), dtype, sums + mine.begin, mine.numel);
     }));
     const auto load_sums = [&](const Round&, std::byte* mailbox) {
       copy_bytes(mailbox, sums + mine.begin, mine.numel * sizeof(float));
@@ -336,6 +392,8 @@ Work SharedMemoryCollectives::broadcast(std::string_view label, void* data, std:
   if (root < 0 || root >= size())
     return Work(refuse("root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks"));
   call.input = space_->locate(data, bytes);
+  call.signature.common = call.input.common();
+  if (call.signature.common) return Work(meet_about_common(call, &CallDescriptor::input));
   return Work(spread(call, bytes_of(data), bytes, root));
 }
 
@@ -389,7 +447,7 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
 }
 
 Work SharedMemoryCollectives::barrier(std::string_view label) {
-  return Work(meet_about(begin(Operation::kBarrier, label, DType::kU8, 0)));
+  return Work(exchange_calls(begin(Operation::kBarrier, label, DType::kU8, 0)));
 }
 
 }  // namespace tessera

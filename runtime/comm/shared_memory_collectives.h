@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,16 +40,20 @@ class SharedMemoryCollectives : public Collectives {
   std::string transport() const override { return transport_; }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
+  bool shares_memory() const override { return true; }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
-  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                      std::size_t numel_per_rank) override;
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                  std::size_t numel) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output,
                   std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor) override;
 
  private:
   struct Round;
@@ -58,6 +63,7 @@ class SharedMemoryCollectives : public Collectives {
   absl::Status give_up(const absl::Status& why);
   absl::Status refuse(const std::string& why);
   absl::Status meet_about(const CallDescriptor& call);
+  absl::Status exchange_calls(const CallDescriptor& call);
   absl::Status compare_signatures();
   absl::Status view_buffers();
   bool small(std::size_t bytes) const;
@@ -70,11 +76,17 @@ class SharedMemoryCollectives : public Collectives {
   template <typename Load, typename Use>
   absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load,
                          Use use);
-  void sum_inputs(std::size_t first, DType dtype, float* output, std::size_t numel);
-  void sum_mailboxes(const Round& round, std::size_t offset, DType dtype, float* output, std::size_t numel);
+  std::span<const void* const> inputs_from(std::size_t offset);
+  std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset);
 
+  absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
+      CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation);
+  absl::Status meet_about_common(const CallDescriptor& call, const Location CallDescriptor::*place);
+  absl::Status gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
+                             std::size_t bytes);
   absl::Status gather(const CallDescriptor& call, const std::byte* shard, std::byte* full, std::size_t bytes);
-  absl::Status scatter(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel);
+  absl::Status scatter(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel,
+                       SumVisitor* visitor);
   absl::Status reduce(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel);
   absl::Status reduce_direct(DType dtype, float* output, std::size_t numel);
   absl::Status reduce_in_rounds(DType dtype, const std::byte* input, float* output, std::size_t numel);

@@ -36,8 +36,9 @@ class SharedSpace {
   /// True if futexes must work between processes.
   virtual bool between_processes() const = 0;
 
-  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made, all parts are made
-  /// known (by the caller, as `offers`, in rank order) and then opened. `publish` returns the offer.
+  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made (of common memory, rank 0
+  /// makes all), all parts are made known (by the caller, as `offers`, in rank order) and then opened. `publish`
+  /// returns the offer, which is good until the Allocation goes.
   class Allocation {
    public:
     virtual ~Allocation() = default;
@@ -45,6 +46,7 @@ class SharedSpace {
     virtual absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) = 0;
   };
   virtual absl::StatusOr<std::unique_ptr<Allocation>> allocate(std::size_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Allocation>> allocate_common(std::size_t bytes) = 0;
 };
 
 }  // namespace tessera

@@ -31,18 +31,58 @@ class ThreadGroupMemory {
 
 namespace {
 
+/// Which addresses are common memory, for one rank. Thread-safe, because a CommBuffer may be freed on any thread.
+class CommonRanges {
+ public:
+  void add(const PlainBuffer& buffer) {
+    std::lock_guard lock(mutex_);
+    ends_[buffer.data()] = buffer.data() + buffer.bytes();
+  }
+  void remove(const PlainBuffer& buffer) {
+    std::lock_guard lock(mutex_);
+    ends_.erase(buffer.data());
+  }
+  bool contain(const std::byte* data, std::size_t bytes) const {
+    std::lock_guard lock(mutex_);
+    auto it = ends_.upper_bound(data);
+    return it != ends_.begin() && data < (--it)->second && data + bytes <= it->second;
+  }
+
+ private:
+  mutable std::mutex mutex_;                           // guards the members below
+  std::map<const std::byte*, const std::byte*> ends_;  // by begin
+};
+
+/// One rank's share in a buffer of all.
+class SharedPlainBuffer : public CommBuffer {
+ public:
+  SharedPlainBuffer(std::shared_ptr<PlainBuffer> buffer, std::shared_ptr<CommonRanges> ranges)
+      : buffer_(std::move(buffer)), ranges_(std::move(ranges)) {
+    ranges_->add(*buffer_);
+  }
+  ~SharedPlainBuffer() override { ranges_->remove(*buffer_); }
+  std::byte* data() const override { return buffer_->data(); }
+  std::size_t bytes() const override { return buffer_->bytes(); }
+
+ private:
+  const std::shared_ptr<PlainBuffer> buffer_;
+  const std::shared_ptr<CommonRanges> ranges_;
+};
+
 /// One address space: every pointer is its own location.
 class ThreadSpace : public SharedSpace {
  public:
-  explicit ThreadSpace(std::shared_ptr<ThreadGroupMemory> memory) : memory_(std::move(memory)) {}
+  ThreadSpace(std::shared_ptr<ThreadGroupMemory> memory, int rank)
+      : memory_(std::move(memory)), rank_(rank) {}
 
   GroupBlock& group_block() override { return memory_->group; }
   RankBlock& rank_block(int rank) override { return memory_->blocks[rank]; }
   std::byte* mailbox(int rank, int parity) override { return memory_->mailboxes[rank].bytes[parity]; }
   std::size_t mailbox_bytes() const override { return ThreadGroupMemory::kMailboxBytes; }
 
-  Location locate(const void* data, std::size_t) const override {
-    return {1, reinterpret_cast<std::uintptr_t>(data)};
+  Location locate(const void* data, std::size_t bytes) const override {
+    const bool common = common_->contain(static_cast<const std::byte*>(data), bytes);
+    return {1 | (common ? Location::kCommon : 0), reinterpret_cast<std::uintptr_t>(data)};
   }
   const std::byte* view(int, const Location& location) const override {
     return reinterpret_cast<const std::byte*>(location.offset);
@@ -67,8 +107,30 @@ class ThreadSpace : public SharedSpace {
     return std::unique_ptr<Allocation>(std::make_unique<PlainAllocation>(bytes));
   }
 
+  /// The first rank offers where its handle on the buffer is; the others copy the handle.
+  class CommonAllocation : public Allocation {
+   public:
+    CommonAllocation(std::shared_ptr<PlainBuffer> own, std::shared_ptr<CommonRanges> ranges)
+        : own_(std::move(own)), ranges_(std::move(ranges)) {}
+    Location publish() override { return {1, reinterpret_cast<std::uintptr_t>(&own_)}; }
+    absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) override {
+      const auto* first = reinterpret_cast<const std::shared_ptr<PlainBuffer>*>(offers[0].offset);
+      return std::unique_ptr<CommBuffer>(std::make_unique<SharedPlainBuffer>(*first, ranges_));
+    }
+
+   private:
+    const std::shared_ptr<PlainBuffer> own_;
+    const std::shared_ptr<CommonRanges> ranges_;
+  };
+  absl::StatusOr<std::unique_ptr<Allocation>> allocate_common(std::size_t bytes) override {
+    auto own = rank_ == 0 ? std::make_shared<PlainBuffer>(bytes) : nullptr;
+    return std::unique_ptr<Allocation>(std::make_unique<CommonAllocation>(std::move(own), common_));
+  }
+
  private:
   const std::shared_ptr<ThreadGroupMemory> memory_;
+  const int rank_;
+  const std::shared_ptr<CommonRanges> common_ = std::make_shared<CommonRanges>();
 };
 
 void end_member(ThreadGroupMemory& memory, int member, const absl::Status& reason) {
@@ -93,7 +155,7 @@ std::shared_ptr<ThreadGroupMemory> ThreadRun::memory_of(const Group& group) {
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> ThreadRun::join(const Group& group) {
-  auto space = std::make_unique<ThreadSpace>(memory_of(group));
+  auto space = std::make_unique<ThreadSpace>(memory_of(group), group.rank);
   return std::shared_ptr<Collectives>(
       std::make_shared<SharedMemoryCollectives>("thread", group, std::move(space)));
 }

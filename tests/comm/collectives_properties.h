@@ -31,6 +31,7 @@ class TestMemory {
  public:
   TestMemory(Collectives& group, bool symmetric) : group_(group), symmetric_(symmetric) {}
 
+  /// Aligned as the sums demand.
   std::byte* of(std::size_t bytes) {
     if (!symmetric_) return plain_.emplace_back(bytes + 1).data();
     auto buffer = group_.allocate(bytes);
@@ -110,6 +111,97 @@ inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel,
   if (!in_place) require(equal(input, inputs[group.rank()]), "all_reduce changed its input");
 }
 
+/// Checks the rules of SumVisitor and keeps what it saw.
+class RecordingVisitor : public SumVisitor {
+ public:
+  explicit RecordingVisitor(std::size_t expected) : expected_(expected) {}
+  void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    require(offset == seen_.size() && offset % kAlignment == 0 && numel > 0,
+            "pieces are in order and aligned");
+    seen_.insert(seen_.end(), values, values + numel);
+    require(seen_.size() <= expected_, "pieces end with the output");
+  }
+  const std::vector<float>& seen() const { return seen_; }
+
+ private:
+  const std::size_t expected_;
+  std::vector<float> seen_;
+};
+
+/// A visitor sees the output, neither more nor less, and changes nothing.
+inline void check_visited_sums(Collectives& group, DType dtype, std::size_t numel, bool symmetric,
+                               bool in_place) {
+  in_place = in_place && dtype == DType::kF32;
+  TestMemory memory(group, symmetric);
+  const auto inputs = inputs_of_all(group.size(), dtype, numel * group.size(), 29);
+  std::byte* input = memory.of(inputs[group.rank()]);
+  const std::size_t first = group.rank() * numel;
+  auto* output = reinterpret_cast<float*>(in_place ? input + first * 4 : memory.of(numel * 4));
+  RecordingVisitor scattered(numel);
+  require_ok(group.reduce_scatter("visited", input, dtype, output, numel, &scattered).wait());
+  require(same_bits(scattered.seen(), reference_sum(inputs, dtype, first, numel)),
+          at("visited reduce_scatter", dtype, numel, group.rank()));
+  require(same_bits(scattered.seen(), {output, output + numel}), "reduce_scatter has another output");
+
+  input = memory.of(inputs[group.rank()]);
+  output = reinterpret_cast<float*>(in_place ? input : memory.of(numel * 4));
+  RecordingVisitor reduced(numel);
+  require_ok(group.all_reduce("visited", input, dtype, output, numel, &reduced).wait());
+  require(same_bits(reduced.seen(), reference_sum(inputs, dtype, 0, numel)),
+          at("visited all_reduce", dtype, numel, group.rank()));
+  require(same_bits(reduced.seen(), {output, output + numel}), "all_reduce has another output");
+}
+
+/// What a rank writes into common memory its peers find there; collectives take it for input and output, and none
+/// writes another rank's part. REQUIRES: group.shares_memory().
+inline void check_common_memory(Collectives& group, std::size_t numel) {
+  const std::size_t ranks = group.size(), rank = group.rank(), bytes = numel * sizeof(float);
+  auto buffer = group.allocate_common(2 * ranks * bytes);
+  require_ok(buffer.status());
+  require((*buffer)->bytes() == 2 * ranks * bytes, "size of common memory");
+  auto* full = reinterpret_cast<float*>((*buffer)->data());
+  float* mine = full + rank * numel;
+  const auto expect_rounds = [&](float round, const std::string& where) {
+    for (std::size_t i = 0; i < ranks * numel; ++i)
+      require(full[i] == round + static_cast<float>(i), where + " at " + std::to_string(i));
+  };
+  const auto write_own = [&](float round) {
+    for (std::size_t i = 0; i < numel; ++i) mine[i] = round + static_cast<float>(rank * numel + i);
+  };
+  for (std::size_t i = 0; i < 2 * ranks * numel; ++i) require(full[i] == 0, "common memory is zero at first");
+  require_ok(group.barrier("seen zero").wait());
+  // In place: a rank goes on writing as soon as it may, so whoever wrote a peer's part too late would be found out.
+  for (int round = 1; round <= 20; ++round) {
+    write_own(static_cast<float>(round));
+    require_ok(group.all_gather("in place", mine, full, bytes).wait());
+    expect_rounds(static_cast<float>(round), "gather in place");
+    require_ok(group.barrier("read").wait());
+  }
+  std::vector<float> shard(numel);
+  for (std::size_t i = 0; i < numel; ++i) shard[i] = 100 + static_cast<float>(rank * numel + i);
+  require_ok(group.all_gather("from elsewhere", shard.data(), full, bytes).wait());
+  expect_rounds(100, "gather from elsewhere");
+
+  float* sums = full + ranks * numel;  // the second half: a slice for each rank
+  require_ok(group.reduce_scatter("sum", full, DType::kF32, sums + rank * numel, numel).wait());
+  require_ok(group.barrier("summed").wait());
+  // All ranks gave the same addends; sums of few equal integers are exact in any order.
+  for (std::size_t i = 0; i < ranks * numel; ++i)
+    require(sums[i] == static_cast<float>(ranks) * full[i], "sum of common memory at " + std::to_string(i));
+  require_ok(group.barrier("read").wait());
+
+  for (int root = 0; root < group.size(); ++root) {
+    if (group.rank() == root) std::fill_n(sums, numel, static_cast<float>(root + 5));
+    require_ok(group.broadcast("common", sums, bytes, root).wait());
+    for (std::size_t i = 0; i < numel; ++i) require(sums[i] == static_cast<float>(root + 5), "broadcast");
+    require_ok(group.barrier("read").wait());
+  }
+  // It is there until the last rank lets go.
+  if (rank == 0) buffer->reset();
+  require_ok(group.barrier("rank 0 let go").wait());
+  if (rank != 0) expect_rounds(100, "after another rank let go");
+}
+
 inline void check_broadcast(Collectives& group, std::size_t bytes, bool symmetric) {
   TestMemory memory(group, symmetric);
   for (int root = 0; root < group.size(); ++root) {
@@ -141,11 +233,13 @@ inline void check_all_operations(Collectives& group, bool symmetric, std::size_t
       for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
         check_reduce_scatter(group, dtype, numel / group.size(), symmetric, in_place);
         check_all_reduce(group, dtype, numel, symmetric, in_place);
+        check_visited_sums(group, dtype, numel / group.size(), symmetric, in_place);
       }
     }
     check_broadcast(group, numel, symmetric);
     check_all_to_all(group, numel / group.size() | 1, symmetric);
     require_ok(group.barrier("barrier").wait());
+    if (group.shares_memory() && symmetric) check_common_memory(group, numel / group.size());
   }
 }
 

@@ -182,6 +182,33 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
   EXPECT_THAT(message_of(results[0]), HasSubstr("rank 2 gave up"));
 }
 
+TEST(ThreadFailures, RanksThatMeanDifferentPlacesOfCommonMemoryAllFail) {
+  const auto results = statuses(2, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    auto buffer = axes.world->allocate_common(4096);
+    require_ok(buffer.status());
+    std::byte* full = (*buffer)->data() + 64 * mesh.rank();
+    return axes.world->all_gather("blocks.3", full + 8 * mesh.rank(), full, 8).wait();
+  });
+  for (const auto& result : results)
+    EXPECT_THAT(message_of(result), AllOf(HasSubstr("blocks.3 all_gather"), HasSubstr("different places")))
+        << result;
+}
+
+TEST(ThreadFailures, OneRankInCommonMemoryAndOneElsewhereDisagree) {
+  const auto results = statuses(2, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    auto buffer = axes.world->allocate_common(4096);
+    require_ok(buffer.status());
+    std::vector<std::byte> own(16);
+    std::byte* data = mesh.rank() == 0 ? (*buffer)->data() : own.data();
+    return axes.world->broadcast("blocks.3", data, 16, 0).wait();
+  });
+  for (const auto& result : results)
+    EXPECT_THAT(message_of(result),
+                HasSubstr("rank 0 calls broadcast 'blocks.3' of 16 bytes from 0 in common memory"));
+}
+
 TEST(ThreadFailures, WrongArgumentsAreRefusedOnAllRanks) {
   const auto results = statuses(2, [](const Mesh& mesh) {
     const MeshAxes axes = world_axes(mesh);

@@ -1,5 +1,8 @@
 #include <gmock/gmock.h>
 
+#include <numeric>
+
+#include "runtime/base/error.h"
 #include "runtime/comm/local_collectives.h"
 #include "runtime/comm/mesh.h"
 #include "tests/comm/collectives_properties.h"
@@ -47,6 +50,7 @@ TEST(Solo, OneRankGetsItsInputBack) {
   LocalCollectives solo;
   EXPECT_EQ(solo.transport(), "solo");
   check_all_operations(solo, false, 1037);
+  check_common_memory(solo, 1037);
   EXPECT_EQ(solo.bytes_received(), 0u);
 }
 
@@ -62,6 +66,36 @@ TEST(Fake, DoesOwnPartAndCountsTheRest) {
   ASSERT_TRUE(fake.reduce_scatter("", input.data(), DType::kF32, output.data(), 4).wait().ok());
   EXPECT_EQ(output[0], 5);
   EXPECT_EQ(fake.bytes_received(), 999u * (8 + 16));
+}
+
+TEST(Fake, AVisitorSeesTheOutputAsItIs) {
+  LocalCollectives fake(1, 3);
+  std::vector<float> input(3000);
+  std::iota(input.begin(), input.end(), 0.0f);
+  RecordingVisitor visitor(1000);
+  ASSERT_TRUE(
+      fake.reduce_scatter("", input.data(), DType::kF32, input.data() + 1000, 1000, &visitor).wait().ok());
+  EXPECT_EQ(visitor.seen(), std::vector<float>(input.begin() + 1000, input.begin() + 2000));
+}
+
+TEST(CommonMemory, IsForTheRanksOfOneHost) {
+  run_ranks({.ranks = 4, .hosts = 2}, [](const Mesh& mesh) {
+    auto axes = mesh.axes(2, 2);
+    require_ok(axes.status());
+    require(axes->gather->shares_memory() && !axes->world->shares_memory(), "who shares memory");
+    require_ok(axes->gather->allocate_common(64).status());
+    require(exit_code_of(axes->world->allocate_common(64).status()) == ExitCode::kUnavailable,
+            "across hosts");
+  });
+  Topology topology;
+  topology.world_size = 8;
+  topology.local_world_size = 4;
+  auto axes = fake_mesh(topology).axes(2, 4);
+  ASSERT_TRUE(axes.ok());
+  EXPECT_TRUE(axes->gather->shares_memory());
+  EXPECT_TRUE(axes->gather->allocate_common(64).ok());
+  EXPECT_FALSE(axes->replicate->shares_memory());
+  EXPECT_EQ(exit_code_of(axes->world->allocate_common(64).status()), ExitCode::kUnavailable);
 }
 
 TEST(Fake, MeshHasTheAxesOfAnyWorld) {

@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <thread>
 
@@ -66,6 +68,25 @@ TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
     check_broadcast(*group, 4 * kLarge, false);
     check_all_to_all(*group, 4 * kLarge, false);
     return absl::OkStatus();
+  }));
+}
+
+std::string maps_of_this_process() {
+  std::ifstream file("/proc/self/maps");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(HostCollectivesTest, CommonMemoryIsOneNamelessSegmentThatGoesWithItsBuffers) {
+  const std::size_t files = shared_memory_files();
+  expect_all_ok(fork_ranks(3, [files](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 3), store));
+    check_common_memory(*group, 700'003);
+    TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate_common(5000));
+    require(maps_of_this_process().find("tessera.common") != std::string::npos, "it is mapped");
+    require(shared_memory_files() == files, "it has no file");
+    buffer.reset();
+    require(maps_of_this_process().find("tessera.common") == std::string::npos, "it is gone");
+    return group->barrier("end").wait();
   }));
 }
 
@@ -169,6 +190,11 @@ TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksNotASignal) {
     return group->allocate(std::size_t{1} << 50).status();
   });
   for (const auto& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOsResource) << end.message;
+  const auto common = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    return group->allocate_common(std::size_t{1} << 50).status();
+  });
+  for (const auto& end : common) EXPECT_EQ(end.exit_code, ExitCode::kOsResource) << end.message;
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class StepTraffic {
   /// The root unit has a slot of its own and is gathered once. The others take turns in `slots`: what a direction left
   /// in them, the next one (which begins there) finds.
   void gather_parameters() {
-    if (!input_.placement.parameters.shard || !shard_) return;
+    if (!input_.placement.parameters.shard || input_.placement.shared || !shard_) return;
     StepCollective gathers{"all_gather", "shard", "parameters before use"};
     const auto count = static_cast<std::int64_t>(input_.units.size());
     const bool kept = input_.placement.keep_gathered;
@@ -95,6 +95,7 @@ class StepTraffic {
     }
     add(std::move(over_replicas));
     add(std::move(over_shard));
+    if (placement.shared) add({"barrier", "shard", "updated parameters", 1, 0});
   }
 
   const MemoryPlan& plan_;

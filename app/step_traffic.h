@@ -10,7 +10,7 @@ namespace tessera::app {
 
 /// One kind of collective in a step.
 struct StepCollective {
-  std::string operation;   ///< "all_gather", "reduce_scatter", "all_reduce"
+  std::string operation;   ///< "all_gather", "reduce_scatter", "all_reduce", "barrier"
   std::string axis;        ///< "shard" or "replicate"
   std::string what;        ///< "parameters before use", ...
   std::int64_t calls = 0;  ///< units, however many flat groups they have

@@ -26,11 +26,18 @@ Arena Arena::plain(std::string name, std::int64_t bytes) {
 }
 
 Arena Arena::shared(std::string name, std::int64_t bytes, Collectives& group) {
+  return bytes == 0 ? plain(std::move(name), 0) : over(std::move(name), bytes, group.allocate(bytes));
+}
+
+Arena Arena::common(std::string name, std::int64_t bytes, Collectives& group) {
+  return bytes == 0 ? plain(std::move(name), 0) : over(std::move(name), bytes, group.allocate_common(bytes));
+}
+
+Arena Arena::over(std::string name, std::int64_t bytes, absl::StatusOr<std::unique_ptr<CommBuffer>> allocated) {
   Arena arena;
   arena.name_ = std::move(name);
   arena.bytes_ = bytes;
-  if (bytes == 0) return arena;
-  std::shared_ptr<CommBuffer> buffer = value_or_throw(group.allocate(bytes));
+  std::shared_ptr<CommBuffer> buffer = value_or_throw(std::move(allocated));
   std::byte* data = buffer->data();
   arena.memory_ = {std::move(buffer), data};
   return arena;

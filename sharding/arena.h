@@ -19,14 +19,19 @@ class Arena {
   static Arena plain(std::string name, std::int64_t bytes);
   /// Memory that `group`'s transport reads and writes without copies. Collective.
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
+  /// One memory for all ranks of `group`, which must share memory. Collective.
+  static Arena common(std::string name, std::int64_t bytes, Collectives& group);
 
   /// The next `bytes` bytes. Pieces are multiples of 512 bytes, since layouts are, so each begins on a cache line.
   std::byte* take(std::int64_t bytes);
+  std::byte* data() const { return memory_.get(); }
   std::int64_t bytes() const { return bytes_; }
   std::int64_t taken() const { return taken_; }
   void expect_full() const;
 
  private:
+  static Arena over(std::string name, std::int64_t bytes, absl::StatusOr<std::unique_ptr<CommBuffer>> buffer);
+
   std::string name_;
   std::shared_ptr<std::byte> memory_;
   std::int64_t bytes_ = 0, taken_ = 0;

@@ -43,10 +43,10 @@ void Residency::use_or_poison(Unit& unit) noexcept {
   try {
     use(unit);
   } catch (const Error& error) {
-    poison(unit, error.message());
+    unit.poison(error.message());
     on_failure_(error);
   } catch (const std::exception& error) {
-    poison(unit, error.what());
+    unit.poison(error.what());
     on_failure_(Error(ExitCode::kInternal, error.what()));
   }
 }
@@ -164,10 +164,6 @@ void Residency::give_back_overflow() {
     counts_.overflow_bytes -= slots_.back().bytes;
     slots_.pop_back();
   }
-}
-
-void Residency::poison(Unit& unit, const std::string& message) {
-  for (auto& group : unit.groups) group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 
 }  // namespace tessera

@@ -61,9 +61,6 @@ class Residency {
   const Schedule& schedule() const { return schedule_; }
   const ResidencyCounts& counts() const { return counts_; }
 
-  /// The unit's storage refuses access with `message` from then on: operators that read it throw that.
-  static void poison(Unit& unit, const std::string& message);
-
  private:
   struct Slot {
     std::byte* memory = nullptr;

@@ -60,6 +60,12 @@ void Unit::watch(Residency* residency) {
   for (auto& group : groups) group->attach(group->full);
 }
 
+void Unit::poison(const std::string& message) {
+  for (auto& group : groups) {
+    if (group->storage) group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  }
+}
+
 std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units) {
   std::vector<Unit*> pointers;
   for (const auto& unit : units) pointers.push_back(unit.get());

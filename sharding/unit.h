@@ -92,6 +92,8 @@ class Unit {
   /// Marks the parameters' storages as this unit's, so that an operator's inputs lead here (`unit_of`). Null: no longer.
   void watch(Residency* residency);
   Residency* residency() const { return residency_; }
+  /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
+  void poison(const std::string& message);
 
   int pins = 0;          ///< operators running on this unit, and Gathered guards
   int slot = -1;         ///< the residency's slot that holds it

@@ -104,6 +104,7 @@ struct Strategy {
   MeshConfig mesh;
   UnitsConfig units;
   std::int64_t prefetch = 1;  ///< units gathered ahead of use
+  bool host_sharing = true;   ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
   MixedPrecisionConfig mixed_precision;
   std::int64_t gradient_accumulation = 1;  ///< microbatches a step
   GradientSync gradient_sync = GradientSync::kEachMicrobatch;

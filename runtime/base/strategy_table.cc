@@ -109,6 +109,14 @@ std::vector<StrategyKey> sharding_keys() {
        .example_json = "2",
        .doc = "At most so many units are gathered ahead of their use.",
        .cost = "Memory: one more gathered unit each."},
+      {.pointer = "/host_sharing",
+       .field = boolean_field(AT(host_sharing)),
+       .default_json = "true",
+       .example_json = "false",
+       .doc = "Where the ranks of a shard group are on one host and the optimizer is sharded, they hold one copy of the "
+              "parameters together, in memory that all of them map; each updates its part in place, and a barrier a step "
+              "takes the place of all gathers.",
+       .cost = "None. false: private copies, gathered unit by unit as between hosts."},
   };
 }
 

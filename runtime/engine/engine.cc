@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <sstream>
@@ -33,9 +34,10 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
   return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
 }
 
-/// Units whose parameters some rank does not hold.
-std::vector<Unit*> sharded(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
-  if (!plan.input().placement.parameters.shard || plan.input().mesh.shard_size == 1) return {};
+/// Units whose parameters some rank cannot reach without a gather.
+std::vector<Unit*> to_be_gathered(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
+  const Placement& placement = plan.input().placement;
+  if (!placement.parameters.shard || placement.shared || plan.input().mesh.shard_size == 1) return {};
   return pointers_to(units);
 }
 
@@ -44,6 +46,14 @@ struct KeptMemory {
   std::shared_ptr<Collectives> group;
   Arena memory;
 };
+
+/// The group's parameters stand on `kept` from now on.
+void keep_values(FlatGroup& group, KeptMemory kept) {
+  std::byte* values = kept.group ? group.full : kept.memory.data();
+  group.storage->set_data_ptr_noswap(at::DataPtr(
+      values, new KeptMemory(std::move(kept)), [](void* memory) { delete static_cast<KeptMemory*>(memory); },
+      at::Device(at::kCPU)));
+}
 
 /// c10::Error puts its stack below the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -82,21 +92,23 @@ void Engine::State::set_up() {
   const MeshPosition position = position_in(shape, mesh.rank());
   optimizer = make_optimizer(strategy.optimizer);
   units = partition(*module, strategy, parts_for(strategy, position));
-  plan = make_plan(units, strategy, position, *optimizer);
-  if (mesh.rank() == 0) report_plan();
-  check_memory_limit(plan, strategy);
-
   axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
   check_transport();
+  const bool shares_memory = axes.gather->shares_memory();
+  plan = make_plan(units, strategy, position, shares_memory, *optimizer);
+  if (mesh.rank() == 0) report_plan();
+  check_memory_limit(plan, strategy, shares_memory);
+
   memory = TrainingMemory::allocate(plan, units, axes);
   memory_use = memory.allocated();
   for (auto& unit : units) load_parameters(*unit, *axes.world);
+  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());  // all parts are written
   load_buffers(*module, *axes.world);
   reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch));
   hooks.emplace(units, *reducer);
   update.emplace(units, *optimizer, plan, axes);
-  if (auto gathered = sharded(units, plan); !gathered.empty()) {
-    residency.emplace(plan, std::move(gathered), *axes.gather, std::move(memory.slots),
+  if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
+    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots),
                       [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
     watch.emplace();
   }
@@ -122,10 +134,11 @@ void Engine::State::report_plan() const {
   std::ostringstream text;
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
        << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters " << name_of(strategy.mixed_precision.param)
-       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", masters fp32\n"
+       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", masters fp32"
+       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
        << plan.to_table();
   log_info(text.str());
-  if (units.size() == 1 && plan.input().placement.parameters.shard && mesh.world_size() > 1) {
+  if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
   }
 }
@@ -159,19 +172,27 @@ Engine::~Engine() {
   state_->detach_parameters();
 }
 
-/// Replicated values outlive the engine with their memory; sharded parameters say why they have none.
+/// Replicated values outlive the engine: with their memory, or as a copy of their own if they shared it. Parameters that the
+/// strategy shards say why they have none.
 void Engine::State::detach_parameters() {
   hooks.reset();
   watch.reset();
+  const bool sharded = placement_of(strategy.strategy, false).parameters.shard && plan.input().mesh.shard_size > 1;
   for (auto& unit : units) {
+    if (sharded) {
+      unit->poison("unit " + unit->name + " was sharded by an Engine that is gone");
+      continue;
+    }
     for (auto& group : unit->groups) {
-      if (unit->residency() == nullptr && group->full) {
-        auto* keep = new KeptMemory{axes.gather, memory.parameters};
-        group->storage->set_data_ptr_noswap(at::DataPtr(
-            group->full, keep, [](void* kept) { delete static_cast<KeptMemory*>(kept); }, at::Device(at::kCPU)));
+      if (!group->full) continue;  // set-up failed before it had memory
+      if (plan.input().placement.shared) {
+        Arena copy = Arena::plain("parameters", group->gathered_bytes());
+        std::memcpy(copy.take(copy.bytes()), group->full, copy.bytes());
+        keep_values(*group, {nullptr, std::move(copy)});
+      } else {
+        keep_values(*group, {axes.gather, memory.parameters});
       }
     }
-    if (unit->residency()) Residency::poison(*unit, "unit " + unit->name + " was sharded by an Engine that is gone");
   }
 }
 
@@ -283,9 +304,11 @@ std::vector<std::string> Engine::unit_names() const {
 }
 
 MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
-  const MeshPosition position = position_in(mesh_shape(strategy, topology), topology.rank);
+  const MeshShape shape = mesh_shape(strategy, topology);
+  const MeshPosition position = position_in(shape, topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer);
-  return make_plan(partition(module, strategy, parts_for(strategy, position)), strategy, position, *optimizer);
+  const bool shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
+  return make_plan(partition(module, strategy, parts_for(strategy, position)), strategy, position, shares_memory, *optimizer);
 }
 
 }  // namespace tessera

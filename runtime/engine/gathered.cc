@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstring>
+#include <optional>
 
 #include "runtime/base/log.h"
 #include "runtime/engine/engine_state.h"
@@ -7,10 +9,61 @@
 
 namespace tessera {
 
+namespace {
+
+/// Private copies of units whose ranks share one: what a rank writes under a guard is its own until the guard stores it.
+/// Collective over the ranks that share.
+class PrivateCopies {
+ public:
+  PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {
+    std::int64_t bytes = 0;
+    for (const Unit* unit : units_) bytes += unit->gathered_bytes();
+    memory_ = Arena::plain("copies for Gathered", bytes);
+    for_each_group([&](FlatGroup& group) {
+      shared_.push_back(group.full);
+      std::byte* copy = memory_.take(group.gathered_bytes());
+      std::memcpy(copy, group.full, group.gathered_bytes());
+      group.attach(copy);
+    });
+    throw_if_error(sharers_.barrier("Gathered").wait());  // nobody writes parts before all have copied
+  }
+
+  /// After all ranks have written their parts: back to what they share.
+  void close() {
+    throw_if_error(sharers_.barrier("Gathered").wait());
+    std::size_t i = 0;
+    for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
+  }
+
+ private:
+  template <class Visit>
+  void for_each_group(const Visit& visit) {
+    for (Unit* unit : units_) {
+      for (auto& group : unit->groups) visit(*group);
+    }
+  }
+
+  std::vector<Unit*> units_;
+  Collectives& sharers_;
+  Arena memory_;
+  std::vector<std::byte*> shared_;
+};
+
+}  // namespace
+
 struct Gathered::State {
+  State(Engine::State& engine_given, Mode mode_given, std::vector<Unit*> units_given)
+      : engine(engine_given), mode(mode_given), units(std::move(units_given)) {
+    for (Unit* unit : units) {
+      if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
+    }
+    if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
+  }
+
   Engine::State& engine;
   Mode mode;
   std::vector<Unit*> units;
+  std::optional<PrivateCopies> copies;
 };
 
 namespace {
@@ -31,21 +84,13 @@ std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units, c
   return found;
 }
 
-/// Gathers and pins them; replicated units are always there.
-std::vector<Unit*> held(std::vector<Unit*> units) {
-  for (Unit* unit : units) {
-    if (unit->residency()) unit->residency()->hold(*unit);
-  }
-  return units;
-}
-
 }  // namespace
 
 Gathered::Gathered(Engine& engine, Mode mode)
-    : state_(std::make_unique<State>(State{*engine.state_, mode, held(pointers_to(engine.state_->units))})) {}
+    : state_(std::make_unique<State>(*engine.state_, mode, pointers_to(engine.state_->units))) {}
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
-    : state_(std::make_unique<State>(State{*engine.state_, mode, held(units_with(engine.state_->units, parameters))})) {}
+    : state_(std::make_unique<State>(*engine.state_, mode, units_with(engine.state_->units, parameters))) {}
 
 void Gathered::close() {
   if (!state_) return;
@@ -59,6 +104,7 @@ void Gathered::close() {
       if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
     }
   }
+  if (state->copies) state->copies->close();
   if (state->engine.residency) state->engine.residency->give_back_overflow();
 }
 

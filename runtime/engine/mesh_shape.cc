@@ -36,4 +36,9 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }
 
+bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
+  const bool by_memory = transport == TransportChoice::kAuto || transport == TransportChoice::kHost;
+  return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
+}
+
 }  // namespace tessera

@@ -14,4 +14,7 @@ struct MeshShape {
 /// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
+/// Will the ranks of a shard group share memory? For plans of jobs that are not running; an Engine asks its transport.
+bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
+
 }  // namespace tessera

@@ -14,15 +14,21 @@
 namespace tessera {
 namespace {
 
+/// The placement of a strategy on these ranks.
+Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
+  const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
+  return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
+}
+
 void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena) {
-  const bool in_place = placement.keep_gathered || group.parameter_part.numel == group.layout.numel();
+  const bool whole = placement.shared || group.parameter_part.numel == group.layout.numel();
+  const bool in_place = placement.keep_gathered || whole;
   std::byte* memory = arena.take((in_place ? group.layout.numel() : group.parameter_part.numel) * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
   group.storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()),
       at::DataPtr(nullptr, at::Device(at::kCPU)), /*allocator=*/nullptr, /*resizable=*/false);
-  // Replicated parameters are gathered for good.
-  if (group.parameter_part.numel == group.layout.numel()) group.full = memory;
+  if (whole) group.full = memory;  // gathered for good
 }
 
 void place_training_state(FlatGroup& group, TrainingMemory& memory, int states) {
@@ -80,7 +86,11 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
-  memory.parameters = Arena::shared("parameters", use[MemoryCategory::kParameters], *axes.gather);
+  const std::int64_t parameters = use[MemoryCategory::kParameters];
+  memory.parameters = input.placement.shared
+                          ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
+                          : Arena::shared("parameters", parameters, *axes.gather);
+  memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
   memory.slots = Arena::plain("slots", use[MemoryCategory::kSlots]);
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
@@ -103,7 +113,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
 
 MemoryUse TrainingMemory::allocated() const {
   MemoryUse use;
-  use[MemoryCategory::kParameters] = parameters.taken();
+  use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters;
   use[MemoryCategory::kSlots] = slots.bytes();
   use[MemoryCategory::kGradients] = gradients.taken();
   use[MemoryCategory::kBuckets] = buckets.bytes();
@@ -114,10 +124,10 @@ MemoryUse TrainingMemory::allocated() const {
 }
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                     const MeshPosition& mesh, const Optimizer& optimizer) {
+                     const MeshPosition& mesh, bool shares_memory, const Optimizer& optimizer) {
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
-  input.placement = placement_of(strategy.strategy, strategy.optimizer.shard_over_world);
+  input.placement = placement_on(strategy.strategy, strategy, mesh, shares_memory);
   input.mesh = mesh;
   input.prefetch = strategy.prefetch;
   input.reduce = strategy.mixed_precision.reduce;
@@ -173,7 +183,7 @@ void load_buffers(torch::nn::Module& module, Collectives& world) {
   }
 }
 
-void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy) {
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
   const std::int64_t limit = strategy.memory.limit_bytes;
   if (limit <= 0 || plan.use().total() <= limit) return;
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
@@ -181,7 +191,7 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy) {
   std::string advice = "no strategy fits; more ranks, a smaller model or bf16 parameters would";
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
-    input.placement = placement_of(cheaper, false);
+    input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
     const std::int64_t total = MemoryPlan(std::move(input)).use().total();
     if (total > limit) continue;
     advice = "the next cheaper strategy that fits is " + name_of(cheaper) + " with " + format_bytes(total);

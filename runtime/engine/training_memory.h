@@ -17,6 +17,7 @@ namespace tessera {
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
+  int owners_of_parameters = 1;  ///< ranks that hold `parameters` together
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and the
   /// reducer to take. Collective.
@@ -25,9 +26,9 @@ struct TrainingMemory {
   MemoryUse allocated() const;
 };
 
-/// Builds the plan's input from what decides it.
+/// Builds the plan's input from what decides it. `shares_memory`: do the ranks of a shard group?
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                     const MeshPosition& mesh, const Optimizer& optimizer);
+                     const MeshPosition& mesh, bool shares_memory, const Optimizer& optimizer);
 
 /// Gives parameters their values and their places: materialises deferred ones, sends rank 0's to all, writes masters and
 /// shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32 beyond
@@ -40,6 +41,6 @@ void store_parameters(Unit& unit, Collectives& world);
 void load_buffers(torch::nn::Module& module, Collectives& world);
 
 /// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
-void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy);
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
 }  // namespace tessera

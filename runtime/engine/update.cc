@@ -21,6 +21,7 @@ void Update::apply(float gradient_scale, float lr, const std::vector<char>& used
     publish(group);
     first += group.parameters.size();
   });
+  if (plan_.input().placement.shared) throw_if_error(axes_.gather->barrier("updated parameters").wait());
 }
 
 void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {
@@ -57,7 +58,8 @@ void Update::update_run(FlatGroup& group, const StepScalars& scalars, Extent run
 }
 
 /// Where the optimizer is cut finer than the parameters are, owners' parts go to the ranks that hold copies: over the
-/// replicate axis first, since its parts lie inside those of the shard axis.
+/// replicate axis first, since its parts lie inside those of the shard axis. Ranks that share one copy only wait for each
+/// other, once, in `apply`.
 void Update::publish(FlatGroup& group) {
   const Placement& placement = plan_.input().placement;
   const std::int64_t element = group.element_bytes();

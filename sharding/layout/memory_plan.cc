@@ -49,7 +49,7 @@ void MemoryPlan::plan_parameters() {
     const bool shard_only = gathers && !input_.placement.keep_gathered;
     use_[MemoryCategory::kParameters] += shard_only ? bytes / input_.mesh.shard_size : bytes;
   }
-  if (!gathers || input_.placement.keep_gathered) return;
+  if (!gathers || input_.placement.keep_gathered || input_.placement.shared) return;
   for (std::size_t i = 1; i < input_.units.size(); ++i) {
     slot_bytes_ = std::max(slot_bytes_, input_.units[i].gathered_bytes());
   }

@@ -14,7 +14,8 @@ namespace tessera {
 
 /// What a rank's memory is for. Everything Tessera allocates for training state belongs to one of these.
 enum class MemoryCategory {
-  kParameters,  ///< this rank's part of the parameters, in the parameter dtype (all of them where replicated)
+  kParameters,  ///< this rank's part of the parameters, in the parameter dtype (all of them where replicated; of a copy
+                ///< that ranks share, this rank's share)
   kSlots,       ///< where sharded units are gathered
   kGradients,   ///< reduced gradients, fp32: this rank's part
   kBuckets,     ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
@@ -80,7 +81,8 @@ class MemoryPlan {
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
   /// Slots that sharded units share; each is `slot_bytes()`. The root unit has one of its own, since it is used first
-  /// and last in both directions. With Placement::keep_gathered there are none: units stay in their parameter memory.
+  /// and last in both directions. With Placement::keep_gathered and ::shared there are none: units stay in their parameter
+  /// memory.
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }

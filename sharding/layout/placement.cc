@@ -18,6 +18,14 @@ Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world) {
   return {};
 }
 
+Placement share_parameters(Placement placement) {
+  if (!placement.optimizer.shard) return placement;
+  placement.parameters = {.shard = true};
+  placement.keep_gathered = false;
+  placement.shared = true;
+  return placement;
+}
+
 int parts_of(const Placement& placement, const MeshPosition& mesh) {
   const bool world = placement.gradients.replicate || placement.optimizer.replicate;
   return mesh.shard_size * (world ? mesh.replicate_size : 1);

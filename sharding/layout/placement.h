@@ -19,9 +19,16 @@ struct Placement {
   AxisPlacement optimizer;
   /// Sharded parameters stay gathered from their first use in forward to the end of backward.
   bool keep_gathered = false;
+  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map: each updates
+  /// its part in place, and nothing is gathered.
+  bool shared = false;
 };
 
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
+
+/// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut over
+/// that axis, one copy of the parameters serves all its ranks; where each rank updates everything, nothing changes.
+Placement share_parameters(Placement placement);
 
 /// This rank's place in a mesh of replicate x shard ranks.
 struct MeshPosition {

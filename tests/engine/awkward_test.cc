@@ -44,7 +44,7 @@ void expect_strategies_agree(
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);
   for (int ranks : kRanks) {
     std::optional<Trained> first;
-    for (ShardingStrategy kind : kOnePerPlacement) {
+    for (const Placed& kind : kOnePerPlacement) {
       SCOPED_TRACE(name_of(kind) + " on " + std::to_string(ranks) + " ranks");
       const Trained trained = train_on_threads({.ranks = ranks}, strategy_for(kind, adjust), options);
       if (first) expect_same_bits(trained, *first, "the first strategy");
@@ -110,7 +110,7 @@ TEST(Awkward, RecomputationChangesNoBit) {
   const TrainOptions plainly = options_for({});
   const TrainOptions again = options_for({.recompute = true});
   for (int ranks : kRanks) {
-    for (ShardingStrategy kind : kOnePerPlacement) {
+    for (const Placed& kind : kOnePerPlacement) {
       const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(kind), plainly);
       const Trained got = train_on_threads({.ranks = ranks}, strategy_for(kind), again);
       expect_same_bits(got, wanted, name_of(kind) + " on " + std::to_string(ranks) + " ranks");
@@ -125,12 +125,12 @@ TEST(Awkward, RecomputationOfABlockUsedTwice) {
   const TrainOptions plainly = options_for({.shared_block = true});
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});
   for (int ranks : kRanks) {
-    for (ShardingStrategy kind : kOnePerPlacement) {
+    for (const Placed& kind : kOnePerPlacement) {
       const std::string what = name_of(kind) + " on " + std::to_string(ranks) + " ranks";
       const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(kind), plainly);
       const Trained got = train_on_threads({.ranks = ranks}, strategy_for(kind), again);
       EXPECT_LT(largest_difference(got, wanted), kTolerance) << what;
-      if (ranks == 1 || kind == ShardingStrategy::kNoShard) expect_same_bits(got, wanted, what);
+      if (ranks == 1 || kind.kind == ShardingStrategy::kNoShard) expect_same_bits(got, wanted, what);
     }
   }
 }
@@ -201,7 +201,7 @@ TEST(Awkward, SixteenBitGradientsOnTheWireGiveTheSameBitsUnderEveryStrategy) {
   for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
     for (int ranks : kRanks) {
       std::optional<Trained> first;
-      for (ShardingStrategy kind : kOnePerPlacement) {
+      for (const Placed& kind : kOnePerPlacement) {
         const Adjust adjust = [&](Strategy& s) {
           s.mixed_precision.reduce = DType::kBF16;
           s.gradient_accumulation = 2;
@@ -218,7 +218,7 @@ TEST(Awkward, SixteenBitGradientsOnTheWireGiveTheSameBitsUnderEveryStrategy) {
 
 TEST(Awkward, DeferredAndEagerStartsTrainAlike) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (ShardingStrategy kind : kOnePerPlacement) {
+    for (const Placed& kind : kOnePerPlacement) {
       TrainOptions options = options_for({.tied_head = true});
       const Trained deferred = train_on_threads({.ranks = 3}, strategy_for(kind, nullptr, dtype), options);
       options.deferred = false;

@@ -97,7 +97,7 @@ std::string train(const Mesh& mesh, const Strategy& strategy) {
 }
 
 TEST(Backend, TrainsLikeTheOtherTransports) {
-  for (ShardingStrategy kind : kOnePerPlacement) {
+  for (const Placed& kind : kOnePerPlacement) {
     const int port = free_port();
     const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
       join_as(rank, 2, port);

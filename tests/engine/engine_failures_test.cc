@@ -1,5 +1,6 @@
 // Calls out of turn, exceptions, values that are no numbers, plans that do not fit.
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>
 #include <gmock/gmock.h>
@@ -66,7 +67,7 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
 }
 
 /// Runs `ranks` ranks of which rank 1 fails in `fail`, and returns what each rank's exception said.
-std::vector<std::string> failures(ShardingStrategy kind, const std::function<at::Tensor(Session&)>& fail) {
+std::vector<std::string> failures(const Placed& kind, const std::function<at::Tensor(Session&)>& fail) {
   constexpr int kCount = 3;
   std::vector<std::string> said(kCount);
   const auto began = std::chrono::steady_clock::now();
@@ -89,7 +90,7 @@ std::vector<std::string> failures(ShardingStrategy kind, const std::function<at:
 }
 
 TEST(EngineFailures, ExceptionInForwardEndsAllRanks) {
-  for (ShardingStrategy kind : kOnePerPlacement) {
+  for (const Placed& kind : kOnePerPlacement) {
     const auto said = failures(
         kind, [](Session&) -> at::Tensor { throw std::runtime_error("the user's dog ate a batch"); });
     EXPECT_THAT(said[1], HasSubstr("dog"));
@@ -98,7 +99,7 @@ TEST(EngineFailures, ExceptionInForwardEndsAllRanks) {
 }
 
 TEST(EngineFailures, ExceptionInBackwardReachesAllRanksWithItsMessage) {
-  for (ShardingStrategy kind : kOnePerPlacement) {
+  for (const Placed& kind : kOnePerPlacement) {
     const auto said = failures(kind, [](Session& session) {
       const Batch& batch = session.batches[0];
       at::Tensor x = session.model->embedding(batch.tokens);
@@ -114,7 +115,7 @@ TEST(EngineFailures, ExceptionInBackwardReachesAllRanksWithItsMessage) {
 }
 
 TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot) {
-  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+  const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     Tiny model = make_tiny({}, true);
     Values at_the_end;
     {
@@ -129,6 +130,11 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
                          strategy.strategy == ShardingStrategy::kFullShard;
     if (!sharded) {
       EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
+      // And they are this rank's own, however they were held before.
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank());
+      throw_if_error(value_or_throw(mesh.axes(1, 2)).world->barrier("filled").wait());
+      for (const auto& [name, value] : values_of(*model)) EXPECT_TRUE(value.eq(mesh.rank()).all().item<bool>()) << name;
       return;
     }
     try {
@@ -137,7 +143,10 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
     } catch (const c10::Error& error) {
       EXPECT_THAT(std::string(error.what()), HasSubstr("sharded by an Engine that is gone"));
     }
-  });
+  };
+  on_each_placement(2, body);
+  const Strategy shared = strategy_for(Placed(ShardingStrategy::kShardGradients, /*shared=*/true));
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) { body(mesh, shared); });
 }
 
 TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {

@@ -4,8 +4,8 @@
 
 namespace tessera::testing {
 
-Strategy strategy_for(ShardingStrategy kind, const Adjust& adjust, DType dtype) {
-  Strategy strategy = tiny_strategy(kind, dtype);
+Strategy strategy_for(const Placed& placed, const Adjust& adjust, DType dtype) {
+  Strategy strategy = tiny_strategy(placed, dtype);
   strategy.gradient_clipping = 0.5;
   if (adjust) adjust(strategy);
   return strategy;
@@ -46,9 +46,9 @@ bool all_same_bits(const Values& a, const Values& b) {
 
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust,
                        DType dtype) {
-  for (ShardingStrategy kind : kOnePerPlacement) {
-    SCOPED_TRACE(name_of(kind));
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { body(mesh, strategy_for(kind, adjust, dtype)); });
+  for (const Placed& placed : kOnePerPlacement) {
+    SCOPED_TRACE(name_of(placed));
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { body(mesh, strategy_for(placed, adjust, dtype)); });
   }
 }
 

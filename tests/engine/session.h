@@ -10,14 +10,15 @@
 namespace tessera::testing {
 
 /// One strategy for each placement of parameters and gradients.
-inline constexpr ShardingStrategy kOnePerPlacement[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
-                                                        ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
+inline const Placed kOnePerPlacement[] = {
+    ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+    ShardingStrategy::kFullShard, Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
 using Adjust = std::function<void(Strategy&)>;
 using Values = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// tiny_strategy with clipping, and what `adjust` changes.
-Strategy strategy_for(ShardingStrategy kind, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
+Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
 
 /// This rank's rows of a global batch.
 at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);

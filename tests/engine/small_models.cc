@@ -68,9 +68,12 @@ Tiny make_tiny(const TinyOptions& options, bool deferred) {
   return deferred ? deferred_init(make) : make();
 }
 
-Strategy tiny_strategy(ShardingStrategy strategy, DType dtype) {
+std::string name_of(const Placed& placed) { return tessera::name_of(placed.kind) + (placed.shared ? ", shared" : ""); }
+
+Strategy tiny_strategy(const Placed& placed, DType dtype) {
   Strategy result;
-  result.strategy = strategy;
+  result.strategy = placed.kind;
+  result.host_sharing = placed.shared;
   result.units.classes = {"Block"};
   result.mixed_precision.param = dtype;
   result.mixed_precision.loss_scale.initial = 1024;

@@ -9,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "runtime/base/strategy.h"
@@ -54,8 +55,16 @@ std::vector<Batch> make_batches(std::int64_t count, std::int64_t batch, std::int
 /// Makes the model from a fixed seed. Ranks are threads and share LibTorch's default generator: this takes a lock.
 Tiny make_tiny(const TinyOptions& options, bool deferred);
 
+/// A strategy's name, and whether ranks hold one copy of the parameters together (threads can) or private ones.
+struct Placed {
+  Placed(ShardingStrategy kind_given, bool shared_given = false) : kind(kind_given), shared(shared_given) {}  // NOLINT
+  ShardingStrategy kind;
+  bool shared;
+};
+std::string name_of(const Placed& placed);
+
 /// A strategy that cuts Tiny into a root and one unit a block.
-Strategy tiny_strategy(ShardingStrategy strategy, DType dtype = DType::kF32);
+Strategy tiny_strategy(const Placed& placed, DType dtype = DType::kF32);
 
 /// Name and value of every parameter, in full, as fp32 copies.
 std::vector<std::pair<std::string, at::Tensor>> values_of(const torch::nn::Module& module);

@@ -5,9 +5,13 @@
 namespace tessera::testing {
 namespace {
 
-constexpr ShardingStrategy kOneAxis[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
-                                         ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
-                                         ShardingStrategy::kFullShard};
+const Placed kOneAxis[] = {ShardingStrategy::kNoShard,
+                           ShardingStrategy::kShardOptimizer,
+                           ShardingStrategy::kShardGradients,
+                           ShardingStrategy::kShardGradOp,
+                           ShardingStrategy::kFullShard,
+                           Placed(ShardingStrategy::kShardOptimizer, /*shared=*/true),
+                           Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
 struct Case {
   DType dtype;
@@ -22,8 +26,8 @@ std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
 
 class Strategies : public ::testing::TestWithParam<Case> {
  protected:
-  Strategy strategy(ShardingStrategy kind) const {
-    Strategy result = tiny_strategy(kind, GetParam().dtype);
+  Strategy strategy(const Placed& placed) const {
+    Strategy result = tiny_strategy(placed, GetParam().dtype);
     result.gradient_accumulation = GetParam().accumulation;
     result.gradient_clipping = 0.5;
     return result;
@@ -51,17 +55,21 @@ TEST_P(Strategies, EqualTheUnshardedRunAndEachOtherBitForBit) {
     EXPECT_FALSE(first.steps[i].overflow);
   }
   EXPECT_LT(first.steps.back().loss, first.steps.front().loss);
-  for (ShardingStrategy kind : kOneAxis) {
+  for (const Placed& kind : kOneAxis) {
     const Trained trained = train_on_threads(ranks, strategy(kind), options());
     expect_same_bits(trained, first, name_of(kind));
     for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << name_of(kind);
   }
   if (GetParam().ranks == 4) {
-    for (bool world : {false, true}) {
-      Strategy hybrid = strategy(ShardingStrategy::kHybridShard);
-      hybrid.optimizer.shard_over_world = world;
-      const Trained trained = train_on_threads({.ranks = 4, .hosts = 2}, hybrid, options());
-      expect_same_bits(trained, first, world ? "HYBRID_SHARD over the world" : "HYBRID_SHARD");
+    for (const bool shared : {false, true}) {
+      for (const bool world : {false, true}) {
+        const Placed placed(ShardingStrategy::kHybridShard, shared);
+        Strategy hybrid = strategy(placed);
+        hybrid.optimizer.shard_over_world = world;
+        const Trained trained = train_on_threads({.ranks = 4, .hosts = 2}, hybrid, options());
+        expect_same_bits(trained, first, name_of(placed) + (world ? " over the world" : ""));
+        for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << name_of(placed);
+      }
     }
   }
 }

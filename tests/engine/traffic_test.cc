@@ -17,7 +17,7 @@ namespace {
 // may only push out what is needed later. So the first microbatch of a step gathers 1 + U + (U - S).
 // Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in place, and
 // gathers U - S in each direction.
-// SHARD_GRAD_OP gathers all 1 + U units once a step. Each microbatch reduces each of the 1 + U units once.
+// SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy none. Each microbatch reduces each of the 1 + U units once.
 TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
   const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
     Session session(mesh, strategy, {.blocks = blocks});
@@ -25,7 +25,7 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
     const std::int64_t slots = std::min(strategy.prefetch + 1, blocks);
     std::int64_t gathers = 1 + blocks + (blocks - slots) + (microbatches - 1) * 2 * (blocks - slots);
     if (strategy.strategy == ShardingStrategy::kShardGradOp) gathers = 1 + blocks;
-    if (mesh.world_size() == 1) gathers = 0;
+    if (mesh.world_size() == 1 || strategy.host_sharing) gathers = 0;
     for (int step = 0; step < 4; ++step) {
       const TrafficCounts before = session.engine.traffic();
       for (std::int64_t i = 0; i < microbatches; ++i) session.engine.backward(session.loss(i));
@@ -43,7 +43,8 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
     }
   };
   for (int ranks : {1, 2, 3}) {
-    for (ShardingStrategy kind : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
+    for (const Placed& kind : {Placed(ShardingStrategy::kShardGradOp), Placed(ShardingStrategy::kFullShard),
+                               Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {
       for (std::int64_t prefetch : {0, 1, 2, 5}) {
         for (std::int64_t accumulation : {1, 2}) {
           SCOPED_TRACE(name_of(kind) + ", " + std::to_string(ranks) + " ranks, prefetch " +

@@ -29,8 +29,8 @@ AdamConstants AdamW::constants(const StepScalars& scalars) const {
 }
 
 void AdamW::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
-  check_slice(config_.type == OptimizerType::kAdamW ? "adamw" : "adam", num_states(), slice);
-  loops_->adam(constants(scalars), slice);
+  const char* name = config_.type == OptimizerType::kAdamW ? "adamw" : "adam";
+  loops_->adam(constants(scalars), check_slice(name, num_states(), config_.state_dtype, scalars.step, slice));
 }
 
 }  // namespace tessera

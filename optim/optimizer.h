@@ -7,6 +7,7 @@
 #include <string>
 
 #include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
 #include "runtime/base/strategy.h"
 
 namespace tessera {
@@ -18,26 +19,46 @@ struct StepScalars {
   std::int64_t step = 1;        ///< counts applied steps from 1: bias correction
 };
 
-/// A contiguous run of `n` parameters and everything the optimizer keeps for them.
-struct OptimizerSlice {
-  std::span<float> master;          ///< [n] fp32, updated in place
-  std::span<const float> gradient;  ///< [n] fp32: sums over ranks and microbatches, not yet scaled
-  std::span<float> state0;          ///< [n] fp32: first moment, or momentum buffer; empty if num_states() < 1
-  std::span<float> state1;          ///< [n] fp32: second moment; empty if num_states() < 2
-  void* parameter = nullptr;        ///< [n] of parameter_dtype: receives the rounded master; null if master *is* it
-  DType parameter_dtype = DType::kF32;
+/// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) says how much.
+struct StateSlice {
+  std::span<std::byte> data = {};  ///< numbers of the optimizer's state dtype; empty where there is no such state
+  std::span<float> scales = {};    ///< k8Bit: one for every 256 elements; else empty
 };
 
-/// Element-wise update of a flat run of parameters, one pass: scale the gradient, update state and master, round into
-/// the parameter's dtype (nearest even). The result for an element depends on nothing but that element's values and the
-/// scalars: not on where a run begins, on the instruction set, nor on threads. So shards may be cut anywhere.
+/// A contiguous run of `n` parameters of one flat group, and everything the optimizer keeps for them.
+struct OptimizerSlice {
+  std::span<const float> gradient = {};  ///< [n] fp32: sums over ranks and microbatches, not yet scaled; only read
+
+  MasterKind master_kind = MasterKind::kF32;
+  std::span<float> master = {};      ///< kF32: [n] fp32, updated in place; else empty
+  std::span<std::int16_t> low = {};  ///< kSplitBF16: [n], what the parameter lacks of the master (rounding.h); else empty
+  /// kF32: [n] of parameter_dtype: receives the master, rounded to nearest even; null if the master *is* the parameter.
+  /// kSplitBF16: [n] bf16, the master's high half, updated in place: the nearest bf16, ties away from zero.
+  void* parameter = nullptr;
+  DType parameter_dtype = DType::kF32;
+
+  StateSlice state0 = {};  ///< [n] first moment, or momentum buffer; empty if num_states() < 1
+  StateSlice state1 = {};  ///< [n] second moment; empty if num_states() < 2
+
+  /// Where the run lies, which is all that stochastic rounding may depend on beside the step: the index of the run's
+  /// first element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element of
+  /// the run's last block belongs to another run, since they share a scale.
+  std::uint64_t first_element = 0;
+  std::uint64_t stream = 0;
+};
+
+/// Update of a flat run of parameters, in one pass: scale the gradient, update state and master, round into the
+/// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group (by
+/// stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a run
+/// begins, on the instruction set, nor on threads. So shards may be cut anywhere; between blocks with 8-bit states.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// fp32 numbers kept a parameter beside the master: adam 2, sgd with momentum 1, sgd 0.
+  /// Numbers kept a parameter beside the master: adam 2, sgd with momentum 1, sgd 0.
   virtual int num_states() const = 0;
   /// "exp_avg", "exp_avg_sq", "momentum_buffer": as PyTorch names them.
   virtual std::string state_name(int index) const = 0;
+  /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;
 };
 

@@ -7,40 +7,91 @@
 
 namespace tessera {
 
-// Rounding of fp32 to 16-bit formats: to nearest, ties to even, as IEEE 754 and LibTorch round. Integer arithmetic
-// without branches, so that compilers vectorise it and every instruction set gives the same bits. Values too large
-// become infinity. A NaN stays a NaN: its sign and leading payload bits are kept and the quiet bit is set, since
-// dropping the low bits of a NaN whose payload lies there would otherwise leave an infinity.
+// How fp32 becomes something narrower. Integer arithmetic without branches, on the bits of one number
+// (`Bits` = std::uint32_t) or of a vector of them (Simd::Bits), so that every instruction set gives the same bits.
+// A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an infinity, and
+// rounding up one whose payload is all ones would leave zero.
 
-/// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. Subnormals are rounded, not flushed.
-TESSERA_ALWAYS_INLINE std::uint16_t round_to_bf16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
-  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : nearest);
+template <class Bits>
+TESSERA_ALWAYS_INLINE auto is_nan(Bits bits) {
+  return (bits & 0x7fffffffu) > 0x7f800000u;
 }
 
-/// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits. Three ranges, each right only in its own:
+/// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. To nearest, ties to even, as IEEE 754 and
+/// LibTorch round; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
+/// leading payload bits, and becomes quiet. The result is in the low 16 bits.
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits bf16_nearest(Bits bits) {
+  const Bits nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Bits quiet_nan = (bits >> 16) | 0x0040u;
+  return is_nan(bits) ? quiet_nan : nearest;
+}
+
+/// One of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is added
+/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity).
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Bits bits, Bits noise) {
+  const Bits rounded = (bits + noise) >> 16;
+  const Bits quiet_nan = (bits >> 16) | 0x0040u;
+  return is_nan(bits) ? quiet_nan : rounded;
+}
+
+/// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; nearest even. Three ranges, each right only in its own:
 ///  - normal results: the exponent is rebiased by 127 - 15 = 112 while 13 mantissa bits are rounded away; what
 ///    carries beyond the largest finite number is clamped to infinity;
 ///  - results below 2^-14: adding 0.5 makes the adder round to the subnormals' spacing of 2^-24, since numbers in
 ///    [0.5, 1) lie 2^-24 apart;
 ///  - NaN.
-TESSERA_ALWAYS_INLINE std::uint16_t round_to_fp16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (bits >> 16) & 0x8000u;
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
+/// `Float` is the float type of Bits' width.
+template <class Float, class Bits>
+TESSERA_ALWAYS_INLINE Bits fp16_nearest(Bits bits) {
+  constexpr std::uint32_t kHalf = 0x3f000000u;  // the bits of 0.5f
+  const Bits sign = (bits >> 16) & 0x8000u;
+  const Bits magnitude = bits & 0x7fffffffu;
 
-  const std::uint32_t rounded = (magnitude + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-  const std::uint32_t rebiased = rounded - (112u << 10);
-  const std::uint32_t normal = rebiased > 0x7c00u ? 0x7c00u : rebiased;
-  const std::uint32_t subnormal =
-      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<std::uint32_t>(0.5f);
-  const std::uint32_t quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
+  const Bits rounded = (magnitude + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  const Bits rebiased = rounded - (112u << 10);
+  const Bits infinity = rebiased * 0u + 0x7c00u;
+  const Bits normal = rebiased > 0x7c00u ? infinity : rebiased;
+  const Bits subnormal = __builtin_bit_cast(Bits, __builtin_bit_cast(Float, magnitude) + 0.5f) - kHalf;
+  const Bits quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
 
-  std::uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-  result = magnitude > 0x7f800000u ? quiet_nan : result;
-  return static_cast<std::uint16_t>(sign | result);
+  Bits result = magnitude < 0x38800000u ? subnormal : normal;
+  result = is_nan(bits) ? quiet_nan : result;
+  return sign | result;
+}
+
+// A split master: fp32 in two halves, of which the high one is a bf16 number that the model can compute with, and the
+// low one, signed, is what the high one lacks:
+//
+//   high = (bits + 0x8000) >> 16        the nearest bf16 number, ties away from zero
+//   low  = bits - (high << 16)          in [-0x8000, 0x7fff]
+//   bits = (high << 16) + low
+//
+// Every pattern that is not a NaN comes back bit for bit, also where `high` is rounded up to infinity. Rounding ties to
+// even would not do: then 2^16 + 1 masters share one even `high`. A NaN comes back as the quiet NaN of its sign without
+// payload, so that `high` is one too.
+
+/// The pattern that split_high and split_low are to be given.
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits splittable(Bits bits) {
+  const Bits quiet_nan = (bits & 0x80000000u) | 0x7fc00000u;
+  return is_nan(bits) ? quiet_nan : bits;
+}
+/// In the low 16 bits.
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits split_high(Bits splittable_bits) {
+  return (splittable_bits + 0x8000u) >> 16;
+}
+/// In the low 16 bits, whatever lies above them.
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits split_low(Bits splittable_bits) {
+  return splittable_bits;  // high << 16 has no bits there
+}
+/// `low` sign-extended to 32 bits.
+template <class Bits>
+TESSERA_ALWAYS_INLINE Bits join_split(Bits high, Bits low) {
+  return (high << 16) + low;
 }
 
 }  // namespace tessera

@@ -1,13 +1,17 @@
 #include "optim/sgd.h"
 
+#include <stdexcept>
+
 #include "optim/optimizer_checks.h"
 
 namespace tessera {
 
-Sgd::Sgd(const OptimizerConfig& config, InstructionSet set) : config_(config), loops_(&step_loops(set)) {}
+Sgd::Sgd(const OptimizerConfig& config, InstructionSet set) : config_(config), loops_(&step_loops(set)) {
+  if (config.state_dtype == StateDType::k8Bit) throw std::invalid_argument("sgd: 8-bit states are adam's and adamw's");
+}
 
 void Sgd::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
-  check_slice("sgd", num_states(), slice);
+  const StepArguments arguments = check_slice("sgd", num_states(), config_.state_dtype, scalars.step, slice);
   const SgdConstants constants{
       .gradient_scale = scalars.gradient_scale,
       .l2 = static_cast<float>(config_.weight_decay),
@@ -18,7 +22,7 @@ void Sgd::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
       .first_step = scalars.step <= 1,
       .nesterov = config_.nesterov,
   };
-  loops_->sgd(constants, slice);
+  loops_->sgd(constants, arguments);
 }
 
 }  // namespace tessera

@@ -18,6 +18,7 @@ namespace tessera {
 /// slices.
 class Sgd final : public Optimizer {
  public:
+  /// Throws `std::invalid_argument` for 8-bit states; a strategy file that asks for them is refused before.
   explicit Sgd(const OptimizerConfig& config, InstructionSet set = best_instruction_set());
 
   int num_states() const override { return config_.momentum != 0.0 ? 1 : 0; }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "optim/instruction_set.h"
-#include "optim/optimizer.h"
+#include "optim/step_arguments.h"
 
 namespace tessera {
 
@@ -31,13 +31,17 @@ struct SgdConstants {
   bool nesterov;    ///< the step follows g + momentum * buffer instead of the buffer
 };
 
-/// One instruction set's variants of the loops.
+/// One instruction set's variants of the loops (step_kernel.h).
 struct StepLoops {
-  void (*adam)(const AdamConstants& constants, const OptimizerSlice& slice);
-  void (*sgd)(const SgdConstants& constants, const OptimizerSlice& slice);
+  void (*adam)(const AdamConstants& constants, const StepArguments& arguments);
+  void (*sgd)(const SgdConstants& constants, const StepArguments& arguments);
 };
 
-/// REQUIRES: supports(set), and a slice that check_slice (optimizer_checks.h) accepts.
+extern const StepLoops kPortableStepLoops;
+extern const StepLoops kAvx2StepLoops;    ///< exists on x86-64 only
+extern const StepLoops kAvx512StepLoops;  ///< exists on x86-64 only
+
+/// REQUIRES: supports(set).
 const StepLoops& step_loops(InstructionSet set);
 
 }  // namespace tessera

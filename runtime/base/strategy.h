@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
 
 namespace tessera {
 
@@ -52,6 +53,7 @@ struct LossScaleConfig {
 struct MixedPrecisionConfig {
   DType param = DType::kF32;   ///< dtype of gathered parameters, and so of compute: fp32, bf16, fp16
   DType reduce = DType::kF32;  ///< dtype of gradients on the wire; sums are always accumulated in fp32
+  MasterKind master = MasterKind::kSplitBF16;  ///< of bf16 parameters: see master_kind_of
   std::vector<std::string> keep_fp32 = {"BatchNorm"};  ///< module classes (prefix) whose parameters stay fp32
   LossScaleConfig loss_scale;  ///< used when param is fp16
 };
@@ -65,6 +67,7 @@ struct OptimizerConfig {
   double momentum = 0.0;
   double dampening = 0.0;
   bool nesterov = false;
+  StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
 };
 
@@ -126,6 +129,7 @@ struct Strategy {
 
 std::string name_of(ShardingStrategy strategy);
 std::string name_of(OptimizerType type);
+std::string name_of(StateDType dtype);
 std::string name_of(LrScheduleType type);
 
 }  // namespace tessera

@@ -42,12 +42,29 @@ const std::vector<Named<GradientSync>>& gradient_syncs() {
   return list;
 }
 
+const std::vector<Named<MasterKind>>& master_kinds() {
+  static const std::vector<Named<MasterKind>> list = {
+      {MasterKind::kSplitBF16, "split", "2 bytes beside the parameter, which is the master's upper half; ties round away "
+                                        "from zero"},
+      {MasterKind::kF32, "fp32", "4 bytes beside the parameter, which is the master rounded to nearest even"}};
+  return list;
+}
+
 const std::vector<Named<OptimizerType>>& optimizer_types() {
   using enum OptimizerType;
   static const std::vector<Named<OptimizerType>> list = {
       {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
       {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
       {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"}};
+  return list;
+}
+
+const std::vector<Named<StateDType>>& state_dtypes() {
+  using enum StateDType;
+  static const std::vector<Named<StateDType>> list = {
+      {kF32, "fp32", "4 bytes a number"},
+      {kBF16, "bf16", "2 bytes a number, rounded stochastically"},
+      {k8Bit, "8bit", "1 byte a number and 4 for every 256, companded, rounded stochastically; adamw and adam only"}};
   return list;
 }
 
@@ -82,6 +99,7 @@ const std::vector<Named<TransportChoice>>& transport_choices() {
 
 std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strategies(), strategy); }
 std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
+std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
 std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
 
 }  // namespace tessera

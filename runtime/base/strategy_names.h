@@ -20,7 +20,9 @@ struct Named {
 const std::vector<Named<ShardingStrategy>>& sharding_strategies();
 const std::vector<Named<DType>>& training_dtypes();  ///< those a strategy may name: fp32, bf16, fp16
 const std::vector<Named<GradientSync>>& gradient_syncs();
+const std::vector<Named<MasterKind>>& master_kinds();
 const std::vector<Named<OptimizerType>>& optimizer_types();
+const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
 const std::vector<Named<TransportChoice>>& transport_choices();

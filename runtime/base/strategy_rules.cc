@@ -76,6 +76,17 @@ StrategyRule nesterov_rule() {
           }};
 }
 
+StrategyRule state_dtype_rule() {
+  return {{"/optimizer/state_dtype", "/optimizer/type", "/optimizer/momentum"},
+          "optimizer.state_dtype 8bit needs type adamw or adam; bf16 needs a state, so not sgd without momentum.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            if (optimizer.type != OptimizerType::kSgd || optimizer.state_dtype == StateDType::kF32) return "";
+            if (optimizer.state_dtype == StateDType::k8Bit) return "8bit needs type adamw or adam; take bf16 or fp32";
+            return optimizer.momentum == 0 ? "sgd without momentum keeps no state; leave state_dtype out" : "";
+          }};
+}
+
 bool needs_total_steps(LrScheduleType type) {
   return type != LrScheduleType::kConstant && type != LrScheduleType::kInverseSqrt;
 }
@@ -122,6 +133,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       momentum_rule("nesterov", [](const OptimizerConfig& optimizer) { return optimizer.nesterov; }),
       momentum_rule("dampening", [](const OptimizerConfig& optimizer) { return optimizer.dampening != 0; }),
       nesterov_rule(),
+      state_dtype_rule(),
       total_steps_rule(),
       decay_steps_rule(),
       schedule_length_rule()};

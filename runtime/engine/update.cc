@@ -1,6 +1,7 @@
 #include "runtime/engine/update.h"
 
 #include <algorithm>
+#include <span>
 
 #include "tessera/error.h"
 
@@ -45,11 +46,13 @@ void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* s
 void Update::update_run(FlatGroup& group, const StepScalars& scalars, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   const auto numel = static_cast<std::size_t>(run.numel);
+  const auto state = [&](int i) { return StateSlice{.data = std::as_writable_bytes(std::span(group.state[i] + in_part, numel))}; };
   OptimizerSlice slice;
-  slice.master = {group.master + in_part, numel};
   slice.gradient = {group.gradient + (run.offset - group.gradient_part.offset), numel};
-  if (optimizer_.num_states() > 0) slice.state0 = {group.state[0] + in_part, numel};
-  if (optimizer_.num_states() > 1) slice.state1 = {group.state[1] + in_part, numel};
+  slice.master = {group.master + in_part, numel};
+  if (optimizer_.num_states() > 0) slice.state0 = state(0);
+  if (optimizer_.num_states() > 1) slice.state1 = state(1);
+  slice.first_element = static_cast<std::uint64_t>(run.offset);
   if (group.dtype != DType::kF32) {
     slice.parameter = group.updated() + in_part * group.element_bytes();
     slice.parameter_dtype = group.dtype;

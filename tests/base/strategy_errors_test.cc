@@ -117,7 +117,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, shard_over), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit), got null)"
      "\n"
@@ -196,6 +196,12 @@ const BadFile kCombinations[] = {
     {"NesterovWithDampening",
      R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
      R"(s.json:1:60: /optimizer/nesterov: needs "dampening": 0, got 0.5)"},
+    {"EightBitMomentum", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "state_dtype": "8bit"}})",
+     R"(s.json:1:63: /optimizer/state_dtype: 8bit needs type adamw or adam; take bf16 or fp32)"},
+    {"StateDtypeWithoutState", R"({"optimizer": {"type": "sgd", "state_dtype": "bf16"}})",
+     R"(s.json:1:46: /optimizer/state_dtype: sgd without momentum keeps no state; leave state_dtype out)"},
+    {"SplitMastersOfFp16", R"({"mixed_precision": {"param": "fp16", "master": "fp32"}})",
+     R"(s.json:1:49: /mixed_precision/master: "fp32" has no effect: it needs mixed_precision.param bf16; leave it out, or change that)"},
     {"DampeningWithoutMomentum", R"({"optimizer": {"type": "sgd", "dampening": 0.5}})",
      R"(s.json:1:44: /optimizer/dampening: needs a "momentum" above 0, such as 0.9)"},
     {"LossScaleWithoutFp16", R"({"mixed_precision": {"param": "bf16", "loss_scale": {"initial": 4}}})",

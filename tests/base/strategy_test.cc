@@ -31,6 +31,7 @@ const std::vector<std::string>& surroundings() {
   static const std::vector<std::string> files = {
       R"({})",
       R"({"mixed_precision": {"param": "fp16"}})",
+      R"({"mixed_precision": {"param": "bf16"}})",
       R"({"optimizer": {"type": "sgd", "momentum": 0.5}})",
       R"({"strategy": "HYBRID_SHARD"})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",

@@ -55,7 +55,8 @@ TEST(AdamW, AgreesWithTheTextbookFormInFp64) {
       second = c.beta2 * second + (1.0 - c.beta2) * g * g;
       const double mean = first / (1.0 - std::pow(c.beta1, t)), square = second / (1.0 - std::pow(c.beta2, t));
       wanted -= lr * mean / (std::sqrt(square) + c.eps);
-      optimizer->step({.lr = 0.003f, .step = t}, {.master = p, .gradient = gradient, .state0 = m, .state1 = v});
+      optimizer->step({.lr = 0.003f, .step = t},
+                      {.gradient = gradient, .master = p, .state0 = f32_state(m), .state1 = f32_state(v)});
       ASSERT_NEAR(p[0], wanted, 1e-5) << "step " << t;
     }
   }
@@ -67,7 +68,8 @@ TEST(AdamW, EpsilonIsFoldedWithTheBiasCorrection) {
   c.weight_decay = 0.0;
   c.eps = 1e-3;
   std::vector<float> p = {0.0f}, g = {1e-3f}, m = {0.0f}, v = {0.0f};
-  make_optimizer(c)->step({.lr = 1.0f, .step = 1}, {.master = p, .gradient = g, .state0 = m, .state1 = v});
+  make_optimizer(c)->step({.lr = 1.0f, .step = 1},
+                          {.gradient = g, .master = p, .state0 = f32_state(m), .state1 = f32_state(v)});
   EXPECT_NEAR(p[0], -0.5f, 1e-6f);
 }
 

@@ -40,10 +40,10 @@ TEST(Sgd, FirstStepTakesTheGradientAsItsBuffer) {
       .type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5};
   const auto optimizer = make_optimizer(config);
   std::vector<float> p = {1.0f}, g = {2.0f}, buffer = {77.0f};  // whatever lay there must not matter
-  optimizer->step({.lr = 0.5f, .step = 1}, {.master = p, .gradient = g, .state0 = buffer, .state1 = {}});
+  optimizer->step({.lr = 0.5f, .step = 1}, {.gradient = g, .master = p, .state0 = f32_state(buffer)});
   EXPECT_EQ(buffer[0], 2.0f);
   EXPECT_EQ(p[0], 0.0f);
-  optimizer->step({.lr = 0.5f, .step = 2}, {.master = p, .gradient = g, .state0 = buffer, .state1 = {}});
+  optimizer->step({.lr = 0.5f, .step = 2}, {.gradient = g, .master = p, .state0 = f32_state(buffer)});
   EXPECT_FLOAT_EQ(buffer[0], 2.0f * 0.9f + 0.5f * 2.0f);
 }
 

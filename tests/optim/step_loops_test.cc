@@ -1,16 +1,21 @@
 #include "optim/step_loops.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <functional>
 
 #include "optim/adamw.h"
 #include "optim/sgd.h"
+#include "runtime/base/strategy_names.h"
 #include "tests/optim/step_problem.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kNumel = 1031;  // prime: every vector width leaves a tail
-constexpr DType kDTypes[] = {DType::kF64 /* none */, DType::kF32, DType::kBF16, DType::kF16};
+constexpr WeightFormat kWeightFormats[] = {WeightFormat::kF32, WeightFormat::kF32AndF32, WeightFormat::kF32AndBF16,
+                                           WeightFormat::kF32AndF16, WeightFormat::kSplitBF16};
 
 struct Case {
   std::string name;
@@ -28,9 +33,20 @@ std::vector<Case> cases() {
   OptimizerConfig nesterov = sgd;
   nesterov.momentum = 0.9;
   nesterov.nesterov = true;
-  return {{"adamw", adamw, 7},           {"adamw_first", adamw, 1}, {"adam", adam, 7},
-          {"sgd", sgd, 7},               {"momentum", momentum, 7}, {"momentum_first", momentum, 1},
-          {"nesterov", nesterov, 7},     {"nesterov_first", nesterov, 1}};
+  const std::vector<Case> formulas = {
+      {"adamw", adamw, 7},       {"adamw_first", adamw, 1},       {"adam", adam, 7},
+      {"sgd", sgd, 7},           {"momentum", momentum, 7},       {"momentum_first", momentum, 1},
+      {"nesterov", nesterov, 7}, {"nesterov_first", nesterov, 1}};
+  std::vector<Case> all;
+  for (StateDType states : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+    for (Case formula : formulas) {
+      if (formula.config.type == OptimizerType::kSgd && states == StateDType::k8Bit) continue;
+      formula.name += " with states in " + name_of(states);
+      formula.config.state_dtype = states;
+      all.push_back(formula);
+    }
+  }
+  return all;
 }
 
 std::unique_ptr<Optimizer> make(const OptimizerConfig& config, InstructionSet set) {
@@ -38,88 +54,160 @@ std::unique_ptr<Optimizer> make(const OptimizerConfig& config, InstructionSet se
   return std::make_unique<AdamW>(config, set);
 }
 
-void step(const Optimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end, DType dtype,
-          std::int64_t step) {
+void step(const Optimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end, std::int64_t step) {
   optimizer.step({.gradient_scale = 0.3f, .lr = 1e-2f, .step = step},
-                 problem.slice(begin, end, dtype, optimizer.num_states()));
+                 problem.slice(begin, end, optimizer.num_states()));
+}
+
+void for_each_case(const std::function<void(const Case&, Formats)>& body) {
+  for (const Case& test : cases()) {
+    for (WeightFormat weights : kWeightFormats) {
+      SCOPED_TRACE(test.name + ", weight format " + std::to_string(static_cast<int>(weights)));
+      body(test, {weights, test.config.state_dtype});
+    }
+  }
 }
 
 TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
-  for (const Case& test : cases()) {
-    for (DType dtype : kDTypes) {
-      StepProblem wanted(kNumel, 1, true);
-      step(*make(test.config, InstructionSet::kPortable), wanted, 0, kNumel, dtype, test.step);
-      for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-        if (!supports(set)) continue;
-        StepProblem got(kNumel, 1, true);
-        step(*make(test.config, set), got, 0, kNumel, dtype, test.step);
-        EXPECT_TRUE(same_bits(wanted, got)) << test.name << " on " << name_of(set) << " into " << name_of(dtype);
-      }
+  for_each_case([](const Case& test, Formats formats) {
+    StepProblem wanted(kNumel, 1, true, formats);
+    step(*make(test.config, InstructionSet::kPortable), wanted, 0, kNumel, test.step);
+    for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+      if (!supports(set)) continue;
+      StepProblem got(kNumel, 1, true, formats);
+      step(*make(test.config, set), got, 0, kNumel, test.step);
+      EXPECT_TRUE(same_bits(wanted, got)) << name_of(set);
     }
-  }
+  });
 }
 
 TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   std::mt19937 random(2);
-  for (const Case& test : cases()) {
-    for (DType dtype : kDTypes) {
-      const auto optimizer = make_optimizer(test.config);
-      StepProblem whole(kNumel, 3, true);
-      step(*optimizer, whole, 0, kNumel, dtype, test.step);
-      for (int trial = 0; trial < 20; ++trial) {
-        StepProblem cut(kNumel, 3, true);
-        for (std::size_t begin = 0; begin < kNumel;) {  // shards of 1 to 100: every offset and every tail
-          const std::size_t end = std::min(kNumel, begin + 1 + random() % 100);
-          step(*optimizer, cut, begin, end, dtype, test.step);
-          begin = end;
-        }
-        ASSERT_TRUE(same_bits(whole, cut)) << test.name << " into " << name_of(dtype) << ", trial " << trial;
+  for_each_case([&](const Case& test, Formats formats) {
+    // Shards of 1 to 100 elements: every offset and every tail; of whole blocks with 8-bit states.
+    const std::size_t unit = formats.states == StateDType::k8Bit ? kStateBlock : 1;
+    const auto optimizer = make_optimizer(test.config);
+    StepProblem whole(kNumel, 3, true, formats);
+    step(*optimizer, whole, 0, kNumel, test.step);
+    for (int trial = 0; trial < 8; ++trial) {
+      StepProblem cut(kNumel, 3, true, formats);
+      for (std::size_t begin = 0; begin < kNumel;) {
+        const std::size_t end = std::min(kNumel, begin + unit * (1 + random() % (unit == 1 ? 100 : 3)));
+        step(*optimizer, cut, begin, end, test.step);
+        begin = end;
       }
+      ASSERT_TRUE(same_bits(whole, cut)) << "trial " << trial;
     }
-  }
+  });
 }
 
-TEST(StepLoops, MasterDoesNotDependOnTheParameterDtype) {
-  for (const Case& test : cases()) {
+TEST(StepLoops, MasterDoesNotDependOnItsFormNorOnTheParameterDtype) {
+  for_each_case([](const Case& test, Formats formats) {
     const auto optimizer = make_optimizer(test.config);
-    StepProblem alone(kNumel, 4, false);
-    step(*optimizer, alone, 0, kNumel, DType::kF64, test.step);
-    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      StepProblem rounded(kNumel, 4, false);
-      step(*optimizer, rounded, 0, kNumel, dtype, test.step);
-      EXPECT_TRUE(same_bits(alone.master, rounded.master)) << test.name;
-      EXPECT_TRUE(same_bits(alone.state0, rounded.state0)) << test.name;
-      if (dtype != DType::kF32) continue;
-      EXPECT_TRUE(same_bits(rounded.master, rounded.full)) << test.name;
+    StepProblem alone(kNumel, 4, false, {WeightFormat::kF32, formats.states}), other(kNumel, 4, false, formats);
+    for (int i = 0; i < 20; ++i) {
+      step(*optimizer, alone, 0, kNumel, test.step + i);
+      step(*optimizer, other, 0, kNumel, test.step + i);
+    }
+    EXPECT_TRUE(same_bits(alone.masters(), other.masters()));
+    EXPECT_TRUE(same_bits(alone.state[0], other.state[0]));
+    EXPECT_TRUE(same_bits(alone.state[1], other.state[1]));
+  });
+}
+
+std::uint16_t nearest_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest(std::bit_cast<std::uint32_t>(x))); }
+std::uint16_t nearest_fp16(float x) {
+  return static_cast<std::uint16_t>(fp16_nearest<float>(std::bit_cast<std::uint32_t>(x)));
+}
+
+TEST(StepLoops, WritesTheParameterInItsDtype) {
+  for (WeightFormat weights : kWeightFormats) {
+    StepProblem problem(kNumel, 4, true, {weights, StateDType::kF32});
+    step(*make_optimizer({}), problem, 0, kNumel, 3);
+    const std::vector<float> masters = problem.masters();
+    for (std::size_t i = 0; i < kNumel; ++i) {
+      if (weights == WeightFormat::kF32AndF32) EXPECT_EQ(std::memcmp(&problem.copy[i], &masters[i], 4), 0);
+      if (weights == WeightFormat::kF32AndBF16) EXPECT_EQ(problem.half[i], nearest_bf16(masters[i]));
+      if (weights == WeightFormat::kF32AndF16) EXPECT_EQ(problem.half[i], nearest_fp16(masters[i]));
+      const bool tie = (std::bit_cast<std::uint32_t>(masters[i]) & 0xffff) == 0x8000;
+      if (weights == WeightFormat::kSplitBF16 && !tie) EXPECT_EQ(problem.half[i], nearest_bf16(masters[i]));
     }
   }
 }
 
 TEST(StepLoops, WritesNothingOutsideItsSlice) {
-  StepProblem before(kNumel, 5, false);
-  StepProblem after = before;
-  step(*make_optimizer({}), after, 100, 133, DType::kBF16, 3);
-  for (std::size_t i = 0; i < kNumel; ++i) {
-    const bool inside = i >= 100 && i < 133;
-    EXPECT_EQ(inside, std::memcmp(&before.state0[i], &after.state0[i], 4) != 0) << i;
-    if (inside) continue;
-    EXPECT_EQ(before.half[i], after.half[i]) << i;
+  for (StateDType states : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+    for (WeightFormat weights : kWeightFormats) {
+      StepProblem before(kNumel, 5, false, {weights, states});
+      StepProblem after = before;
+      const std::size_t begin = 256, end = 512 + 33;
+      step(*make_optimizer({.state_dtype = states}), after, begin, end, 3);
+      const std::size_t state_size = before.state[0].size() / kNumel;
+      for (std::size_t i = 0; i < kNumel; ++i) {
+        if (i >= begin && i < end) continue;
+        for (int s = 0; s < 2; ++s) {
+          EXPECT_EQ(std::memcmp(&before.state[s][i * state_size], &after.state[s][i * state_size], state_size), 0) << i;
+        }
+        EXPECT_EQ(before.half[i], after.half[i]) << i;
+        EXPECT_EQ(before.low[i], after.low[i]) << i;
+        EXPECT_EQ(before.master[i], after.master[i]) << i;
+        EXPECT_EQ(before.copy[i], after.copy[i]) << i;
+      }
+      EXPECT_FALSE(same_bits(before.masters(), after.masters()));
+    }
   }
 }
 
-TEST(StepLoops, RefusesSpansOfWrongLengthByName) {
-  StepProblem problem(10, 6, false);
-  OptimizerSlice slice = problem.slice(0, 10, DType::kF64, 2);
-  slice.state1 = slice.state1.first(9);
+std::string refusal(const OptimizerConfig& config, const OptimizerSlice& slice) {
   try {
-    make_optimizer({})->step({}, slice);
-    FAIL() << "a short state1 was accepted";
+    make_optimizer(config)->step({}, slice);
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "adamw: the slice's state1 wants 10 elements, got 9");
+    return error.what();
   }
-  OptimizerSlice integers = problem.slice(0, 10, DType::kF32, 2);
-  integers.parameter_dtype = DType::kI32;
-  EXPECT_THROW(make_optimizer({})->step({}, integers), std::invalid_argument);
+  return "accepted";
+}
+
+TEST(StepLoops, RefusesPartsThatDoNotFitByName) {
+  StepProblem problem(512, 6, false);
+  const OptimizerSlice good = problem.slice(0, 512, 2);
+  OptimizerSlice slice = good;
+  slice.state1.data = slice.state1.data.first(9);
+  EXPECT_EQ(refusal({}, slice), "adamw: the slice's state1 wants 2048 bytes, got 9");
+  slice = good;
+  slice.master = slice.master.first(9);
+  EXPECT_EQ(refusal({}, slice), "adamw: the slice's master wants 512 elements, got 9");
+  slice = good;
+  slice.low = problem.low;
+  EXPECT_EQ(refusal({}, slice), "adamw: the slice's low wants 0 elements, got 512");
+  slice = good;
+  slice.parameter = problem.half.data();
+  slice.parameter_dtype = DType::kI32;
+  EXPECT_EQ(refusal({}, slice), "adamw: parameters can be fp32, bf16 or fp16, got int32");
+  EXPECT_EQ(refusal({.state_dtype = StateDType::kBF16}, good), "adamw: the slice's state0 wants 1024 bytes, got 2048");
+  EXPECT_EQ(refusal({}, good), "accepted");
+}
+
+TEST(StepLoops, RefusesSplitMastersWithoutTheirParameter) {
+  StepProblem problem(512, 6, false, {WeightFormat::kSplitBF16, StateDType::kF32});
+  OptimizerSlice slice = problem.slice(0, 512, 2);
+  EXPECT_EQ(refusal({}, slice), "accepted");
+  slice.parameter_dtype = DType::kF16;
+  EXPECT_THAT(refusal({}, slice), ::testing::HasSubstr("a split master needs its bf16 parameter, got fp16"));
+  slice = problem.slice(0, 512, 2);
+  slice.parameter = nullptr;
+  EXPECT_THAT(refusal({}, slice), ::testing::HasSubstr("a split master needs its bf16 parameter"));
+}
+
+TEST(StepLoops, RefusesBlocksThatAreNotWhole) {
+  StepProblem problem(512, 6, false, {WeightFormat::kF32, StateDType::k8Bit});
+  OptimizerSlice slice = problem.slice(0, 512, 2);
+  slice.first_element = 128;
+  EXPECT_EQ(refusal({.state_dtype = StateDType::k8Bit}, slice),
+            "adamw: a slice with 8-bit states begins at a multiple of 256 elements, got 128");
+  slice = problem.slice(0, 512, 2);
+  slice.state0.scales = slice.state0.scales.first(1);
+  EXPECT_EQ(refusal({.state_dtype = StateDType::k8Bit}, slice),
+            "adamw: the slice's state0 scales wants 8 bytes, got 4");
 }
 
 }  // namespace

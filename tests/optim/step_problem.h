@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,50 +9,115 @@
 #include <vector>
 
 #include "optim/optimizer.h"
+#include "optim/rounding.h"
+#include "optim/step_arguments.h"
 
 namespace tessera {
 
-/// Everything one optimizer call reads and writes, filled with values of many magnitudes: ordinary ones, subnormals,
-/// zeros of both signs, infinities and NaN, so that "the same bits" is tested where rounding differs first.
-struct StepProblem {
-  std::vector<float> master, gradient, state0, state1;
-  std::vector<std::uint16_t> half;
-  std::vector<float> full;
+/// How the parameters of a problem are kept.
+struct Formats {
+  WeightFormat weights = WeightFormat::kF32;
+  StateDType states = StateDType::kF32;
+};
 
-  StepProblem(std::size_t numel, std::uint32_t seed, bool with_specials) : half(numel), full(numel) {
+/// Everything one optimizer call reads and writes, filled with values of many magnitudes: ordinary ones, subnormals,
+/// zeros of both signs, infinities and NaN, so that "the same bits" is tested where rounding differs first. Two problems
+/// of one seed hold the same values in every format that can hold them.
+struct StepProblem {
+  Formats formats;
+  std::vector<float> master, gradient, copy;
+  std::vector<std::uint16_t> half;   // bf16 or fp16 copy, or the high half of a split master
+  std::vector<std::int16_t> low;
+  std::array<std::vector<std::byte>, 2> state;
+  std::array<std::vector<float>, 2> scales;
+
+  StepProblem(std::size_t numel, std::uint32_t seed, bool with_specials, Formats formats = {})
+      : formats(formats), master(numel), gradient(numel), copy(numel), half(numel), low(numel) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> exponent(-40, 6);
-    auto fill = [&](std::vector<float>& values, bool positive) {
-      values.resize(numel);
-      for (float& x : values) {
-        x = std::ldexp(normal(random), exponent(random));
-        if (positive) x = x * x;
-      }
-    };
-    fill(master, false);
-    fill(gradient, false);
-    fill(state0, false);
-    fill(state1, true);
+    std::vector<float> first(numel), second(numel);
+    for (auto* values : {&master, &gradient, &first, &second}) {
+      for (float& x : *values) x = std::ldexp(normal(random), exponent(random));
+    }
+    for (float& x : second) x = x * x;
+    keep_state(0, first);
+    keep_state(1, second);
+    if (formats.weights == WeightFormat::kSplitBF16) split_masters();
     if (!with_specials) return;
     const float specials[] = {0.0f, -0.0f, 1e-40f, -1e-45f, 3e38f, HUGE_VALF, -HUGE_VALF, NAN};
     for (std::size_t i = 0; i < numel; i += 7) gradient[i] = specials[(i / 7) % std::size(specials)];
   }
 
-  /// The slice [begin, end), with parameters of `dtype`; kF64 stands for "no parameter beside the master".
-  OptimizerSlice slice(std::size_t begin, std::size_t end, DType dtype, int num_states) {
+  /// The slice [begin, end).
+  OptimizerSlice slice(std::size_t begin, std::size_t end, int num_states) {
     const std::size_t n = end - begin;
-    OptimizerSlice slice;
-    slice.master = {master.data() + begin, n};
-    slice.gradient = {gradient.data() + begin, n};
-    if (num_states >= 1) slice.state0 = {state0.data() + begin, n};
-    if (num_states >= 2) slice.state1 = {state1.data() + begin, n};
-    if (dtype == DType::kF64) return slice;
-    slice.parameter_dtype = dtype;
-    slice.parameter = dtype == DType::kF32 ? static_cast<void*>(full.data() + begin) : half.data() + begin;
+    OptimizerSlice slice{.gradient = {gradient.data() + begin, n}, .first_element = begin, .stream = 5};
+    if (formats.weights == WeightFormat::kSplitBF16) {
+      slice.master_kind = MasterKind::kSplitBF16;
+      slice.low = {low.data() + begin, n};
+    } else {
+      slice.master = {master.data() + begin, n};
+    }
+    if (formats.weights == WeightFormat::kF32AndF32) slice.parameter = copy.data() + begin;
+    if (formats.weights == WeightFormat::kF32AndF16) slice.parameter_dtype = DType::kF16;
+    if (formats.weights == WeightFormat::kF32AndBF16 || formats.weights == WeightFormat::kSplitBF16) {
+      slice.parameter_dtype = DType::kBF16;
+    }
+    if (slice.parameter_dtype != DType::kF32) slice.parameter = half.data() + begin;
+    if (num_states >= 1) slice.state0 = state_slice(0, begin, n);
+    if (num_states >= 2) slice.state1 = state_slice(1, begin, n);
+    return slice;
+  }
+
+  /// The masters as fp32 numbers, whatever their form.
+  std::vector<float> masters() const {
+    if (formats.weights != WeightFormat::kSplitBF16) return master;
+    std::vector<float> joined(master.size());
+    for (std::size_t i = 0; i < joined.size(); ++i) {
+      joined[i] = std::bit_cast<float>(join_split<std::uint32_t>(half[i], static_cast<std::uint32_t>(low[i])));
+    }
+    return joined;
+  }
+
+ private:
+  void keep_state(std::size_t which, const std::vector<float>& values) {
+    const StateBytes bytes = state_bytes(formats.states, static_cast<std::int64_t>(values.size()));
+    state[which].resize(static_cast<std::size_t>(bytes.data));
+    scales[which].resize(static_cast<std::size_t>(bytes.scales) / sizeof(float));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+      if (formats.states == StateDType::kF32) std::memcpy(&state[which][4 * i], &bits, 4);
+      if (formats.states == StateDType::kBF16) std::memcpy(&state[which][2 * i], reinterpret_cast<const char*>(&bits) + 2, 2);
+      if (formats.states == StateDType::k8Bit) state[which][i] = std::byte(bits >> 11);  // any code is valid
+    }
+    for (std::size_t block = 0; block < scales[which].size(); ++block) scales[which][block] = std::fabs(values[256 * block]);
+  }
+
+  void split_masters() {
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      const auto bits = splittable(std::bit_cast<std::uint32_t>(master[i]));
+      half[i] = static_cast<std::uint16_t>(split_high(bits));
+      low[i] = static_cast<std::int16_t>(split_low(bits));
+    }
+  }
+
+  StateSlice state_slice(std::size_t which, std::size_t begin, std::size_t n) {
+    const auto numel = static_cast<std::int64_t>(n);
+    const std::size_t element_bytes = static_cast<std::size_t>(state_bytes(formats.states, 1).data);
+    StateSlice slice{.data = {state[which].data() + begin * element_bytes, n * element_bytes}, .scales = {}};
+    if (formats.states == StateDType::k8Bit) {
+      slice.scales = {scales[which].data() + begin / kStateBlock,
+                      static_cast<std::size_t>(state_bytes(formats.states, numel).scales) / sizeof(float)};
+    }
     return slice;
   }
 };
+
+/// An fp32 state that lies in a vector of floats.
+inline StateSlice f32_state(std::vector<float>& values) {
+  return {.data = std::as_writable_bytes(std::span(values)), .scales = {}};
+}
 
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
@@ -58,8 +125,11 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 inline bool same_bits(const StepProblem& a, const StepProblem& b) {
-  return same_bits(a.master, b.master) && same_bits(a.state0, b.state0) && same_bits(a.state1, b.state1) &&
-         same_bits(a.half, b.half) && same_bits(a.full, b.full);
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!same_bits(a.state[i], b.state[i]) || !same_bits(a.scales[i], b.scales[i])) return false;
+  }
+  return same_bits(a.master, b.master) && same_bits(a.half, b.half) && same_bits(a.low, b.low) &&
+         same_bits(a.copy, b.copy);
 }
 
 /// Five steps on five parameters, the gradients of which are simple functions of the step; the reference values in
@@ -71,7 +141,9 @@ inline std::vector<float> five_steps(const Optimizer& optimizer, float lr, float
     const auto x = static_cast<float>(t);
     std::vector<float> gradient = {0.1f * x, -0.02f * x * x, 0.3f / x, 1e-4f * x, -2.0f + 0.5f * x};
     for (float& g : gradient) g /= gradient_scale;
-    OptimizerSlice slice{.master = master, .gradient = gradient, .state0 = state0, .state1 = state1};
+    OptimizerSlice slice{.gradient = gradient, .master = master};
+    if (optimizer.num_states() >= 1) slice.state0 = f32_state(state0);
+    if (optimizer.num_states() >= 2) slice.state1 = f32_state(state1);
     optimizer.step({.gradient_scale = gradient_scale, .lr = lr, .step = t}, slice);
   }
   return master;

@@ -1,0 +1,9 @@
+// The loops for x86-64-v3; see the flags in CMakeLists.txt.
+
+#include "optim/step_kernel.h"
+
+namespace tessera {
+
+const StepLoops kAvx2StepLoops{adam<Simd<8>>, sgd<Simd<8>>};
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+/// How each state of the optimizer (moment, momentum) is kept.
+enum class StateDType {
+  kF32,   ///< "fp32"
+  kBF16,  ///< "bf16", rounded stochastically
+  k8Bit,  ///< "8bit": one byte an element and an fp32 scale for every block of kStateBlock
+};
+
+/// How the fp32 master weights of bf16 parameters are kept. Those of fp32 parameters are the parameters, those of fp16
+/// ones always fp32.
+enum class MasterKind {
+  kF32,        ///< "fp32": whole, beside the parameter
+  kSplitBF16,  ///< "split": only the 16 bits that the parameter lacks
+};
+
+/// Elements that share a scale in an 8-bit state, counted from the start of the flat group.
+inline constexpr std::int64_t kStateBlock = 256;
+
+/// Memory that one state of a run of elements needs.
+struct StateBytes {
+  std::int64_t data = 0;
+  std::int64_t scales = 0;  ///< of fp32 numbers; 0 but for k8Bit
+  constexpr std::int64_t total() const { return data + scales; }
+};
+
+/// REQUIRES: the run begins at a multiple of kStateBlock in its group, if dtype is k8Bit.
+constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
+  switch (dtype) {
+    case StateDType::kF32: return {4 * numel, 0};
+    case StateDType::kBF16: return {2 * numel, 0};
+    case StateDType::k8Bit: return {numel, (numel + kStateBlock - 1) / kStateBlock * 4};
+  }
+  return {};
+}
+
+/// How the masters of parameters of `parameter` are kept under the strategy's choice `wanted`.
+constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {
+  return parameter == DType::kBF16 ? wanted : MasterKind::kF32;
+}
+
+/// Memory that masters need beside the parameters themselves.
+constexpr std::int64_t master_bytes(MasterKind wanted, DType parameter, std::int64_t numel) {
+  if (parameter == DType::kF32) return 0;
+  return master_kind_of(wanted, parameter) == MasterKind::kSplitBF16 ? 2 * numel : 4 * numel;
+}
+
+}  // namespace tessera

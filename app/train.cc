@@ -150,7 +150,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
                      name_of(strategy.strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
                      counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +
-          name_of(strategy.optimizer.type) + " state fp32\n";
+          name_of(strategy.optimizer.type) + " state " + name_of(strategy.optimizer.state_dtype) + "\n";
   text += "data    " + batches.dataset().describe() + "\n";
   text += "step    " + global + " samples of " + std::to_string(run.seq_len) + " tokens; " +
           std::to_string(batches.steps_per_epoch()) + " steps an epoch, " +

@@ -142,7 +142,7 @@ class Partitioner {
 };
 
 /// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
-void make_groups(Unit& unit, Claim claim, int parts) {
+void make_groups(Unit& unit, Claim claim, int parts, std::int64_t align) {
   std::map<std::pair<bool, DType>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
     for (std::size_t i = 0; i < claim.parameters.size(); ++i) {
@@ -162,18 +162,20 @@ void make_groups(Unit& unit, Claim claim, int parts) {
   for (auto& group : unit.groups) {
     std::vector<LayoutItem> items;
     for (const FlatParameter& parameter : group->parameters) items.push_back({parameter.numel, 1});
-    group->layout = Layout::pack(items, parts);
+    group->layout = Layout::pack(items, parts, align);
   }
 }
 
 }  // namespace
 
 std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts) {
+  // A block of an 8-bit state has one scale, so it must belong to one tensor.
+  const std::int64_t align = strategy.optimizer.state_dtype == StateDType::k8Bit ? kStateBlock : Layout::kAlign;
   std::vector<std::unique_ptr<Unit>> units;
   for (Claim& claim : Partitioner(module, strategy).take_claims()) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts);
+    make_groups(*unit, std::move(claim), parts, align);
   }
   return units;
 }

@@ -30,8 +30,9 @@ struct FlatParameter {
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part, always there (inside `full` where that is permanent)
-///   master   [optimizer_part]     fp32    what the optimizer updates; is `shard` itself where dtype is fp32
-///   state    [optimizer_part]     fp32    moments
+///   master   [optimizer_part]     fp32    what the optimizer updates; is `shard` itself where dtype is fp32, and split
+///                                         into `shard` and `master_low` where master_kind says so
+///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    moments
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
@@ -47,8 +48,14 @@ struct FlatGroup {
   Extent parameter_part, gradient_part, optimizer_part;
   std::byte* full = nullptr;
   std::byte* shard = nullptr;
-  float* master = nullptr;
-  std::array<float*, 2> state{};
+  MasterKind master_kind = MasterKind::kF32;
+  float* master = nullptr;            ///< kF32
+  std::int16_t* master_low = nullptr; ///< kSplitBF16 (optim/rounding.h)
+  struct State {
+    std::byte* data = nullptr;
+    float* scales = nullptr;          ///< of 8-bit states
+  };
+  std::array<State, 2> state{};
   float* gradient = nullptr;
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }

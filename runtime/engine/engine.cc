@@ -134,7 +134,7 @@ void Engine::State::report_plan() const {
   std::ostringstream text;
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
        << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters " << name_of(strategy.mixed_precision.param)
-       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", masters fp32"
+       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
        << plan.to_table();
   log_info(text.str());

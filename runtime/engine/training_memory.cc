@@ -3,9 +3,9 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/base/bytes.h"
+#include "runtime/engine/master_weights.h"
 #include "sharding/dtype.h"
 #include "sharding/unrecorded.h"
 #include "tessera/deferred_init.h"
@@ -31,18 +31,28 @@ void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena
   if (whole) group.full = memory;  // gathered for good
 }
 
-void place_training_state(FlatGroup& group, TrainingMemory& memory, int states) {
-  group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
-  group.master = group.dtype == DType::kF32
-                     ? reinterpret_cast<float*>(group.updated())
-                     : reinterpret_cast<float*>(memory.masters.take(group.optimizer_part.numel * 4));
-  for (int i = 0; i < states; ++i) {
-    group.state[i] = reinterpret_cast<float*>(memory.optimizer.take(group.optimizer_part.numel * 4));
+void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
+  group.master_kind = master_kind_of(wanted, group.dtype);
+  if (group.dtype == DType::kF32) {
+    group.master = reinterpret_cast<float*>(group.updated());
+    return;
+  }
+  std::byte* memory = arena.take(master_bytes(wanted, group.dtype, group.optimizer_part.numel));
+  if (group.master_kind == MasterKind::kSplitBF16) {
+    group.master_low = reinterpret_cast<std::int16_t*>(memory);
+  } else {
+    group.master = reinterpret_cast<float*>(memory);
   }
 }
 
-at::Tensor flat_at(std::byte* memory, DType dtype, std::int64_t numel) {
-  return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)));
+void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
+  group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
+  place_masters(group, input.master, memory.masters);
+  const StatePiece piece = state_piece(input.state_dtype, group.optimizer_part.numel);
+  for (int i = 0; i < input.optimizer_states; ++i) {
+    group.state[i].data = memory.optimizer.take(piece.data_bytes);
+    if (piece.scale_bytes > 0) group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
+  }
 }
 
 /// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
@@ -54,25 +64,6 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
     flat.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset).copy_(values[i]);
   }
   return flat;
-}
-
-/// Writes this rank's parts from the flat values, the same on every rank.
-void write_parts(FlatGroup& group, const at::Tensor& flat) {
-  const Extent part = group.parameter_part;
-  flat_at(group.shard, group.dtype, part.numel).copy_(flat.narrow(0, part.offset, part.numel));
-  if (group.trainable && group.dtype != DType::kF32) {
-    const Extent owned = group.optimizer_part;
-    std::memcpy(group.master, flat.const_data_ptr<float>() + owned.offset, owned.numel * 4);
-  }
-}
-
-/// Gathered values are rounded masters: where rounding explains a value, nobody changed it, and the master stays exact.
-void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
-  if (!group.trainable || group.dtype == DType::kF32) return;
-  const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
-  const at::Tensor master = flat_at(reinterpret_cast<std::byte*>(group.master), DType::kF32, group.optimizer_part.numel);
-  const at::Tensor same = master.to(scalar_type_of(group.dtype)).to(at::kFloat).eq(values);
-  values.copy_(at::where(same, master, values));
 }
 
 void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& world) {
@@ -104,7 +95,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
       group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
       place_parameters(*group, input.placement, memory.parameters);
-      if (group->trainable) place_training_state(*group, memory, input.optimizer_states);
+      if (group->trainable) place_training_state(*group, memory, input);
     }
   }
   for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) arena->expect_full();
@@ -133,7 +124,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.reduce = strategy.mixed_precision.reduce;
   input.accumulation = strategy.gradient_accumulation;
   input.sync = strategy.gradient_sync;
+  input.master = strategy.mixed_precision.master;
   input.optimizer_states = optimizer.num_states();
+  input.state_dtype = strategy.optimizer.state_dtype;
   return MemoryPlan(std::move(input));
 }
 
@@ -147,7 +140,7 @@ void load_parameters(Unit& unit, Collectives& world) {
     const at::Tensor flat = flatten(*group, values);
     values.clear();
     broadcast(flat, unit.name, world);
-    write_parts(*group, flat);
+    write_values(*group, flat);
     if (replicated) group->attach(group->full);
     for (std::size_t i = 0; i < group->parameters.size(); ++i) {
       rebase(group->parameters[i], *group, group->layout.extent(i).offset);
@@ -165,7 +158,7 @@ void store_parameters(Unit& unit, Collectives& world) {
     const at::Tensor flat = flatten(*group, values);
     broadcast(flat, unit.name, world);
     keep_unchanged_masters(*group, flat);
-    write_parts(*group, flat);
+    write_values(*group, flat);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "runtime/engine/update.h"
 
 #include <algorithm>
-#include <span>
 
 #include "tessera/error.h"
 
@@ -46,18 +45,29 @@ void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* s
 void Update::update_run(FlatGroup& group, const StepScalars& scalars, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   const auto numel = static_cast<std::size_t>(run.numel);
-  const auto state = [&](int i) { return StateSlice{.data = std::as_writable_bytes(std::span(group.state[i] + in_part, numel))}; };
   OptimizerSlice slice;
   slice.gradient = {group.gradient + (run.offset - group.gradient_part.offset), numel};
-  slice.master = {group.master + in_part, numel};
-  if (optimizer_.num_states() > 0) slice.state0 = state(0);
-  if (optimizer_.num_states() > 1) slice.state1 = state(1);
-  slice.first_element = static_cast<std::uint64_t>(run.offset);
+  slice.master_kind = group.master_kind;
+  if (group.master) slice.master = {group.master + in_part, numel};
+  if (group.master_low) slice.low = {group.master_low + in_part, numel};
   if (group.dtype != DType::kF32) {
     slice.parameter = group.updated() + in_part * group.element_bytes();
     slice.parameter_dtype = group.dtype;
   }
+  if (optimizer_.num_states() > 0) slice.state0 = state_of(group.state[0], in_part, run.numel);
+  if (optimizer_.num_states() > 1) slice.state1 = state_of(group.state[1], in_part, run.numel);
+  slice.first_element = static_cast<std::uint64_t>(run.offset);
+  slice.stream = static_cast<std::uint64_t>(group.unit->index) << 32 | group.index;
   optimizer_.step(scalars, slice);
+}
+
+StateSlice Update::state_of(const FlatGroup::State& state, std::int64_t begin, std::int64_t numel) const {
+  const StateDType dtype = plan_.input().state_dtype;
+  const StateBytes before = state_bytes(dtype, begin), size = state_bytes(dtype, numel);
+  StateSlice slice;
+  slice.data = {state.data + before.data, static_cast<std::size_t>(size.data)};
+  if (state.scales) slice.scales = {state.scales + before.scales / 4, static_cast<std::size_t>(size.scales / 4)};
+  return slice;
 }
 
 /// Where the optimizer is cut finer than the parameters are, owners' parts go to the ranks that hold copies: over the

@@ -24,6 +24,7 @@ class Update {
  private:
   void update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used);
   void update_run(FlatGroup& group, const StepScalars& scalars, Extent run);
+  StateSlice state_of(const FlatGroup::State& state, std::int64_t begin, std::int64_t numel) const;
   void publish(FlatGroup& group);
 
   const std::vector<std::unique_ptr<Unit>>& units_;

@@ -19,27 +19,29 @@ bool respects_blocks(const LayoutItem& item, std::int64_t offset, std::int64_t s
 
 /// The first place at or after `from` where the tensor fits its constraint: as it comes, or so that a block ends on the
 /// next shard boundary, or on that boundary.
-std::optional<std::int64_t> place(const LayoutItem& item, std::int64_t from, std::int64_t shard_numel) {
-  const std::int64_t start = round_up(from, Layout::kAlign);
+std::optional<std::int64_t> place(const LayoutItem& item, std::int64_t from, std::int64_t shard_numel,
+                                  std::int64_t align) {
+  const std::int64_t start = round_up(from, align);
   if (respects_blocks(item, start, shard_numel)) return start;
   const std::int64_t boundary = (start / shard_numel + 1) * shard_numel;
-  // Alignment repeats after kAlign blocks, so more tries find nothing new.
+  // Alignment repeats after `align` blocks, so more tries find nothing new.
   std::int64_t blocks = (boundary - start) / item.block;
-  for (int tries = 0; tries < Layout::kAlign && blocks > 0; ++tries, --blocks) {
+  for (int tries = 0; tries < align && blocks > 0; ++tries, --blocks) {
     const std::int64_t offset = boundary - blocks * item.block;
-    if (offset % Layout::kAlign == 0 && respects_blocks(item, offset, shard_numel)) return offset;
+    if (offset % align == 0 && respects_blocks(item, offset, shard_numel)) return offset;
   }
   if (respects_blocks(item, boundary, shard_numel)) return boundary;
   return std::nullopt;
 }
 
 /// Offsets of all tensors for a given shard size, or nothing if they do not fit.
-std::optional<std::vector<Extent>> place_all(std::span<const LayoutItem> items, int parts, std::int64_t shard_numel) {
+std::optional<std::vector<Extent>> place_all(std::span<const LayoutItem> items, int parts, std::int64_t shard_numel,
+                                             std::int64_t align) {
   std::vector<Extent> extents;
   extents.reserve(items.size());
   std::int64_t next = 0;
   for (const LayoutItem& item : items) {
-    const auto offset = place(item, next, shard_numel);
+    const auto offset = place(item, next, shard_numel, align);
     if (!offset || *offset + item.numel > parts * shard_numel) return std::nullopt;
     extents.push_back({*offset, item.numel});
     next = *offset + item.numel;
@@ -54,15 +56,15 @@ Extent intersect(Extent a, Extent b) {
   return {begin, std::max<std::int64_t>(0, std::min(a.end(), b.end()) - begin)};
 }
 
-Layout Layout::pack(std::span<const LayoutItem> items, int parts) {
+Layout Layout::pack(std::span<const LayoutItem> items, int parts, std::int64_t align) {
   std::int64_t total = 0;
-  for (const LayoutItem& item : items) total = round_up(total, kAlign) + item.numel;
+  for (const LayoutItem& item : items) total = round_up(total, align) + item.numel;
   Layout layout;
   layout.parts_ = parts;
   std::int64_t shard_numel = round_up(std::max<std::int64_t>(1, (total + parts - 1) / parts), kQuantum);
   // Ends: once one shard has room for all tensors, no boundary meets any of them.
   while (true) {
-    if (auto extents = place_all(items, parts, shard_numel)) {
+    if (auto extents = place_all(items, parts, shard_numel, align)) {
       layout.extents_ = *std::move(extents);
       layout.shard_numel_ = shard_numel;
       return layout;

@@ -30,7 +30,7 @@ struct LayoutItem {
 /// Invariants:
 ///  1. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of kQuantum, so that a shard begins on
 ///     a block of the gradient norm and of 8-bit optimizer states.
-///  2. Tensors lie in the order given, do not overlap, and begin at multiples of kAlign elements (128 bytes of fp32).
+///  2. Tensors lie in the order given, do not overlap, and begin at multiples of `align` elements (kAlign: 128 bytes of fp32).
 ///  3. With block 1 everywhere the offsets do not depend on `parts`.
 ///  4. No shard boundary cuts a block.
 class Layout {
@@ -41,7 +41,9 @@ class Layout {
   Layout() = default;
   /// The smallest shard found by placing the tensors greedily. Block constraints are met by moving tensors, not by
   /// padding every tensor to a common multiple of the block sizes (the usual way, which coprime rows blow up).
-  static Layout pack(std::span<const LayoutItem> items, int parts);
+  /// `align`: a multiple of kAlign that divides kQuantum; tensors begin at multiples of it, so that blocks of so many
+  /// elements belong to one tensor each.
+  static Layout pack(std::span<const LayoutItem> items, int parts, std::int64_t align = kAlign);
 
   int parts() const { return parts_; }
   std::int64_t numel() const { return parts_ * shard_numel_; }

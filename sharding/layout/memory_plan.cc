@@ -97,13 +97,20 @@ void MemoryPlan::plan_gradients() {
   use_[MemoryCategory::kStaging] = scratch_numel_ * 4;
 }
 
+StatePiece state_piece(StateDType dtype, std::int64_t numel) {
+  constexpr std::int64_t kCacheLine = 64;
+  const auto whole_lines = [](std::int64_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; };
+  const StateBytes bytes = state_bytes(dtype, numel);
+  return {whole_lines(bytes.data), whole_lines(bytes.scales)};
+}
+
 void MemoryPlan::plan_optimizer() {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const std::int64_t part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
-      if (group.dtype != DType::kF32) use_[MemoryCategory::kMasters] += part * 4;
-      use_[MemoryCategory::kOptimizer] += part * 4 * input_.optimizer_states;
+      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, part);
+      use_[MemoryCategory::kOptimizer] += state_piece(input_.state_dtype, part).bytes() * input_.optimizer_states;
     }
   }
 }
@@ -111,7 +118,8 @@ void MemoryPlan::plan_optimizer() {
 std::string MemoryPlan::to_table() const {
   static const char* const kWhat[kMemoryCategories] = {
       "this rank's part of the parameters", "units gathered for compute", "reduced gradients, fp32",
-      "gradients on their way to the reduction", "fp32 masters", "optimizer state, fp32", "scratch"};
+      "gradients on their way to the reduction", "what fp32 masters have beyond the parameters", "optimizer state",
+      "scratch"};
   using Align = TextTable::Align;
   TextTable table({{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& what) {

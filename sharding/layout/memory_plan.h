@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
 #include "runtime/base/strategy.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/placement.h"
@@ -19,7 +20,7 @@ enum class MemoryCategory {
   kSlots,       ///< where sharded units are gathered
   kGradients,   ///< reduced gradients, fp32: this rank's part
   kBuckets,     ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
-  kMasters,     ///< fp32 master weights of parameters that are not fp32 themselves
+  kMasters,     ///< what parameters that are not fp32 lack of their fp32 master weights
   kOptimizer,   ///< moments, momentum
   kStaging,     ///< scratch of the reducer
 };
@@ -66,9 +67,18 @@ struct PlanInput {
   DType reduce = DType::kF32;
   std::int64_t accumulation = 1;
   GradientSync sync = GradientSync::kEachMicrobatch;
+  MasterKind master = MasterKind::kSplitBF16;
   int optimizer_states = 2;
+  StateDType state_dtype = StateDType::kF32;
   int buckets_in_flight = 1;  ///< 1 where reductions finish before they return, 2 where they overlap
 };
+
+/// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line.
+struct StatePiece {
+  std::int64_t data_bytes = 0, scale_bytes = 0;
+  std::int64_t bytes() const { return data_bytes + scale_bytes; }
+};
+StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
 /// The exact memory plan of one rank (every rank's is equal, since shards are). Sizes here are what the engine then
 /// allocates; it compares the two.

@@ -23,7 +23,8 @@ std::vector<LayoutItem> random_items(std::mt19937& random, bool with_blocks) {
   return items;
 }
 
-void expect_invariants(const Layout& layout, const std::vector<LayoutItem>& items, int parts) {
+void expect_invariants(const Layout& layout, const std::vector<LayoutItem>& items, int parts,
+                       std::int64_t align = Layout::kAlign) {
   ASSERT_EQ(layout.size(), items.size());
   EXPECT_EQ(layout.parts(), parts);
   EXPECT_EQ(layout.numel(), parts * layout.shard_numel());
@@ -32,7 +33,7 @@ void expect_invariants(const Layout& layout, const std::vector<LayoutItem>& item
   for (std::size_t i = 0; i < items.size(); ++i) {
     const Extent extent = layout.extent(i);
     EXPECT_GE(extent.offset, next);
-    EXPECT_EQ(extent.offset % Layout::kAlign, 0);
+    EXPECT_EQ(extent.offset % align, 0);
     EXPECT_EQ(extent.numel, items[i].numel);
     for (int part = 1; part < parts; ++part) {
       const std::int64_t cut = layout.shard(part).offset;
@@ -49,7 +50,10 @@ TEST(Layout, KeepsItsInvariantsForRandomTensors) {
   std::mt19937 random(7);
   for (int trial = 0; trial < 300; ++trial) {
     const auto items = random_items(random, trial % 2 == 1);
-    for (int parts : {1, 2, 3, 4, 8}) expect_invariants(Layout::pack(items, parts), items, parts);
+    for (int parts : {1, 2, 3, 4, 8}) {
+      expect_invariants(Layout::pack(items, parts), items, parts);
+      expect_invariants(Layout::pack(items, parts, Layout::kQuantum), items, parts, Layout::kQuantum);
+    }
   }
 }
 

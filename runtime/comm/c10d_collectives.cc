@@ -228,7 +228,7 @@ void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* outp
                                 SumVisitor* visitor) const {
   std::vector<const void*> sources;
   for (int q = 0; q < size(); ++q) sources.push_back(parts + q * numel * size_of(dtype));
-  visited_sum(sources, dtype, output, 0, numel, visitor);
+  visited_sum(sources, dtype, {&output, 1}, numel, visitor);
 }
 
 Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,

@@ -62,4 +62,16 @@ bool operator==(const CallSignature& a, const CallSignature& b) {
   return std::memcmp(&a, &b, sizeof(CallSignature)) == 0;
 }
 
+// Multiply and fold (as in FNV and its kin), a word at a time.
+std::uint64_t digest_of(const CallSignature& call) {
+  std::array<std::uint64_t, sizeof(CallSignature) / 8> words;
+  std::memcpy(words.data(), &call, sizeof call);
+  std::uint64_t digest = 0x9e3779b97f4a7c15u;
+  for (std::uint64_t word : words) {
+    digest = (digest ^ word) * 0xd6e8feb86659fd93u;
+    digest ^= digest >> 32;
+  }
+  return digest;
+}
+
 }  // namespace tessera

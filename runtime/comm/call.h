@@ -53,4 +53,7 @@ std::string where(const CallSignature& call);
 
 bool operator==(const CallSignature& a, const CallSignature& b);
 
+/// 64 bits that differ where signatures do, but for one pair in 2^64.
+std::uint64_t digest_of(const CallSignature& call);
+
 }  // namespace tessera

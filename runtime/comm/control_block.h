@@ -31,26 +31,34 @@ struct CallDescriptor {
   Location input, output;
 };
 
-/// A CallDescriptor that may be read while it is written: word by word, so a late or early reader (who asks
+/// What a rank shows with each phase it enters: one cache line, so that one transfer tells a peer all that it needs.
+/// `phase` is written last. The rest is there if the phase is the first of a call.
+struct alignas(128) Arrival {
+  std::atomic<std::uint64_t> phase;
+  std::atomic<std::uint64_t> digest;  ///< of the call's signature
+  std::atomic<std::uint64_t> input_segment, input_offset, output_segment, output_offset;
+};
+
+/// A CallSignature that may be read while it is written: word by word, so a late or early reader (who asks
 /// what a missing rank was last doing) gets a mixture at worst.
 class PublishedCall {
  public:
-  void store(const CallDescriptor& call) {
+  void store(const CallSignature& call) {
     std::array<std::uint64_t, kWords> words;
     std::memcpy(words.data(), &call, sizeof call);
     for (std::size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
   }
-  CallDescriptor load() const {
+  CallSignature load() const {
     std::array<std::uint64_t, kWords> words;
     for (std::size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
-    CallDescriptor call;
+    CallSignature call;
     std::memcpy(static_cast<void*>(&call), words.data(), sizeof call);
-    call.signature.label.back() = 0;
+    call.label.back() = 0;
     return call;
   }
 
  private:
-  static constexpr std::size_t kWords = sizeof(CallDescriptor) / sizeof(std::uint64_t);
+  static constexpr std::size_t kWords = sizeof(CallSignature) / sizeof(std::uint64_t);
   std::array<std::atomic<std::uint64_t>, kWords> words_;
 };
 
@@ -65,28 +73,31 @@ enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 struct alignas(128) RankBlock {
   static constexpr std::size_t kMessageBytes = 1024;
 
-  std::atomic<std::uint64_t> arrived;  ///< phases this rank has entered
-  std::atomic<std::uint32_t> current;  ///< which of `calls` is the latest
-  std::atomic<std::uint32_t> reading;  ///< 1 while this rank reads its peers' buffers
+  /// Phase k is in [k & 1], as are the call it begins and the mailbox it fills: see SharedMemoryCollectives,
+  /// invariant 2.
+  Arrival arrivals[2];
+  /// The calls in words, for messages. Peers read them only when something is wrong.
+  alignas(128) PublishedCall calls[2];
+  std::atomic<std::uint32_t> current;    ///< which of `calls` is the latest
+  std::atomic<std::uint32_t> accessing;  ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
   std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
   std::uint32_t exit_code;            ///< of kFailed; valid once state says so
   char message[kMessageBytes];
-  /// Call n is in calls[phase & 1], phase being that of its first meeting; see SharedMemoryCollectives,
-  /// invariant 2.
-  alignas(128) PublishedCall calls[2];
 };
 
+/// Words that change only when a rank sleeps or fails, so in good times every core has a copy of the line.
 struct alignas(128) GroupBlock {
   std::uint64_t token;  ///< proves that a mapping is the one its maker meant
-  /// Meetings. Whoever makes `arrivals` k * size decides that phase k is over, and says so in `generation`. A
-  /// rank that fails sets kPoison first: then no phase is ever over again. So a phase succeeds on all ranks
-  /// or on none.
-  static constexpr std::uint64_t kPoison = std::uint64_t{1} << 63;
-  alignas(128) std::atomic<std::uint64_t> arrivals;
-  alignas(128) std::atomic<std::uint32_t> generation;
-  std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `generation`, or did when they were killed
-  std::atomic<std::uint32_t> alarms;    ///< ranks that failed or left
+  alignas(
+      128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did when they were killed
+  std::atomic<std::uint32_t> bell;               ///< rung for sleepers: the last has arrived, or an alarm
+  std::atomic<std::uint32_t> alarms;             ///< ranks that failed or left
+  std::atomic<std::uint32_t> failed;             ///< 1 once a rank failed: no one may begin to access peers
+  /// A rank that would give up waiting sets `doubt`; from then on no arrival is taken at its word and every phase is
+  /// put to the vote: `verdict` is 2 * phase + (1 if it is over), and the first vote for a phase counts.
+  std::atomic<std::uint32_t> doubt;
+  std::atomic<std::uint64_t> verdict;
 };
 
 }  // namespace tessera

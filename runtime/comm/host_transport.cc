@@ -71,9 +71,7 @@ class HostSpace : public SharedSpace {
   std::size_t mailbox_bytes() const override { return layout_.mailbox_bytes; }
 
   Location locate(const void* data, std::size_t bytes) const override { return table_->locate(data, bytes); }
-  const std::byte* view(int peer, const Location& location) const override {
-    return table_->view(peer, location);
-  }
+  std::byte* view(int peer, const Location& location) const override { return table_->view(peer, location); }
   bool alive(int peer) const override { return peer == rank_ || peers_[peer].alive(); }
   bool between_processes() const override { return true; }
   absl::StatusOr<std::unique_ptr<Allocation>> allocate(std::size_t bytes) override;
@@ -86,9 +84,9 @@ class HostSpace : public SharedSpace {
   class HostAllocation;
   class CommonAllocation;
 
-  absl::StatusOr<MemorySegment> open(int peer, const Location& offer, std::size_t bytes, bool writable) {
+  absl::StatusOr<MemorySegment> open(int peer, const Location& offer, std::size_t bytes) {
     const auto pid = static_cast<pid_t>(rank_block(peer).process.load());
-    return MemorySegment::open(pid, static_cast<int>(offer.offset), bytes, writable);
+    return MemorySegment::open(pid, static_cast<int>(offer.offset), bytes, true);
   }
 
   const int rank_;
@@ -112,7 +110,7 @@ class HostSpace::HostAllocation : public Allocation {
     std::vector<MemorySegment> parts(offers.size());
     for (std::size_t q = 0; q < offers.size(); ++q) {
       if (static_cast<int>(q) == space_.rank_) continue;
-      TESSERA_ASSIGN_OR_RETURN(parts[q], space_.open(static_cast<int>(q), offers[q], own_.bytes(), false));
+      TESSERA_ASSIGN_OR_RETURN(parts[q], space_.open(static_cast<int>(q), offers[q], own_.bytes()));
     }
     parts[space_.rank_] = std::move(own_);
     space_.table_->add(id_, std::move(parts));
@@ -146,7 +144,7 @@ class HostSpace::CommonAllocation : public Allocation {
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) override {
     if (space_.rank_ != 0) {
-      TESSERA_ASSIGN_OR_RETURN(own_, space_.open(0, offers[0], in_pages(bytes_), true));
+      TESSERA_ASSIGN_OR_RETURN(own_, space_.open(0, offers[0], in_pages(bytes_)));
     }
     std::vector<MemorySegment> parts;
     parts.push_back(std::move(own_));
@@ -236,7 +234,7 @@ class Rendezvous {
   }
 
   absl::StatusOr<MemorySegment> accept(const Invitation& invitation, std::size_t bytes) const {
-    TESSERA_ASSIGN_OR_RETURN(auto control, MemorySegment::open(invitation.pid, invitation.fd, bytes, true));
+    TESSERA_ASSIGN_OR_RETURN(auto control, MemorySegment::open(invitation.pid, invitation.fd, bytes, false));
     if (reinterpret_cast<GroupBlock*>(control.data())->token == invitation.token) return control;
     return make_error(ExitCode::kUnavailable,
                       group_.self() + ": descriptor " + std::to_string(invitation.fd) + " of process " +

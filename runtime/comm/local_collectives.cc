@@ -52,7 +52,7 @@ Work LocalCollectives::widened(std::string_view label, const void* input, DType 
   if (input == output)
     visit_sums(visitor, 0, output, numel);
   else
-    visited_sum(only, dtype, output, 0, numel, visitor);
+    visited_sum(only, dtype, {&output, 1}, numel, visitor);
   return Work(status());
 }
 

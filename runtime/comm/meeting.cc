@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <utility>
 
 #include "runtime/base/error.h"
 #include "runtime/comm/futex.h"
@@ -13,7 +14,9 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::microseconds kSpin{20};
+constexpr int kEagerLooks = 32;  // before the first pause: a pause may take as long as a meeting
+constexpr int kYields = 8;
+constexpr std::chrono::microseconds kSpin{30};
 constexpr std::chrono::milliseconds kSlice{50};
 
 int usable_cores() {
@@ -29,10 +32,14 @@ void pause_core() {
 #endif
 }
 
-// Sleepers look at `generation` only; one that looked just before an alarm finds it after its slice.
+void ring(GroupBlock& group, bool between_processes) {
+  group.bell.fetch_add(1);
+  futex_wake(group.bell, between_processes);
+}
+
 void raise_alarm(GroupBlock& group, bool between_processes) {
   group.alarms.fetch_add(1);
-  futex_wake(group.generation, between_processes);
+  ring(group, between_processes);
 }
 
 std::string seconds(double value) {
@@ -46,7 +53,8 @@ std::string seconds(double value) {
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes) {
   RankState expected = RankState::kRunning;
   if (!rank.state.compare_exchange_strong(expected, RankState::kFailing)) return;
-  group.arrivals.fetch_or(GroupBlock::kPoison);
+  group.doubt.store(1);
+  group.failed.store(1);
   rank.exit_code = static_cast<std::uint32_t>(exit_code_of(reason));
   const std::size_t length = std::min(reason.message().size(), RankBlock::kMessageBytes - 1);
   std::copy_n(reason.message().data(), length, rank.message);
@@ -61,135 +69,179 @@ void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes) {
 }
 
 Meeting::Meeting(const Group& group, SharedSpace& space)
-    : group_(group), space_(space), may_spin_(group.size() <= usable_cores()) {}
+    : group_(group),
+      space_(space),
+      group_block_(space.group_block()),
+      may_spin_(group.size() <= usable_cores()) {
+  for (int q = 0; q < group.size(); ++q) blocks_.push_back(&space.rank_block(q));
+}
 
 void Meeting::start(const CallSignature& call) {
   call_ = call;
-  deadline_ = Clock::now() +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(group_.timeout_s));
+  timed_ = false;
 }
 
 void Meeting::publish(const CallDescriptor& call) {
   RankBlock& block = self();
-  block.calls[next_parity()].store(call);
-  block.current.store(static_cast<std::uint32_t>(next_parity()), std::memory_order_relaxed);
+  const int parity = next_parity();
+  block.calls[parity].store(call.signature);
+  block.current.store(static_cast<std::uint32_t>(parity), std::memory_order_relaxed);
+  Arrival& arrival = block.arrivals[parity];
+  arrival.digest.store(digest_of(call.signature), std::memory_order_relaxed);
+  arrival.input_segment.store(call.input.segment, std::memory_order_relaxed);
+  arrival.input_offset.store(call.input.offset, std::memory_order_relaxed);
+  arrival.output_segment.store(call.output.segment, std::memory_order_relaxed);
+  arrival.output_offset.store(call.output.offset, std::memory_order_relaxed);
 }
 
-CallDescriptor Meeting::published_by(int rank) const {
-  return space_.rank_block(rank).calls[phase_ & 1].load();
+bool Meeting::all_published_the_same() const {
+  const std::uint64_t digest = own_arrival().digest.load(std::memory_order_relaxed);
+  return std::all_of(blocks_.begin(), blocks_.end(), [&](const RankBlock* block) {
+    return block->arrivals[phase_ & 1].digest.load(std::memory_order_relaxed) == digest;
+  });
 }
 
+Location Meeting::input_of(int rank) const {
+  const Arrival& arrival = blocks_[rank]->arrivals[phase_ & 1];
+  return {arrival.input_segment.load(std::memory_order_relaxed),
+          arrival.input_offset.load(std::memory_order_relaxed)};
+}
+
+Location Meeting::output_of(int rank) const {
+  const Arrival& arrival = blocks_[rank]->arrivals[phase_ & 1];
+  return {arrival.output_segment.load(std::memory_order_relaxed),
+          arrival.output_offset.load(std::memory_order_relaxed)};
+}
+
+// Sequentially consistent, all of it: who stores an arrival and then looks (for sleepers, for a doubt, for the other
+// arrivals), and who looks for arrivals after having said that it sleeps or doubts, cannot both miss each other.
 absl::Status Meeting::meet() {
-  GroupBlock& group = space_.group_block();
   TESSERA_RETURN_IF_ERROR(status());
   ++phase_;
-  self().arrived.store(phase_, std::memory_order_release);
-  const std::uint64_t arrivals = group.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (arrivals != phase_ * static_cast<std::uint64_t>(group_.size())) return wait();
-  // Dekker with sleep(): either it sees the new generation, or we see the sleeper.
-  group.generation.store(static_cast<std::uint32_t>(phase_));
-  if (group.sleepers.load() > 0) futex_wake(group.generation, space_.between_processes());
-  return absl::OkStatus();
+  own_arrival().phase.store(phase_);
+  if (group_block_.sleepers.load() > 0 && complete()) ring(group_block_, space_.between_processes());
+  if (!spin()) TESSERA_RETURN_IF_ERROR(wait());
+  if (group_block_.doubt.load() == 0 || vote(true)) return absl::OkStatus();
+  return fail(reason_of_loss());
 }
 
-bool Meeting::over() const {
-  const std::uint32_t generation = space_.group_block().generation.load();
-  return static_cast<std::int32_t>(generation - static_cast<std::uint32_t>(phase_)) >= 0;
+bool Meeting::arrived(int rank) const { return blocks_[rank]->arrivals[phase_ & 1].phase.load() == phase_; }
+
+bool Meeting::complete() const {
+  for (int q = 0; q < group_.size(); ++q)
+    if (!arrived(q)) return false;
+  return true;
 }
 
 bool Meeting::spin() const {
-  if (over()) return true;
+  for (int i = 0; i < kEagerLooks; ++i)
+    if (complete()) return true;
+  for (int i = 0; !may_spin_ && i < kYields; ++i) {
+    sched_yield();
+    if (complete()) return true;
+  }
   if (!may_spin_) return false;
   const auto end = Clock::now() + kSpin;
   do {
     for (int i = 0; i < 16; ++i) {
       pause_core();
-      if (over()) return true;
+      if (complete()) return true;
     }
   } while (Clock::now() < end);
   return false;
 }
 
 void Meeting::sleep() const {
-  GroupBlock& group = space_.group_block();
-  group.sleepers.fetch_add(1);
-  const std::uint32_t seen = group.generation.load();
-  if (static_cast<std::int32_t>(seen - static_cast<std::uint32_t>(phase_)) < 0) {
+  group_block_.sleepers.fetch_add(1);
+  const std::uint32_t seen = group_block_.bell.load();
+  if (!complete()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
-    futex_wait(group.generation, seen, std::clamp(left, std::chrono::milliseconds(1), kSlice),
+    futex_wait(group_block_.bell, seen, std::clamp(left, std::chrono::milliseconds(1), kSlice),
                space_.between_processes());
   }
-  group.sleepers.fetch_sub(1);
+  group_block_.sleepers.fetch_sub(1);
 }
 
+// OK once all have arrived.
 absl::Status Meeting::wait() {
-  if (spin()) return absl::OkStatus();
   auto looked = Clock::now();
-  while (!over()) {
+  if (!std::exchange(timed_, true))
+    deadline_ =
+        looked + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(group_.timeout_s));
+  while (!complete()) {
     const bool slept_a_slice = Clock::now() - looked >= kSlice;
     if (slept_a_slice) looked = Clock::now();
-    absl::Status status = look_at_peers(slept_a_slice);
-    if (!status.ok() && close_phase()) return fail(status);
-    if (!over()) sleep();
+    const absl::Status status = look_at_peers(slept_a_slice);
+    if (!status.ok()) {
+      group_block_.doubt.store(1);
+      return vote(complete()) ? absl::OkStatus() : fail(status);
+    }
+    if (!complete()) sleep();
   }
   return absl::OkStatus();
 }
 
-// False if the last rank arrived while we looked at our peers: then the phase is over after all.
-bool Meeting::close_phase() {
-  auto& arrivals = space_.group_block().arrivals;
-  std::uint64_t seen = arrivals.load();
-  while (!(seen & GroupBlock::kPoison)) {
-    if (seen == phase_ * static_cast<std::uint64_t>(group_.size())) return false;
-    if (arrivals.compare_exchange_weak(seen, seen | GroupBlock::kPoison)) break;
-  }
-  return true;
+// A rank votes after `doubt` is set. If it saw an arrival missing then, nobody has gone on without a vote. A vote for a
+// later phase says that this one was over.
+bool Meeting::vote(bool over) const {
+  const std::uint64_t mine = 2 * phase_ + (over ? 1 : 0);
+  std::uint64_t seen = group_block_.verdict.load();
+  while (seen / 2 < phase_)
+    if (group_block_.verdict.compare_exchange_weak(seen, mine)) return over;
+  return seen / 2 > phase_ || seen % 2 == 1;
 }
 
-absl::Status Meeting::begin_reading() {
-  self().reading.store(1);
-  if (!(space_.group_block().arrivals.load() & GroupBlock::kPoison)) return absl::OkStatus();
-  end_reading();
+// All arrived, but one rank had already given up, and will say why in a moment.
+absl::Status Meeting::reason_of_loss() {
+  for (const auto end = Clock::now() + std::chrono::seconds(1); Clock::now() < end; std::this_thread::yield())
+    if (auto reason = look_at_peers(true); !reason.ok()) return reason;
+  return make_error(ExitCode::kPeerLost,
+                    prefix() + "another rank gave up, and was gone before it could say why");
+}
+
+absl::Status Meeting::begin_access() {
+  self().accessing.store(1);
+  if (group_block_.failed.load() == 0) return absl::OkStatus();
+  end_access();
   return meet();  // finds out who failed
 }
 
-void Meeting::end_reading() { self().reading.store(0, std::memory_order_release); }
+void Meeting::end_access() { self().accessing.store(0, std::memory_order_release); }
 
 // On threads, what the caller frees after a failure is gone for its peers too. (A process keeps its own
 // mapping.)
-void Meeting::wait_for_readers() const {
+void Meeting::wait_for_access_to_end() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < group_.size(); ++q)
-    while (q != group_.rank && space_.rank_block(q).reading.load() != 0) std::this_thread::yield();
+    while (q != group_.rank && blocks_[q]->accessing.load() != 0) std::this_thread::yield();
 }
 
 std::vector<int> Meeting::missing() const {
   std::vector<int> ranks;
   for (int q = 0; q < group_.size(); ++q)
-    if (space_.rank_block(q).arrived.load(std::memory_order_acquire) < phase_) ranks.push_back(q);
+    if (!arrived(q)) ranks.push_back(q);
   return ranks;
 }
 
 absl::Status Meeting::look_at_peers(bool slept) const {
   TESSERA_RETURN_IF_ERROR(status());
-  const bool alarm = space_.group_block().alarms.load() > 0;
+  const bool alarm = group_block_.alarms.load() > 0;
   if (!alarm && !slept) return absl::OkStatus();
   for (int q : missing())
-    if (!space_.alive(q) && space_.rank_block(q).arrived.load() < phase_ &&
-        space_.rank_block(q).state.load() == RankState::kRunning)
+    if (!space_.alive(q) && !arrived(q) && blocks_[q]->state.load() == RankState::kRunning)
       return make_error(ExitCode::kPeerLost, prefix() + who(q) + " is gone" + last_seen(q));
   for (int q = 0; alarm && q < group_.size(); ++q)
-    if (q != group_.rank && space_.rank_block(q).state.load() == RankState::kFailed) return failure_of(q);
+    if (q != group_.rank && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
   // Who left may have done so because of a failure that is still on its way to us, so leaving is the last to
   // be told.
   for (int q : slept ? missing() : std::vector<int>())
-    if (space_.rank_block(q).state.load() == RankState::kLeft)
+    if (blocks_[q]->state.load() == RankState::kLeft)
       return make_error(ExitCode::kPeerLost, prefix() + who(q) + " has left" + last_seen(q));
   return Clock::now() < deadline_ ? absl::OkStatus() : timeout_error();
 }
 
 absl::Status Meeting::failure_of(int rank) const {
-  const RankBlock& block = space_.rank_block(rank);
+  const RankBlock& block = *blocks_[rank];
   return make_error(static_cast<ExitCode>(block.exit_code),
                     prefix() + who(rank) + " gave up: " + block.message);
 }
@@ -203,8 +255,8 @@ absl::Status Meeting::timeout_error() const {
 }
 
 std::string Meeting::last_seen(int rank) const {
-  const RankBlock& block = space_.rank_block(rank);
-  const CallSignature call = block.calls[block.current.load() & 1].load().signature;
+  const RankBlock& block = *blocks_[rank];
+  const CallSignature call = block.calls[block.current.load() & 1].load();
   if (call.operation == Operation::kNone) return ", which has made no call yet";
   return ", last in " + call.describe();
 }
@@ -212,7 +264,7 @@ std::string Meeting::last_seen(int rank) const {
 std::string Meeting::prefix() const { return group_.self() + " " + where(call_) + ": "; }
 
 std::string Meeting::who(int rank) const {
-  const auto process = space_.rank_block(rank).process.load();
+  const auto process = blocks_[rank]->process.load();
   return group_.who(rank) + (process ? " (pid " + std::to_string(process) + ")" : "");
 }
 
@@ -222,8 +274,8 @@ absl::Status Meeting::fail(const absl::Status& reason) {
     if (!failure_.ok()) return failure_;
     failure_ = reason;
   }
-  mark_failed(space_.group_block(), self(), reason, space_.between_processes());
-  wait_for_readers();
+  mark_failed(group_block_, self(), reason, space_.between_processes());
+  wait_for_access_to_end();
   return reason;
 }
 
@@ -235,6 +287,6 @@ absl::Status Meeting::status() const {
   return make_error(ExitCode::kPeerLost, prefix() + "this rank has already left the group");
 }
 
-void Meeting::leave() { mark_left(space_.group_block(), self(), space_.between_processes()); }
+void Meeting::leave() { mark_left(group_block_, self(), space_.between_processes()); }
 
 }  // namespace tessera

@@ -44,8 +44,8 @@ void MemorySegment::close_fd() {
   if (fd_ >= 0) close(std::exchange(fd_, -1));
 }
 
-absl::Status MemorySegment::map(std::size_t bytes, bool writable) {
-  void* data = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd_, 0);
+absl::Status MemorySegment::map(std::size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (data == MAP_FAILED) return no_memory(bytes, "mmap");
   data_ = static_cast<std::byte*>(data);
   bytes_ = bytes;
@@ -68,15 +68,15 @@ absl::StatusOr<MemorySegment> MemorySegment::create(const std::string& name, std
   if (ftruncate(segment.fd_, static_cast<off_t>(bytes)) != 0) return no_memory(bytes, "ftruncate");
   if (fcntl(segment.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return no_memory(bytes, "fcntl(F_ADD_SEALS)");
-  TESSERA_RETURN_IF_ERROR(segment.map(bytes, true));
+  TESSERA_RETURN_IF_ERROR(segment.map(bytes));
   if (populate) TESSERA_RETURN_IF_ERROR(segment.populate());
   return segment;
 }
 
-absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t bytes, bool writable) {
+absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t bytes, bool populate) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   MemorySegment segment;
-  segment.fd_ = ::open(path.c_str(), O_CLOEXEC | (writable ? O_RDWR : O_RDONLY));
+  segment.fd_ = ::open(path.c_str(), O_CLOEXEC | O_RDWR);
   if (segment.fd_ < 0 && (errno == EACCES || errno == EPERM))
     return make_error(ExitCode::kPermission,
                       "cannot open " + path + ": " + error_text() +
@@ -89,7 +89,8 @@ absl::StatusOr<MemorySegment> MemorySegment::open(pid_t pid, int fd, std::size_t
   if (fstat(segment.fd_, &info) != 0 || static_cast<std::size_t>(info.st_size) != bytes)
     return make_error(ExitCode::kInternal, path + " wants " + std::to_string(bytes) + " bytes, got " +
                                                std::to_string(info.st_size));
-  TESSERA_RETURN_IF_ERROR(segment.map(bytes, writable));
+  TESSERA_RETURN_IF_ERROR(segment.map(bytes));
+  if (populate) TESSERA_RETURN_IF_ERROR(segment.populate());
   segment.close_fd();
   return segment;
 }

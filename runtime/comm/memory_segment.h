@@ -24,9 +24,10 @@ class MemorySegment {
   static absl::StatusOr<MemorySegment> create(const std::string& name, std::size_t bytes, bool populate);
 
   /// The segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd:
-  /// the processes must share a PID namespace and a user. Errors: 75 if the process is gone, 77 if it may not
-  /// be looked into, 70 if the segment's size is not that of `bytes`.
-  static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool writable);
+  /// the processes must share a PID namespace and a user. `populate`: this process's page tables are filled now, not
+  /// by faults. Errors: 75 if the process is gone, 77 if it may not be looked into, 70 if the segment's size is not
+  /// that of `bytes`.
+  static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -37,7 +38,7 @@ class MemorySegment {
   void close_fd();
 
  private:
-  absl::Status map(std::size_t bytes, bool writable);
+  absl::Status map(std::size_t bytes);
   absl::Status populate();
 
   std::byte* data_ = nullptr;

@@ -34,7 +34,7 @@ Location SegmentTable::locate(const void* data, std::size_t bytes) const {
   return {id, offset};
 }
 
-const std::byte* SegmentTable::view(int peer, const Location& location) const {
+std::byte* SegmentTable::view(int peer, const Location& location) const {
   std::lock_guard lock(mutex_);
   const auto it = segments_.find(location.segment);
   return it == segments_.end() ? nullptr : part(it->first, it->second, peer).data() + location.offset;

@@ -25,7 +25,7 @@ class SegmentTable {
   /// How peers find [data, data + bytes), if it lies in one of this rank's parts.
   Location locate(const void* data, std::size_t bytes) const;
   /// This process's mapping of the same place in `peer`'s memory; null if `remove` was called.
-  const std::byte* view(int peer, const Location& location) const;
+  std::byte* view(int peer, const Location& location) const;
 
  private:
   using Parts = std::vector<MemorySegment>;

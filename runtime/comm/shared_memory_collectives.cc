@@ -7,6 +7,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/streaming.h"
 #include "runtime/comm/visited_sum.h"
 
 namespace tessera {
@@ -34,7 +35,7 @@ std::size_t visited_window(std::size_t elements) {
 }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+  if (to != from) copy_large(to, from, bytes);
 }
 
 bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
@@ -62,10 +63,10 @@ SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group gr
       space_(std::move(space)),
       meeting_(group_, *space_),
       exceptions_at_start_(std::uncaught_exceptions()),
-      calls_(group_.size()),
       inputs_(group_.size()),
       outputs_(group_.size()),
-      sources_(group_.size()) {}
+      sources_(group_.size()),
+      targets_(group_.size()) {}
 
 // An exception that takes this object with it is the news, not that the rank left. On threads run_ranks,
 // which will catch it, tells the peers its message; between processes nobody else would.
@@ -107,15 +108,26 @@ absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
 absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call) {
   meeting_.publish(call);
   TESSERA_RETURN_IF_ERROR(meeting_.meet());
-  for (int q = 0; q < size(); ++q) calls_[q] = meeting_.published_by(q);
-  return compare_signatures();
+  return meeting_.all_published_the_same() ? absl::OkStatus() : disagreement();
 }
 
+absl::Status SharedMemoryCollectives::disagreement() {
+  const CallSignature first = meeting_.call_of(0);
+  int other = 1;
+  while (other + 1 < size() && meeting_.call_of(other) == first) ++other;
+  return meeting_.fail(
+      make_error(ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
+                                          first.describe() + ", " + meeting_.who(other) + " calls " +
+                                          meeting_.call_of(other).describe() +
+                                          "; every rank must make the same calls in the same order"));
+}
+
+// All ranks name the same place, and none other is touched.
 absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
-                                                        const Location CallDescriptor::*place) {
+                                                        Location (Meeting::*place_of)(int) const) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
-  for (int q = 0; q < size(); ++q)
-    if (!(calls_[q].*place == calls_[0].*place))
+  for (int q = 1; q < size(); ++q)
+    if (!((meeting_.*place_of)(q) == (meeting_.*place_of)(0)))
       return give_up(make_error(ExitCode::kInternal, meeting_.who(q) + " and " + meeting_.who(0) +
                                                          " name different places of common memory"));
   return absl::OkStatus();
@@ -123,25 +135,13 @@ absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& ca
 
 absl::Status SharedMemoryCollectives::view_buffers() {
   for (int q = 0; q < size(); ++q) {
-    const CallDescriptor& call = calls_[q];
-    inputs_[q] = call.input.reachable() ? space_->view(q, call.input) : nullptr;
-    outputs_[q] = call.output.reachable() ? space_->view(q, call.output) : nullptr;
-    if ((call.input.reachable() && !inputs_[q]) || (call.output.reachable() && !outputs_[q]))
+    const Location input = meeting_.input_of(q), output = meeting_.output_of(q);
+    inputs_[q] = input.reachable() ? space_->view(q, input) : nullptr;
+    outputs_[q] = output.reachable() ? space_->view(q, output) : nullptr;
+    if ((input.reachable() && !inputs_[q]) || (output.reachable() && !outputs_[q]))
       return give_up(
           make_error(ExitCode::kInternal,
                      meeting_.who(q) + " uses a CommBuffer whose counterpart was freed on this rank"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SharedMemoryCollectives::compare_signatures() {
-  for (int q = 1; q < size(); ++q) {
-    if (calls_[q].signature == calls_[0].signature) continue;
-    return meeting_.fail(
-        make_error(ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
-                                            calls_[0].signature.describe() + ", " + meeting_.who(q) +
-                                            " calls " + calls_[q].signature.describe() +
-                                            "; every rank must make the same calls in the same order"));
   }
   return absl::OkStatus();
 }
@@ -150,20 +150,16 @@ bool SharedMemoryCollectives::small(std::size_t bytes) const {
   return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
 }
 
-bool SharedMemoryCollectives::all_inputs_reachable() const {
-  return std::all_of(calls_.begin(), calls_.end(), [](const auto& call) { return call.input.reachable(); });
+bool SharedMemoryCollectives::all_reachable(const std::vector<std::byte*>& views) const {
+  return std::find(views.begin(), views.end(), nullptr) == views.end();
 }
 
-const std::byte* SharedMemoryCollectives::input_of(int peer, std::size_t offset) const {
-  return inputs_[peer] + offset;
-}
-
-// Reads peers' buffers, then waits until all ranks have.
-template <typename Read>
-absl::Status SharedMemoryCollectives::read_peers(Read read) {
-  TESSERA_RETURN_IF_ERROR(meeting_.begin_reading());
-  read();
-  meeting_.end_reading();
+// Reads and writes peers' buffers, then waits until all ranks have.
+template <typename Access>
+absl::Status SharedMemoryCollectives::access_peers(Access access) {
+  TESSERA_RETURN_IF_ERROR(meeting_.begin_access());
+  access();
+  meeting_.end_access();
   return meeting_.meet();
 }
 
@@ -203,10 +199,10 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
   call.input = (*allocation)->publish();
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
   std::vector<Location> offers;
-  for (const CallDescriptor& peer : calls_) offers.push_back(peer.input);
-  TESSERA_RETURN_IF_ERROR(meeting_.begin_reading());
+  for (int q = 0; q < size(); ++q) offers.push_back(meeting_.input_of(q));
+  TESSERA_RETURN_IF_ERROR(meeting_.begin_access());
   auto buffer = (*allocation)->open(offers);
-  meeting_.end_reading();
+  meeting_.end_access();
   if (!buffer.ok()) return give_up(buffer.status());
   TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
   return buffer;
@@ -228,10 +224,10 @@ Work SharedMemoryCollectives::all_gather(std::string_view label, const void* sha
 // `full` is one buffer for all: each rank writes its own part of it, where it does not lie there already.
 absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, const std::byte* shard,
                                                     std::byte* full, std::size_t bytes) {
-  TESSERA_RETURN_IF_ERROR(meet_about_common(call, &CallDescriptor::output));
+  TESSERA_RETURN_IF_ERROR(meet_about_common(call, &Meeting::output_of));
   bool in_place = true;
   for (int q = 0; q < size(); ++q)
-    in_place &= calls_[q].input == Location{call.output.segment, call.output.offset + q * bytes};
+    in_place &= meeting_.input_of(q) == Location{call.output.segment, call.output.offset + q * bytes};
   if (in_place) return absl::OkStatus();
   copy_bytes(full + rank() * bytes, shard, bytes);
   return meeting_.meet();
@@ -241,11 +237,10 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
                                              std::byte* full, std::size_t bytes) {
   if (!small(bytes)) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_inputs_reachable()) {
-      copy_bytes(full + rank() * bytes, shard, bytes);
-      return read_peers([&] {
-        for (int step = 1; step < size(); ++step)
-          copy_bytes(full + peer(step) * bytes, input_of(peer(step), 0), bytes);
+    if (all_reachable(inputs_)) {
+      return access_peers([&] {
+        for (int step = 0; step < size(); ++step)
+          copy_bytes(full + peer(step) * bytes, inputs_[peer(step)], bytes);
       });
     }
   }
@@ -264,7 +259,7 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
 
 // Offsets in bytes.
 std::span<const void* const> SharedMemoryCollectives::inputs_from(std::size_t offset) {
-  for (int q = 0; q < size(); ++q) sources_[q] = input_of(q, offset);
+  for (int q = 0; q < size(); ++q) sources_[q] = inputs_[q] + offset;
   return sources_;
 }
 
@@ -290,9 +285,10 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   const bool is_small = small(numel * size() * element);
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_inputs_reachable()) {
-      return read_peers(
-          [&] { visited_sum(inputs_from(rank() * numel * element), dtype, output, 0, numel, visitor); });
+    if (all_reachable(inputs_)) {
+      return access_peers([&] {
+        visited_sum(inputs_from(rank() * numel * element), dtype, {&output, 1}, numel, visitor);
+      });
     }
   }
   // A mailbox holds one piece for each rank.
@@ -302,8 +298,9 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
                  round.length * element);
   };
   const auto use = [&](const Round& round) {
-    visited_sum(mailboxes_from(round, rank() * round.length * element), dtype, output, round.begin,
-                round.length, visitor);
+    float* const target = output + round.begin;
+    visited_sum(mailboxes_from(round, rank() * round.length * element), dtype, {&target, 1}, round.length,
+                visitor, round.begin);
   };
   const std::size_t window = visited_window(space_->mailbox_bytes() / (element * size()));
   return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
@@ -335,25 +332,16 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
     return in_rounds(&call, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
-  const bool outputs_reachable =
-      std::all_of(calls_.begin(), calls_.end(), [](const auto& peer) { return peer.output.reachable(); });
-  return all_inputs_reachable() && outputs_reachable ? reduce_direct(dtype, output, numel)
-                                                     : reduce_in_rounds(dtype, input, output, numel);
+  return all_reachable(inputs_) && all_reachable(outputs_) ? reduce_direct(dtype, numel)
+                                                           : reduce_in_rounds(dtype, input, output, numel);
 }
 
-// Each rank sums its slice into its own output, then all read the other slices from where they were summed.
-absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, float* output, std::size_t numel) {
+// Each rank sums its slice into the outputs of all.
+absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, std::size_t numel) {
   const Slice mine = slice_of(numel, rank(), size());
-  TESSERA_RETURN_IF_ERROR(read_peers([&] {
-    pairwise_sum(inputs_from(mine.begin * size_of(dtype)), dtype, output + mine.begin, mine.numel);
-  }));
-  return read_peers([&] {
-    for (int step = 1; step < size(); ++step) {
-      const Slice slice = slice_of(numel, peer(step), size());
-      const std::byte* summed = outputs_[peer(step)] + slice.begin * sizeof(float);
-      copy_bytes(output + slice.begin, summed, slice.numel * sizeof(float));
-    }
-  });
+  for (int q = 0; q < size(); ++q) targets_[q] = reinterpret_cast<float*>(outputs_[q]) + mine.begin;
+  return access_peers(
+      [&] { visited_sum(inputs_from(mine.begin * size_of(dtype)), dtype, targets_, mine.numel); });
 }
 
 // The same one window at a time: inputs through one mailbox, summed slices through the other.
@@ -393,7 +381,7 @@ Work SharedMemoryCollectives::broadcast(std::string_view label, void* data, std:
     return Work(refuse("root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks"));
   call.input = space_->locate(data, bytes);
   call.signature.common = call.input.common();
-  if (call.signature.common) return Work(meet_about_common(call, &CallDescriptor::input));
+  if (call.signature.common) return Work(meet_about_common(call, &Meeting::input_of));
   return Work(spread(call, bytes_of(data), bytes, root));
 }
 
@@ -401,8 +389,8 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
                                              int root) {
   if (!small(bytes)) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (calls_[root].input.reachable()) {
-      return read_peers([&] { copy_bytes(data, rank() == root ? data : input_of(root, 0), bytes); });
+    if (inputs_[root]) {
+      return access_peers([&] { copy_bytes(data, rank() == root ? data : inputs_[root], bytes); });
     }
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
@@ -428,10 +416,10 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
   const bool is_small = small(bytes * size());
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_inputs_reachable()) {
-      return read_peers([&] {
+    if (all_reachable(inputs_)) {
+      return access_peers([&] {
         for (int step = 0; step < size(); ++step)
-          copy_bytes(output + peer(step) * bytes, input_of(peer(step), rank() * bytes), bytes);
+          copy_bytes(output + peer(step) * bytes, inputs_[peer(step)] + rank() * bytes, bytes);
       });
     }
   }

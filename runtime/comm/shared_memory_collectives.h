@@ -17,7 +17,7 @@ namespace tessera {
 /// | way     | when                              | how                                     | meetings      |
 /// |---------|-----------------------------------|-----------------------------------------|---------------|
 /// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
-/// | direct  | larger, all buffers are reachable | peers' buffers are read where they lie  | 2 or 3        |
+/// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
 /// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
 ///
 /// Invariants:
@@ -25,9 +25,10 @@ namespace tessera {
 ///     either all go on or all fail.
 ///  2. What a rank publishes for phase k (descriptor, mailbox) it writes into slot k & 1. Peers read it
 ///     between phases k and k+1, and it is next written after phase k+1: never while it is read.
-///  3. A peer's buffer is read only between two meetings of one call, so a call's inputs are free when it
-///     returns.
-///  4. Within one interval between meetings, no rank writes what a peer may read.
+///  3. A peer's buffer is read or written only between two meetings of one call, so a call's buffers are free when it
+///     returns. (After a failure, a process's peers may write its outputs a while longer.)
+///  4. Within one interval between meetings, no rank writes what a peer may read or write: of an all_reduce, each rank
+///     reads its own slice of all inputs and writes that slice of all outputs.
 ///
 /// Calls run on the caller's thread and are done when they return: Work::wait costs nothing.
 class SharedMemoryCollectives : public Collectives {
@@ -64,15 +65,14 @@ class SharedMemoryCollectives : public Collectives {
   absl::Status refuse(const std::string& why);
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
-  absl::Status compare_signatures();
+  absl::Status disagreement();
   absl::Status view_buffers();
   bool small(std::size_t bytes) const;
-  bool all_inputs_reachable() const;
-  const std::byte* input_of(int peer, std::size_t offset) const;
+  bool all_reachable(const std::vector<std::byte*>& views) const;
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
 
-  template <typename Read>
-  absl::Status read_peers(Read read);
+  template <typename Access>
+  absl::Status access_peers(Access access);
   template <typename Load, typename Use>
   absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load,
                          Use use);
@@ -81,14 +81,14 @@ class SharedMemoryCollectives : public Collectives {
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
       CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation);
-  absl::Status meet_about_common(const CallDescriptor& call, const Location CallDescriptor::*place);
+  absl::Status meet_about_common(const CallDescriptor& call, Location (Meeting::*place_of)(int) const);
   absl::Status gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
                              std::size_t bytes);
   absl::Status gather(const CallDescriptor& call, const std::byte* shard, std::byte* full, std::size_t bytes);
   absl::Status scatter(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel,
                        SumVisitor* visitor);
   absl::Status reduce(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel);
-  absl::Status reduce_direct(DType dtype, float* output, std::size_t numel);
+  absl::Status reduce_direct(DType dtype, std::size_t numel);
   absl::Status reduce_in_rounds(DType dtype, const std::byte* input, float* output, std::size_t numel);
   absl::Status spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root);
   absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
@@ -100,9 +100,10 @@ class SharedMemoryCollectives : public Collectives {
   Meeting meeting_;
   const int exceptions_at_start_;
   std::uint64_t sequence_ = 0;
-  std::vector<CallDescriptor> calls_;               ///< of all ranks, for the call under way
-  std::vector<const std::byte*> inputs_, outputs_;  ///< views of their buffers; null where unreachable
-  std::vector<const void*> sources_;                ///< scratch of the sums
+  // Of all ranks, for the call under way:
+  std::vector<std::byte*> inputs_, outputs_;  // views of their buffers; null where unreachable
+  std::vector<const void*> sources_;          // scratch of the sums
+  std::vector<float*> targets_;
 };
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ class SharedSpace {
   virtual Location locate(const void* data, std::size_t bytes) const = 0;
   /// This rank's view of a peer's buffer; null if this rank has freed its part of the segment.
   /// REQUIRES: location.reachable().
-  virtual const std::byte* view(int peer, const Location& location) const = 0;
+  virtual std::byte* view(int peer, const Location& location) const = 0;
 
   /// False once the peer can no longer answer. May cost a system call.
   virtual bool alive(int peer) const = 0;

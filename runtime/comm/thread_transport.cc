@@ -84,8 +84,8 @@ class ThreadSpace : public SharedSpace {
     const bool common = common_->contain(static_cast<const std::byte*>(data), bytes);
     return {1 | (common ? Location::kCommon : 0), reinterpret_cast<std::uintptr_t>(data)};
   }
-  const std::byte* view(int, const Location& location) const override {
-    return reinterpret_cast<const std::byte*>(location.offset);
+  std::byte* view(int, const Location& location) const override {
+    return reinterpret_cast<std::byte*>(location.offset);
   }
 
   // A thread does not vanish: run_ranks marks those that end.

@@ -1,15 +1,22 @@
 #include "runtime/comm/visited_sum.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <vector>
 
 #include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/streaming.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::size_t kPiece = 4096;  // elements: a piece and its sources stay in the first-level cache
+constexpr std::size_t kPiece = 512;  // elements: a piece and its sources stay in the first-level cache
 static_assert(kPiece % SumVisitor::kAlignment == 0);
+
+bool contains(std::span<const void* const> sources, const void* output) {
+  return std::find(sources.begin(), sources.end(), output) != sources.end();
+}
 
 }  // namespace
 
@@ -19,16 +26,26 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
     visitor->visit(offset + begin, sums + begin, std::min(kPiece, numel - begin));
 }
 
-void visited_sum(std::span<const void* const> sources, DType dtype, float* output, std::size_t offset,
-                 std::size_t numel, SumVisitor* visitor) {
-  if (!visitor) return pairwise_sum(sources, dtype, output + offset, numel);
+// A piece is summed where it stays in cache: in an output that is not streamed, or on the stack.
+void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs,
+                 std::size_t numel, SumVisitor* visitor, std::size_t offset) {
+  const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
+  if (!large && !visitor && outputs.size() == 1) return pairwise_sum(sources, dtype, outputs[0], numel);
+  std::vector<float*> streamed, kept;
+  // What is a source has just been read: its lines are in cache and cost nothing to write.
+  for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
   std::vector<const void*> at(sources.begin(), sources.end());
+  alignas(64) std::array<float, kPiece> stack;
   for (std::size_t begin = 0; begin < numel; begin += kPiece) {
     const std::size_t length = std::min(kPiece, numel - begin);
-    pairwise_sum(at, dtype, output + offset + begin, length);
-    visitor->visit(offset + begin, output + offset + begin, length);
+    float* const piece = kept.empty() ? stack.data() : kept[0] + begin;
+    pairwise_sum(at, dtype, piece, length);
+    for (std::size_t k = 1; k < kept.size(); ++k) std::memcpy(kept[k] + begin, piece, length * sizeof(float));
+    for (float* output : streamed) stream_bytes(output + begin, piece, length * sizeof(float));
+    if (visitor) visitor->visit(offset + begin, piece, length);
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);
   }
+  if (!streamed.empty()) end_stream();
 }
 
 }  // namespace tessera

@@ -8,13 +8,14 @@
 namespace tessera {
 
 /// Shows `sums[0, numel)`, which are elements `offset...` of an output, to `visitor` (which may be null), in pieces
-/// of 16 KiB. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
+/// that fit the first-level cache. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel);
 
-/// pairwise_sum (pairwise_sum.h) into `output[offset, offset + numel)`, each piece of which is shown to `visitor`
-/// (which may be null) as soon as it is there. `sources` begin at what belongs to `output[offset]`.
-/// REQUIRES: as pairwise_sum and visit_sums.
-void visited_sum(std::span<const void* const> sources, DType dtype, float* output, std::size_t offset,
-                 std::size_t numel, SumVisitor* visitor);
+/// pairwise_sum (pairwise_sum.h) of `sources` into each of `outputs`, piece by piece, in one pass: each source is read
+/// once, each output written once, past the caches where that pays (streaming.h). `visitor` (which may be null) sees
+/// each piece as soon as it is there, as elements `offset...` of the output. An output may be one of the sources.
+/// REQUIRES: as pairwise_sum and visit_sums; at least one output.
+void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs,
+                 std::size_t numel, SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
 }  // namespace tessera

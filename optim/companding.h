@@ -26,32 +26,33 @@ template <class V, std::uint32_t kSteps>
 struct Companding {
   using Float = typename V::Float;
   using Bits = typename V::Bits;
+  using Int = typename V::Int;
 
   static constexpr float kRootOffset = 2.0f / kSteps;
   static constexpr float kOffset = kRootOffset * kRootOffset;
-  static constexpr float kLargestCode = kSteps - 1;
-  /// The number whose code is kLargestCode, by the function's last piece, which has slope 1/2.
-  static constexpr float kLargest = 1.0f + 2.0f * (kLargestCode / kSteps + kRootOffset - 1.0f) - kOffset;
+  /// The number whose code is kSteps - 1, by the function's last piece, which has slope 1/2.
+  static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
+
+  /// The code that a number (>= 0) rounds to; `noise`, uniform in [0, 2^16), decides whether down or up. What is above
+  /// kLargest gets its code, and so does NaN.
+  static TESSERA_ALWAYS_INLINE Bits encode(Float x, Bits noise) {
+    // phi, the product with kSteps and 16 binary places, all at once: the latter two are powers of two.
+    const Float root = V::float_of((V::bits_of(x + kOffset) >> 1) + kHalfOne + power_of_two(kSteps << 16));
+    const Float code = V::min(root - float{2 << 16}, Float{} + float{(kSteps - 1) << 16});
+    return (Bits(V::to_int(code)) + noise) >> 16;
+  }
+
+  /// The number that a code stands for. Exact.
+  static TESSERA_ALWAYS_INLINE Float decode(Int code) {
+    const Bits root = V::bits_of(V::to_float(code + 2)) - (kHalfOne + power_of_two(kSteps));
+    return V::float_of(root << 1) - kOffset;
+  }
+
+ private:
   static constexpr std::uint32_t kHalfOne = 0x3f800000u / 2;  // half the bits of 1.0f
-
-  /// The code before rounding, at most kLargestCode; that too for NaN.
-  static TESSERA_ALWAYS_INLINE Float code(Float x) {
-    const Float root = V::float_of((V::bits_of(x + kOffset) >> 1) + kHalfOne);
-    const Float exact = (root - kRootOffset) * static_cast<float>(kSteps);
-    const Float most = exact * 0.0f + kLargestCode;
-    return exact < kLargestCode ? exact : most;
-  }
-
-  /// The number that a code stands for, relative to the scale. Exact.
-  static TESSERA_ALWAYS_INLINE Float value(Float code) {
-    const Float root = code * (1.0f / kSteps) + kRootOffset;
-    return V::float_of((V::bits_of(root) - kHalfOne) << 1) - kOffset;
-  }
-
-  /// `code` rounded down or up by chance: `noise` is uniform in [0, 2^16).
-  static TESSERA_ALWAYS_INLINE typename V::Int round(Float code, Bits noise) {
-    const Float share = V::template convert<Float>(reinterpret_cast<typename V::Int>(noise)) * 0x1p-16f;
-    return V::template convert<typename V::Int>(code + share);
+  /// What is added to a float's bits to multiply it by `power`.
+  static constexpr std::uint32_t power_of_two(std::uint32_t power) {
+    return static_cast<std::uint32_t>(__builtin_ctz(power)) << 23;
   }
 };
 

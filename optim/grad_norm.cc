@@ -60,14 +60,15 @@ bool is_left_sibling(const NormNode& left, const NormNode& right) {
   return left.level == right.level && left.index % 2 == 0 && left.index + 1 == right.index;
 }
 
-// Replaces two siblings at the stack's end by their parent, as often as there are two. `stack` holds nodes in block
-// order from `base` on, no two of which are siblings: at most two of each level, like the digits of a counter.
-void push_and_merge(std::vector<NormNode>& stack, std::size_t base, NormNode node) {
-  while (stack.size() > base && is_left_sibling(stack.back(), node)) {
-    node = NormNode{.level = node.level + 1, .index = node.index / 2, .sum = stack.back().sum + node.sum};
-    stack.pop_back();
+// Adds a node to `stack`, which holds `depth` nodes in block order, no two of which are siblings: at most two of each
+// level, like the digits of a counter. Two siblings at its end become their parent. Returns the new depth.
+std::size_t push_and_merge(NormNode* stack, std::size_t depth, NormNode node) {
+  while (depth > 0 && is_left_sibling(stack[depth - 1], node)) {
+    --depth;
+    node = NormNode{.level = node.level + 1, .index = node.index / 2, .sum = stack[depth].sum + node.sum};
   }
-  stack.push_back(node);
+  stack[depth] = node;
+  return depth + 1;
 }
 
 // A level that no tree has, as in bytes that were never received, sorts last and then covers nothing.
@@ -86,40 +87,35 @@ std::size_t NormTree::max_nodes() const {
 
 void NormTree::partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out,
                        bool& finite) const {
-  const std::uint64_t blocks = blocks_of(shard.size());
-  const bool within = first_block <= total_blocks_ && blocks <= total_blocks_ - first_block;
-  const bool whole = shard.size() % kBlockNumel == 0 || first_block + blocks == total_blocks_;
-  if (!within || !whole) {
-    throw std::invalid_argument(
-        fmt::format("NormTree: a shard of {} elements at block {} of {} must lie within the unit and be cut at "
-                    "multiples of {} elements", shard.size(), first_block, total_blocks_, kBlockNumel));
-  }
-  const std::size_t base = out.size();
-  for (std::uint64_t block = 0; block < blocks; ++block) {
-    const std::size_t begin = block * kBlockNumel;
-    const double sum = block_sum_(shard.data() + begin, std::min(kBlockNumel, shard.size() - begin));
-    push_and_merge(out, base, NormNode{.level = 0, .index = first_block + block, .sum = sum});
-  }
-  // A sum of squares of finite fp32 numbers cannot overflow fp64, and a non-finite square never vanishes from a sum.
-  for (std::size_t i = base; i < out.size(); ++i) finite = finite && std::isfinite(out[i].sum);
+  Builder builder(*this);
+  builder.reset(first_block);
+  builder.add(shard);
+  out.insert(out.end(), builder.nodes().begin(), builder.nodes().end());
+  finite = finite && builder.finite();
 }
 
 absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes) const {
-  std::vector<NormNode> sorted;
-  sorted.reserve(nodes.size());
-  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(sorted),
+  std::vector<NormNode> scratch;
+  return combine(nodes, scratch);
+}
+
+absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes, std::vector<NormNode>& scratch) const {
+  scratch.clear();
+  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(scratch),
                [](const NormNode& node) { return node.level != NormNode::kAbsent; });
-  std::sort(sorted.begin(), sorted.end(),
+  std::sort(scratch.begin(), scratch.end(),
             [](const NormNode& a, const NormNode& b) { return first_block_of(a) < first_block_of(b); });
 
-  std::vector<NormNode> stack;
+  NormNode* stack = scratch.data();  // grows over the nodes that have been read
+  std::size_t depth = 0;
   std::uint64_t next_block = 0;
   bool gapless = true;
-  for (const NormNode& node : sorted) {
+  for (std::size_t i = 0; i < scratch.size(); ++i) {
+    const NormNode node = scratch[i];
     gapless = first_block_of(node) == next_block;
     if (!gapless) break;
     next_block += std::uint64_t{1} << node.level;
-    push_and_merge(stack, 0, node);
+    depth = push_and_merge(stack, depth, node);
   }
   if (!gapless || next_block != total_blocks_) {
     return make_error(ExitCode::kInternal,
@@ -128,8 +124,36 @@ absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes) const 
   }
   // What is left are subtrees of falling level: the unit's last ones have no sibling and are carried up to it.
   double total = 0.0;
-  for (std::size_t i = stack.size(); i-- > 0;) total = i + 1 == stack.size() ? stack[i].sum : stack[i].sum + total;
+  for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i].sum : stack[i].sum + total;
   return total;
+}
+
+NormTree::Builder::Builder(const NormTree& tree) : tree_(tree), stack_(tree.max_nodes()) {}
+
+void NormTree::Builder::reset(std::uint64_t first_block) {
+  next_block_ = first_block;
+  depth_ = 0;
+}
+
+void NormTree::Builder::add(std::span<const float> piece) {
+  const std::uint64_t blocks = blocks_of(piece.size());
+  const bool within = next_block_ <= tree_.total_blocks_ && blocks <= tree_.total_blocks_ - next_block_;
+  const bool whole = piece.size() % kBlockNumel == 0 || next_block_ + blocks == tree_.total_blocks_;
+  if (!within || !whole) {
+    throw std::invalid_argument(
+        fmt::format("NormTree: {} elements at block {} of {} must lie within the unit and be cut at multiples of {} "
+                    "elements", piece.size(), next_block_, tree_.total_blocks_, kBlockNumel));
+  }
+  for (std::uint64_t block = 0; block < blocks; ++block, ++next_block_) {
+    const std::size_t begin = block * kBlockNumel;
+    const double sum = tree_.block_sum_(piece.data() + begin, std::min(kBlockNumel, piece.size() - begin));
+    depth_ = push_and_merge(stack_.data(), depth_, NormNode{.level = 0, .index = next_block_, .sum = sum});
+  }
+}
+
+bool NormTree::Builder::finite() const {
+  // A sum of squares of finite fp32 numbers cannot overflow fp64, and a non-finite square never vanishes from a sum.
+  return std::all_of(nodes().begin(), nodes().end(), [](const NormNode& node) { return std::isfinite(node.sum); });
 }
 
 }  // namespace tessera

@@ -58,10 +58,41 @@ class NormTree {
   /// The total from the nodes of all shards, in any order, absent ones skipped. An error (exit code 70) if they do not
   /// cover every block exactly once: a rank's nodes are missing, or there twice.
   absl::StatusOr<double> combine(std::span<const NormNode> nodes) const;
+  /// The same with memory that is kept from call to call: allocates only until `scratch` has room for all nodes.
+  absl::StatusOr<double> combine(std::span<const NormNode> nodes, std::vector<NormNode>& scratch) const;
+
+  /// partial() for a shard that becomes final piece by piece, as in a reduction.
+  class Builder;
 
  private:
   std::uint64_t total_blocks_;
   double (*block_sum_)(const float* block, std::size_t numel);
+};
+
+/// Takes a shard's elements in order and keeps the nodes of what it has seen; the same bits as partial() gives for the
+/// whole, wherever the pieces are cut. Allocates when constructed and never again. For one thread at a time.
+///
+///   builder.reset(first_block);  builder.add(piece); ...  builder.nodes(), builder.finite()
+class NormTree::Builder {
+ public:
+  explicit Builder(const NormTree& tree);
+
+  /// Begins a shard at block `first_block`.
+  void reset(std::uint64_t first_block);
+  /// The elements after those added so far: a multiple of 256, unless they end in the unit's last block. Throws
+  /// `std::invalid_argument` as partial() does.
+  void add(std::span<const float> piece);
+
+  /// In block order, at most max_nodes(). Valid until the next add() or reset().
+  std::span<const NormNode> nodes() const { return {stack_.data(), depth_}; }
+  /// Whether all elements since reset() were finite.
+  bool finite() const;
+
+ private:
+  NormTree tree_;
+  std::uint64_t next_block_ = 0;
+  std::vector<NormNode> stack_;  // [max_nodes], the first depth_ in use
+  std::size_t depth_ = 0;
 };
 
 }  // namespace tessera

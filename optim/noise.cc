@@ -17,7 +17,7 @@ constexpr std::uint64_t kSeed = 0x9e3779b97f4a7c15u;  // 2^64 over the golden ra
 
 NoiseKey noise_key(std::uint64_t stream, std::int64_t step) {
   const std::uint64_t key = mix(mix(stream + kSeed) + static_cast<std::uint64_t>(step) * kSeed);
-  return {.before = static_cast<std::uint32_t>(key), .between = static_cast<std::uint32_t>(key >> 32)};
+  return {.start = static_cast<std::uint32_t>(key), .twist = static_cast<std::uint32_t>(key >> 32)};
 }
 
 }  // namespace tessera

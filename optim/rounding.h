@@ -8,32 +8,27 @@
 namespace tessera {
 
 // How fp32 becomes something narrower. Integer arithmetic without branches, on the bits of one number
-// (`Bits` = std::uint32_t) or of a vector of them (Simd::Bits), so that every instruction set gives the same bits.
-// A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave an infinity, and
-// rounding up one whose payload is all ones would leave zero.
-
-template <class Bits>
-TESSERA_ALWAYS_INLINE auto is_nan(Bits bits) {
-  return (bits & 0x7fffffffu) > 0x7f800000u;
-}
+// (`Bits` = std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction
+// set gives the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave
+// an infinity, and rounding up one whose payload is all ones would leave zero.
 
 /// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. To nearest, ties to even, as IEEE 754 and
 /// LibTorch round; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
 /// leading payload bits, and becomes quiet. The result is in the low 16 bits.
-template <class Bits>
-TESSERA_ALWAYS_INLINE Bits bf16_nearest(Bits bits) {
+template <class Bits, class Float>
+TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
+  const Bits bits = __builtin_bit_cast(Bits, value);
   const Bits nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Bits quiet_nan = (bits >> 16) | 0x0040u;
-  return is_nan(bits) ? quiet_nan : nearest;
+  return value != value ? quiet_nan : nearest;
 }
 
 /// One of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is added
-/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity).
-template <class Bits>
-TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Bits bits, Bits noise) {
-  const Bits rounded = (bits + noise) >> 16;
-  const Bits quiet_nan = (bits >> 16) | 0x0040u;
-  return is_nan(bits) ? quiet_nan : rounded;
+/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). A NaN is
+/// cut off; REQUIRES: it is quiet, as every NaN is that arithmetic made.
+template <class Bits, class Float>
+TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
+  return (__builtin_bit_cast(Bits, value) + (value == value ? noise : Bits{})) >> 16;
 }
 
 /// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; nearest even. Three ranges, each right only in its own:
@@ -42,22 +37,22 @@ TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Bits bits, Bits noise) {
 ///  - results below 2^-14: adding 0.5 makes the adder round to the subnormals' spacing of 2^-24, since numbers in
 ///    [0.5, 1) lie 2^-24 apart;
 ///  - NaN.
-/// `Float` is the float type of Bits' width.
-template <class Float, class Bits>
-TESSERA_ALWAYS_INLINE Bits fp16_nearest(Bits bits) {
+template <class Bits, class Float>
+TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
+  const Bits bits = __builtin_bit_cast(Bits, value);
   constexpr std::uint32_t kHalf = 0x3f000000u;  // the bits of 0.5f
   const Bits sign = (bits >> 16) & 0x8000u;
   const Bits magnitude = bits & 0x7fffffffu;
 
   const Bits rounded = (magnitude + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
   const Bits rebiased = rounded - (112u << 10);
-  const Bits infinity = rebiased * 0u + 0x7c00u;
+  const Bits infinity = Bits{} + 0x7c00u;
   const Bits normal = rebiased > 0x7c00u ? infinity : rebiased;
   const Bits subnormal = __builtin_bit_cast(Bits, __builtin_bit_cast(Float, magnitude) + 0.5f) - kHalf;
   const Bits quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
 
   Bits result = magnitude < 0x38800000u ? subnormal : normal;
-  result = is_nan(bits) ? quiet_nan : result;
+  result = value != value ? quiet_nan : result;
   return sign | result;
 }
 
@@ -69,14 +64,15 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Bits bits) {
 //   bits = (high << 16) + low
 //
 // Every pattern that is not a NaN comes back bit for bit, also where `high` is rounded up to infinity. Rounding ties to
-// even would not do: then 2^16 + 1 masters share one even `high`. A NaN comes back as the quiet NaN of its sign without
-// payload, so that `high` is one too.
+// even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so that
+// `high` is one too.
 
 /// The pattern that split_high and split_low are to be given.
-template <class Bits>
-TESSERA_ALWAYS_INLINE Bits splittable(Bits bits) {
-  const Bits quiet_nan = (bits & 0x80000000u) | 0x7fc00000u;
-  return is_nan(bits) ? quiet_nan : bits;
+template <class Bits, class Float>
+TESSERA_ALWAYS_INLINE Bits splittable(Float value) {
+  const Bits bits = __builtin_bit_cast(Bits, value);
+  const Bits quiet_nan = Bits{} + 0x7fc00000u;
+  return value != value ? quiet_nan : bits;
 }
 /// In the low 16 bits.
 template <class Bits>

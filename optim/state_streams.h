@@ -29,7 +29,7 @@ struct F32State {
 
   explicit TESSERA_ALWAYS_INLINE F32State(const StateArgument& a, float*) : data(static_cast<float*>(a.data)) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const { return V::load(data + i, count); }
+  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const { return V::stream(data + i, count); }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float values, typename V::Bits) const {
     V::store(data + i, count, values);
   }
@@ -46,12 +46,11 @@ struct BF16State {
   explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float*) : data(static_cast<std::uint16_t*>(a.data)) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
   TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    return V::float_of(V::template convert<typename V::Bits>(V::load(data + i, count)) << 16);
+    return V::float_of(V::widen(V::stream(data + i, count)) << 16);
   }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float values,
                                    typename V::Bits noise) const {
-    const typename V::Bits rounded = bf16_stochastic(V::bits_of(values), noise);
-    V::store(data + i, count, V::template convert<typename V::template Of<std::uint16_t>>(rounded));
+    V::store(data + i, count, V::template narrow<std::uint16_t>(bf16_stochastic(values, noise)));
   }
 };
 
@@ -103,19 +102,19 @@ struct SignedBlockState : BlockValues<V, 128> {
   explicit TESSERA_ALWAYS_INLINE SignedBlockState(const StateArgument& a, float* values)
       : Base(a, values), data(static_cast<std::int8_t*>(a.data)) {}
   TESSERA_ALWAYS_INLINE Float load(std::size_t i, std::size_t count) const {
-    const auto codes = V::template convert<typename V::Int>(V::load(data + i, count));
-    const typename V::Bits bits = V::bits_of(V::template convert<Float>(codes));
-    const Float magnitude = Code::value(V::float_of(bits & 0x7fffffffu)) * Base::scale;
-    return V::float_of(V::bits_of(magnitude) | (bits & 0x80000000u));
+    const typename V::Int code = V::widen(V::stream(data + i, count));
+    const typename V::Int sign = code >> 31;  // 0 or -1
+    const Float magnitude = Code::decode((code ^ sign) - sign) * Base::scale;
+    return V::float_of(V::bits_of(magnitude) | (typename V::Bits(code) & 0x80000000u));
   }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, Float moment, typename V::Bits) {
     Base::keep(i, moment);
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
     const typename V::Bits bits = V::bits_of(Base::kept(i));
-    const typename V::Int code = Code::round(Code::code(V::float_of(bits & 0x7fffffffu) * Base::inverse), noise);
-    const typename V::Int sign = reinterpret_cast<typename V::Int>(bits) >> 31;  // 0 or -1
-    V::store(data + i, count, V::template convert<typename V::template Of<std::int8_t>>((code ^ sign) - sign));
+    const typename V::Bits code = Code::encode(V::float_of(bits & 0x7fffffffu) * Base::inverse, noise);
+    const auto sign = typename V::Bits(typename V::Int(bits) >> 31);  // 0 or -1
+    V::store(data + i, count, V::template narrow<std::int8_t>((code ^ sign) - sign));
   }
 };
 
@@ -131,16 +130,15 @@ struct RootBlockState : BlockValues<V, 256> {
   explicit TESSERA_ALWAYS_INLINE RootBlockState(const StateArgument& a, float* values)
       : Base(a, values), data(static_cast<std::uint8_t*>(a.data)) {}
   TESSERA_ALWAYS_INLINE Float load(std::size_t i, std::size_t count) const {
-    const auto codes = V::template convert<typename V::Int>(V::load(data + i, count));
-    const Float root = Code::value(V::template convert<Float>(codes)) * Base::scale;
+    const Float root = Code::decode(V::widen(V::stream(data + i, count))) * Base::scale;
     return root * root;
   }
-  TESSERA_ALWAYS_INLINE void store_root(std::size_t i, Float root) { Base::keep(i, root); }
+  TESSERA_ALWAYS_INLINE void store_root(std::size_t i, Float root) { Base::keep(i, root); }  ///< of the new moment
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
     const Float root = Base::kept(i);
-    typename V::Int code = Code::round(Code::code(root * Base::inverse), noise);
-    code = (code == 0) & (root > 0.0f) ? code + 1 : code;
-    V::store(data + i, count, V::template convert<typename V::template Of<std::uint8_t>>(code));
+    const typename V::Bits code = Code::encode(root * Base::inverse, noise);
+    const typename V::Bits least = root > 0.0f ? typename V::Bits{} + 1 : typename V::Bits{};
+    V::store(data + i, count, V::template narrow<std::uint8_t>(code > least ? code : least));
   }
 };
 

@@ -31,7 +31,8 @@ TESSERA_ALWAYS_INLINE void for_blocks(std::size_t numel, const Body& body) {
 
 template <class V>
 TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::size_t i) {
-  return noise_at(a.noise, V::lane_numbers() + (a.first_element + static_cast<std::uint32_t>(i)));
+  const std::uint32_t first = (a.first_element + static_cast<std::uint32_t>(i)) * kNoiseStride;
+  return noise_at(a.noise, V::lane_numbers() * kNoiseStride + first);
 }
 
 /// The formulas are in adamw.h. The first moment's noise is an element's low 16 random bits, the second's the high ones.
@@ -51,7 +52,7 @@ void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
     second.open(begin);
     for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
       Float weight = weights.load(i, count);
-      Float g = V::load(a.gradient + i, count) * c.gradient_scale;
+      Float g = V::stream(a.gradient + i, count) * c.gradient_scale;
       if (c.decoupled) {
         weight = weight * c.decay;
       } else {
@@ -94,7 +95,7 @@ void sgd_loop(const SgdConstants& constants, const StepArguments& arguments) {
   const Buffer buffer(a.state0, nullptr);
   for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
     const Float weight = weights.load(i, count);
-    const Float g = V::load(a.gradient + i, count) * c.gradient_scale + c.l2 * weight;
+    const Float g = V::stream(a.gradient + i, count) * c.gradient_scale + c.l2 * weight;
     Float direction = g;
     if (c.has_momentum) {
       Float next = g;

@@ -20,7 +20,7 @@ struct F32Weights {
 
   explicit TESSERA_ALWAYS_INLINE F32Weights(const StepArguments& a) : master(a.master) {}
   TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    return V::load(master + i, count);
+    return V::stream(master + i, count);
   }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float masters) const {
     V::store(master + i, count, masters);
@@ -47,14 +47,9 @@ struct HalfCopiedWeights : F32Weights<V> {
   explicit TESSERA_ALWAYS_INLINE HalfCopiedWeights(const StepArguments& a)
       : F32Weights<V>(a), copy(static_cast<std::uint16_t*>(a.parameter)) {}
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float masters) const {
-    using Half = typename V::template Of<std::uint16_t>;
     F32Weights<V>::store(i, count, masters);
-    const typename V::Bits bits = V::bits_of(masters);
-    if constexpr (kIsF16) {
-      V::store(copy + i, count, V::template convert<Half>(fp16_nearest<typename V::Float>(bits)));
-    } else {
-      V::store(copy + i, count, V::template convert<Half>(bf16_nearest(bits)));
-    }
+    const auto rounded = kIsF16 ? fp16_nearest<typename V::Bits>(masters) : bf16_nearest<typename V::Bits>(masters);
+    V::store(copy + i, count, V::template narrow<std::uint16_t>(rounded));
   }
 };
 
@@ -66,14 +61,13 @@ struct SplitWeights {
   explicit TESSERA_ALWAYS_INLINE SplitWeights(const StepArguments& a)
       : high(static_cast<std::uint16_t*>(a.parameter)), low(a.low) {}
   TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    const auto high_bits = V::template convert<typename V::Bits>(V::load(high + i, count));
-    const auto low_bits = V::template convert<typename V::Int>(V::load(low + i, count));
-    return V::float_of(join_split(high_bits, reinterpret_cast<typename V::Bits>(low_bits)));
+    const auto low_bits = typename V::Bits(V::widen(V::stream(low + i, count)));
+    return V::float_of(join_split(V::widen(V::stream(high + i, count)), low_bits));
   }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float masters) const {
-    const typename V::Bits bits = splittable(V::bits_of(masters));
-    V::store(high + i, count, V::template convert<typename V::template Of<std::uint16_t>>(split_high(bits)));
-    V::store(low + i, count, V::template convert<typename V::template Of<std::int16_t>>(split_low(bits)));
+    const auto bits = splittable<typename V::Bits>(masters);
+    V::store(high + i, count, V::template narrow<std::uint16_t>(split_high(bits)));
+    V::store(low + i, count, V::template narrow<std::int16_t>(split_low(bits)));
   }
 };
 

@@ -164,6 +164,74 @@ TEST(NormTree, RefusesShardsThatDoNotFit) {
   EXPECT_TRUE(nodes.empty());
 }
 
+bool same_nodes(std::span<const NormNode> a, std::span<const NormNode> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+TEST(NormTreeBuilder, AnyCutIntoPiecesGivesTheNodesOfTheWholeShard) {
+  std::mt19937 random(10);
+  constexpr std::uint64_t kBlocks = 301;
+  const std::vector<float> values = random_values(kBlock * (kBlocks - 1) + 77, 11);
+  const NormTree tree(kBlocks);
+  NormTree::Builder builder(tree);
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::uint64_t first = random() % kBlocks, last = first + random() % (kBlocks - first) + 1;
+    std::vector<NormNode> wanted;
+    bool finite = true;
+    tree.partial(shard_of(values, first, last), first, wanted, finite);
+
+    builder.reset(first);
+    const NormNode* memory = builder.nodes().data();
+    for (std::uint64_t begin = first; begin < last;) {
+      const std::uint64_t end = std::min<std::uint64_t>(last, begin + random() % 40);  // also empty pieces
+      builder.add(shard_of(values, begin, end));
+      begin = end;
+    }
+    ASSERT_TRUE(same_nodes(builder.nodes(), wanted)) << "blocks " << first << " to " << last;
+    EXPECT_TRUE(builder.finite());
+    EXPECT_EQ(builder.nodes().data(), memory) << "it allocated";
+  }
+}
+
+TEST(NormTreeBuilder, RemembersWhatIsNotFiniteUntilReset) {
+  std::vector<float> values = random_values(kBlock * 4, 12);
+  values[kBlock + 5] = HUGE_VALF;
+  NormTree::Builder builder(NormTree(4));
+  builder.reset(0);
+  builder.add(std::span(values).first(kBlock));
+  EXPECT_TRUE(builder.finite());
+  builder.add(std::span(values).subspan(kBlock));
+  EXPECT_FALSE(builder.finite());
+  builder.reset(2);
+  builder.add(std::span(values).subspan(2 * kBlock));
+  EXPECT_TRUE(builder.finite());
+}
+
+TEST(NormTreeBuilder, RefusesPiecesThatDoNotFit) {
+  const std::vector<float> values = random_values(kBlock * 4, 13);
+  NormTree::Builder builder(NormTree(4));
+  builder.reset(0);
+  EXPECT_THROW(builder.add(std::span(values).first(100)), std::invalid_argument);
+  builder.reset(3);
+  builder.add(std::span(values).first(100));  // the unit's last block may be short, and then nothing follows
+  EXPECT_THROW(builder.add(std::span(values).first(1)), std::invalid_argument);
+}
+
+TEST(NormTree, CombinesInMemoryThatIsKept) {
+  const NormTree tree(100);
+  const std::vector<float> values = random_values(kBlock * 100, 14);
+  std::vector<NormNode> nodes, scratch;
+  bool finite = true;
+  for (std::uint64_t i = 0; i < 100; i += 5) tree.partial(shard_of(values, i, i + 5), i, nodes, finite);
+  const auto first = tree.combine(nodes, scratch);
+  const NormNode* memory = scratch.data();
+  const auto second = tree.combine(nodes, scratch);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(*first, total_of(tree, nodes));
+  EXPECT_EQ(*second, *first);
+  EXPECT_EQ(scratch.data(), memory) << "it allocated";
+}
+
 TEST(NormTree, OfNothingIsZero) { EXPECT_EQ(total_of(NormTree(0), {}), 0.0); }
 
 }  // namespace

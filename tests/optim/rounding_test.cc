@@ -24,8 +24,8 @@ struct Format {
   std::uint16_t infinity;   // bits of +infinity; one less is the largest finite number
   double beyond_largest;    // what the next number after the largest finite one would be
 };
-std::uint16_t to_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest(std::bit_cast<std::uint32_t>(x))); }
-std::uint16_t to_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<float>(std::bit_cast<std::uint32_t>(x))); }
+std::uint16_t to_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest<std::uint32_t>(x)); }
+std::uint16_t to_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<std::uint32_t>(x)); }
 const Format kFormats[] = {{"bf16", to_bf16, value_of_bf16, 0x7f80, std::ldexp(1.0, 128)},
                            {"fp16", to_fp16, value_of_fp16, 0x7c00, 65536.0}};
 

@@ -96,7 +96,7 @@ struct StepProblem {
 
   void split_masters() {
     for (std::size_t i = 0; i < master.size(); ++i) {
-      const auto bits = splittable(std::bit_cast<std::uint32_t>(master[i]));
+      const auto bits = splittable<std::uint32_t>(master[i]);
       half[i] = static_cast<std::uint16_t>(split_high(bits));
       low[i] = static_cast<std::int16_t>(split_low(bits));
     }

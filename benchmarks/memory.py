@@ -1,7 +1,7 @@
 """How much memory a process uses, and how much its strategy must use.
 
-The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what it had before there was a
-model. Anonymous memory is the process's own; of memory that several ranks map, each is charged its share (PSS, the
+The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what the same program needs for a
+model of next to nothing. Anonymous memory is the process's own; of memory that several ranks map, each is charged its share (PSS, the
 "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost. Pages of files, such
 as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so memory is
 measured in a run of its own and never in one that is timed.

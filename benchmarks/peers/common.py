@@ -5,10 +5,11 @@ by `torchrun --nproc-per-node 2`. Standard output belongs to the result alone; w
 
 A step of training is one line:
 
-    {"peer", "rank", "ranks", "threads", "samples_s": [...], "loss": [...], "baseline_bytes", "peak_bytes"}
+    {"peer", "rank", "ranks", "threads", "samples_s": [...], "loss": [...], "peak_bytes"}
 
 samples_s: seconds from the end of one step to the end of the next, of the timed steps. loss: this rank's, of every step
-from the first. baseline_bytes and peak_bytes (benchmarks/memory.py) only with --memory, and then nothing is timed.
+from the first. peak_bytes: benchmarks/memory.py, over the steps that are else timed; only with --memory, and then
+samples_s is empty.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_REPOSITORY / "tests" / "oracle"), str(_REPOSITORY / "benchmarks")]
-from memory import PeakSampler, used_bytes  # noqa: E402
+from memory import PeakSampler  # noqa: E402
 from models import make_model  # noqa: E402
 
 LLMC_HEADER_BYTES = 1024
@@ -96,8 +97,8 @@ class Batches:
         return window[None, :-1], window[None, 1:]
 
 
-def run_steps(step, options, ranks, baseline_bytes):
-    """Runs `step(number) -> loss` as options say; returns the fields of the line that depend on it.
+def run_steps(step, options, ranks):
+    """Runs `step(number) -> loss` as options say; returns the line to print.
 
     The ranks meet once before the timed steps, so that also those that train alone do it at the same time.
     """
@@ -116,10 +117,6 @@ def run_steps(step, options, ranks, baseline_bytes):
     line = {"peer": options.contender, "rank": ranks.rank, "ranks": ranks.count, "threads": torch.get_num_threads(),
             "samples_s": [] if options.memory else samples, "loss": losses}
     if options.memory:
-        line |= {"baseline_bytes": baseline_bytes, "peak_bytes": sampler.peak}
+        line["peak_bytes"] = sampler.peak
     return line
 
-
-def memory_before_the_model():
-    """Bytes in use once everything is imported and the ranks have met."""
-    return used_bytes()

@@ -13,7 +13,7 @@ os.environ.setdefault("LOCAL_RANK", os.environ.get("RANK", "0"))
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
-from common import (ADAMW, Batches, Ranks, memory_before_the_model, new_model, read_model_config, run_steps,  # noqa: E402
+from common import (ADAMW, Batches, Ranks, new_model, read_model_config, run_steps,  # noqa: E402
                     standard_output, training_options)
 from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: E402
 
@@ -39,7 +39,6 @@ def main():
     torch.set_num_threads(1)
     with standard_output() as emit:
         deepspeed.init_distributed(dist_backend="gloo")
-        baseline = memory_before_the_model()
         config = read_model_config(options.model)
         model = new_model(config)
         optimizer = DeepSpeedCPUAdam(model.parameters(), adamw_mode=True, **ADAMW)
@@ -53,7 +52,7 @@ def main():
             engine.step()
             return loss.item()
 
-        emit(run_steps(step, options, ranks, baseline))
+        emit(run_steps(step, options, ranks))
         ranks.leave()
 
 

@@ -6,7 +6,7 @@ the model, as its users do by hand. FSDP2 keeps fp32 shards (MixedPrecisionPolic
 """
 
 import torch
-from common import (ADAMW, Batches, Ranks, memory_before_the_model, new_model, read_model_config, run_steps,
+from common import (ADAMW, Batches, Ranks, new_model, read_model_config, run_steps,
                     standard_output, training_options)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -72,11 +72,10 @@ def main():
     torch.set_num_threads(1)
     with standard_output() as emit:
         ranks.join()
-        baseline = memory_before_the_model()
         config = read_model_config(options.model)
         trainer = Trainer(config, options, ranks)
         batches = Batches(options.tokens, config, ranks)
-        emit(run_steps(lambda number: trainer.step(*batches.of_step(number)), options, ranks, baseline))
+        emit(run_steps(lambda number: trainer.step(*batches.of_step(number)), options, ranks))
         ranks.leave()
 
 

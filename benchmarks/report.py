@@ -224,7 +224,7 @@ class Page:
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
             series = {}
             for contender, name, memory, dtype, size, *_, rate, _ in table["rows"]:
-                if name == collective and dtype == "fp32" and size > 0:
+                if name == collective and dtype not in ("bf16", "fp16") and size > 0:
                     label = {"gloo": "Gloo", "limit": "memory limit"}.get(contender, f"Tessera, {memory} memory")
                     series.setdefault(label, []).append((size, rate / 1e9))
             if series:
@@ -239,7 +239,7 @@ class Page:
         cases = [("Gloo", entry, [s for samples in entry["rounds_s"] for s in samples])
                  for entry in self.data["collectives"] if entry["contender"] == "gloo"]
         cases += [("Tessera", case, case["samples_s"])
-                  for case in self.results.bench_cases("collectives", memory="private", dtype="fp32")]
+                  for case in self.results.bench_collectives(memory="private")]
         cases.sort(key=lambda case: (case[1]["collective"], case[1]["bytes"], case[0]))
         for who, case, samples in cases:
             if case["bytes"] in _HISTOGRAM_BYTES:

@@ -40,6 +40,10 @@ class Results:
                 return entry
         return None
 
+    def bench_collectives(self, **key):
+        """Cases of `tessera bench collectives` with these fields that move bytes or sum fp32, as the peers' do."""
+        return [case for case in self.bench_cases("collectives", **key) if case["dtype"] not in ("bf16", "fp16")]
+
     def bench_cases(self, section, **key):
         """Cases of `tessera bench SECTION` with these fields."""
         cases = self.data["tessera_bench"].get(section, {}).get("cases", [])
@@ -104,7 +108,7 @@ def _collective_ratios(results):
         gloo = {entry["bytes"] for entry in results.data["collectives"]
                 if entry["contender"] == "gloo" and entry["collective"] == collective}
         ours = {case["bytes"]: case["samples_s"]
-                for case in results.bench_cases("collectives", collective=collective, memory="private", dtype="fp32")}
+                for case in results.bench_collectives(collective=collective, memory="private")}
         common = gloo & set(ours)
         if not common:
             continue

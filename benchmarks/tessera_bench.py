@@ -1,9 +1,10 @@
 """Runs `tessera bench SECTION --json FILE [--quick]` where the command has it, and checks the form of what it writes.
 
-    collectives  {"cases": [{"collective", "memory": "private" | "common", "dtype", "bytes", "samples_s": [...],
+    collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes", "samples_ns": [...],
                              "limit_s": seconds or null}]}
                  bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
-                 writes by all ranks at once, without waiting.
+                 writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved.
+                 Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
     optimizer    {"cases": [{"name", "numel", "samples_s": [...], "limit_s": seconds or null}]}, one thread. Names that
                  have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters), "mixed_bf16_moments".
     buckets      {"models": [{"model", "per_tensor_samples_s": [...],
@@ -23,7 +24,7 @@ import subprocess
 import tempfile
 
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
-_CASE_FIELDS = {"collectives": ("collective", "memory", "dtype", "bytes", "samples_s", "limit_s"),
+_CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
                 "optimizer": ("name", "numel", "samples_s", "limit_s")}
 TIMEOUT_S = 600
 
@@ -56,11 +57,13 @@ def run_section(binary, section, quick):
 
 
 def checked(section, data):
-    """`data` itself, if it has the form above."""
+    """`data` if it has the form above, in the peers' names and units."""
     if section in _CASE_FIELDS:
         for case in _field(section, data, "cases"):
             for name in _CASE_FIELDS[section]:
                 _field(section, case, name)
+        if section == "collectives":
+            data = {"cases": [_in_peers_terms(case) for case in data["cases"]]}
     elif section == "buckets":
         for model in _field(section, data, "models"):
             for name in ("model", "per_tensor_samples_s", "sweep", "reductions"):
@@ -70,6 +73,11 @@ def checked(section, data):
         if any(len(row) != len(columns) for row in _field(section, data, "rows")):
             raise BenchFailed(f"tessera bench {section}: a row has not {len(columns)} columns")
     return data
+
+
+def _in_peers_terms(case):
+    terms = {"collective": case["operation"], "samples_s": [nanoseconds * 1e-9 for nanoseconds in case["samples_ns"]]}
+    return terms | {name: case[name] for name in ("memory", "dtype", "bytes", "limit_s")}
 
 
 def _field(section, entry, name):

@@ -1,0 +1,41 @@
+"""What must be true before anything is timed. Standard library only."""
+
+
+class CheckFailed(Exception):
+    pass
+
+
+def same_losses(losses):
+    """`losses`: {strategy: [loss of each step]}. All must be equal, bit for bit; the first is what others are held to."""
+    (first, wanted), *others = losses.items()
+    for name, got in others:
+        if len(got) != len(wanted):
+            raise CheckFailed(f"{name} ran {len(got)} steps, {first} {len(wanted)}")
+        for step, (a, b) in enumerate(zip(wanted, got), start=1):
+            if a != b:
+                raise CheckFailed(f"losses of step {step} differ: {first} {a!r}, {name} {b!r}")
+    return f"{len(losses)} strategies, {len(wanted)} steps: losses equal bit for bit"
+
+
+def memory_as_planned(planned):
+    """`planned`: {strategy: {"allocated_bytes", "planned_bytes"}}."""
+    for name, bytes_of in planned.items():
+        if bytes_of["allocated_bytes"] != bytes_of["planned_bytes"]:
+            raise CheckFailed(f"{name} allocated {bytes_of['allocated_bytes']} bytes, its plan says "
+                              f"{bytes_of['planned_bytes']}")
+    return f"{len(planned)} strategies: bytes allocated = bytes planned"
+
+
+def peers_train_alike(losses, first, later):
+    """`losses`: {peer: [[loss of each step] of each rank]}, of the first steps. The peers start from the same weights and
+    read the same samples: a rank's first loss must be the first peer's within `first` (relative), the others within
+    `later`. That one is wider, since Adam's first steps are lr * sign(gradient): where a gradient is nothing but rounding,
+    a peer's other order of summation decides the sign."""
+    (reference, wanted), *others = losses.items()
+    for name, got in others:
+        for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):
+            for step, (a, b) in enumerate(zip(a_steps, b_steps, strict=True), start=1):
+                # Written so that a NaN fails.
+                if not abs(a - b) <= (first if step == 1 else later) * abs(a):
+                    raise CheckFailed(f"losses of rank {rank}, step {step} differ: {reference} {a}, {name} {b}")
+    return f"{len(losses)} peers: first losses equal within {first:g}, those up to step {len(wanted[0])} within {later:g}"

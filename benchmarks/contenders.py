@@ -1,0 +1,154 @@
+"""Who is compared: how each is started on a work, and how what it says is read. Standard library only.
+
+All ranks of all contenders are started in the same way: one process a rank, one thread each, torchrun's variables
+in the environment.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+
+import ranks
+from memory import PeakSampler, used_bytes
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+RANKS = 2
+TIMEOUT_S = 600
+ADAMW = {"type": "adamw", "lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+
+
+@dataclasses.dataclass
+class Run:
+    """One run of a contender. Lists hold one entry a rank that reported; losses are each rank's, or the global ones."""
+
+    samples_s: list                 # [[seconds of a timed step]]
+    losses: list                    # [[loss of a step, from the first]]
+    peak_bytes: float = None        # memory.py's, mean over the ranks; only if it was asked for, and then nothing is timed
+    planned: dict = None            # Tessera's "allocated_bytes", "planned_bytes" of one rank
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    name: str
+    family: str                     # "torch", "deepspeed" or "tessera"
+    label: str
+    stage: int                      # whose formula its memory follows (memory.formula_bytes)
+    argument: str                   # to the peer's program, or Tessera's strategy
+    alone: bool = False             # no communication: the ranks are strangers that train at the same time
+
+
+CONTENDERS = [
+    Contender("torch_alone", "torch", "PyTorch, no communication", 0, "alone", alone=True),
+    Contender("torch_ddp", "torch", "PyTorch DDP", 0, "ddp"),
+    Contender("torch_fsdp2_no_reshard", "torch", "PyTorch FSDP2, no reshard", 2, "fsdp2_no_reshard"),
+    Contender("torch_fsdp2", "torch", "PyTorch FSDP2", 3, "fsdp2"),
+    Contender("deepspeed_zero1", "deepspeed", "DeepSpeed ZeRO-1", 1, "zero1"),
+    Contender("deepspeed_zero2", "deepspeed", "DeepSpeed ZeRO-2", 2, "zero2"),
+    Contender("deepspeed_zero3", "deepspeed", "DeepSpeed ZeRO-3", 3, "zero3"),
+    Contender("tessera_alone", "tessera", "Tessera, no communication", 0, "NO_SHARD", alone=True),
+    Contender("tessera_no_shard", "tessera", "Tessera NO_SHARD", 0, "NO_SHARD"),
+    Contender("tessera_shard_optimizer", "tessera", "Tessera SHARD_OPTIMIZER", 1, "SHARD_OPTIMIZER"),
+    Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", 2, "SHARD_GRADIENTS"),
+    Contender("tessera_shard_grad_op", "tessera", "Tessera SHARD_GRAD_OP", 2, "SHARD_GRAD_OP"),
+    Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", 3, "FULL_SHARD"),
+]
+
+
+class PeerRunner:
+    """Runs torch_step.py and deepspeed_step.py."""
+
+    def __init__(self, python):
+        self._python = python
+
+    def run(self, contender, work, folder, measure_memory=False):
+        program = {"torch": "torch_step.py", "deepspeed": "deepspeed_step.py"}[contender.family]
+        (folder / "model.json").write_text(json.dumps(work.model))
+        command = [self._python, FOLDER / "peers" / program, "--contender", contender.argument,
+                   "--model", folder / "model.json", "--tokens", folder / "tokens.bin", "--dtype", work.dtype,
+                   "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down]
+        lines = peer_lines(command + (["--memory"] if measure_memory else []), RANKS)
+        peak = sum(line["peak_bytes"] for line in lines) / len(lines) if measure_memory else None
+        return Run([line["samples_s"] for line in lines], [line["loss"] for line in lines], peak)
+
+
+def peer_environments(count):
+    """DeepSpeed finds the operators that benchmarks/setup compiled; nothing is written beside the sources."""
+    own = {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv" / "extensions"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return [environment | own for environment in ranks.rank_environments(count)]
+
+
+def peer_lines(command, count):
+    """Runs a program of peers/ on `count` ranks; returns the JSON line of each."""
+    return [json.loads(text) for text in ranks.run_ranks(command, peer_environments(count), TIMEOUT_S)]
+
+
+def strategy_file(contender, work):
+    strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
+    if work.dtype == "bf16":
+        strategy["mixed_precision"] = {"param": "bf16", "reduce": "bf16"}
+    return strategy
+
+
+class TesseraRunner:
+    """Runs `tessera train`. Ranks that are strangers write a metrics file each; else rank 0 writes one for all.
+
+    Its memory is sampled from outside, from the start of the process to its end.
+    """
+
+    def __init__(self, binary):
+        self._binary = binary
+
+    def run(self, contender, work, folder, measure_memory=False, steps=None):
+        """`steps`: run only so many, and take no samples (for checks)."""
+        if not measure_memory:
+            return self._train(contender, work, folder, steps)
+        sampler = None
+
+        def watch(pids):
+            nonlocal sampler
+            sampler = PeakSampler(lambda: mean_used_bytes(pids))
+            return sampler
+
+        run = self._train(contender, work, folder, watch=watch)
+        run.peak_bytes = sampler.peak
+        return run
+
+    def _train(self, contender, work, folder, steps=None, watch=None):
+        count = steps or work.warm_up + work.steps + work.cool_down
+        files = [folder / f"metrics.{rank}.jsonl" for rank in range(RANKS)]
+        for file in files:
+            file.unlink(missing_ok=True)
+        (folder / "strategy.json").write_text(json.dumps(strategy_file(contender, work)))
+        (folder / "model.json").write_text(json.dumps(work.model))
+        command = [self._binary, "train", "--model", folder / "model.json", "--strategy", folder / "strategy.json",
+                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", 1, "--steps", count,
+                   "--log-every", count, "--metrics", folder / "metrics.{rank}.jsonl"]
+        environments = [{} for _ in range(RANKS)] if contender.alone else ranks.rank_environments(RANKS)
+        ranks.run_ranks(command, environments, TIMEOUT_S, watch)
+        reports = [read_metrics(file) for file in files if file.exists()]
+        first, last = (0, 0) if steps else (work.warm_up, work.warm_up + work.steps)
+        return Run([[line["seconds"] for line in report[first:last]] for report in reports],
+                   [[line["loss"] for line in report] for report in reports],
+                   planned={"allocated_bytes": reports[0][-1]["bytes_allocated"],
+                            "planned_bytes": reports[0][-1]["bytes_planned"]})
+
+
+def measure_memory(runner, contender, work, folder):
+    """{"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is what the same contender uses on a
+    model of next to nothing: the libraries, the interpreter, the threads, and whatever else does not grow with the model."""
+    tiny = dataclasses.replace(work, model=work.model | {"layers": 1, "width": 8, "heads": 1})
+    baseline = runner.run(contender, tiny, folder, measure_memory=True).peak_bytes
+    run = runner.run(contender, work, folder, measure_memory=True)
+    return {"baseline_bytes": baseline, "peak_bytes": run.peak_bytes} | (run.planned or {})
+
+
+def read_metrics(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def mean_used_bytes(pids):
+    """Mean over the processes; None once one of them has ended."""
+    with contextlib.suppress(OSError):
+        return sum(used_bytes(pid) for pid in pids) / len(pids)
+    return None

@@ -1,0 +1,42 @@
+"""What a result depends on beside the code: the machine, the versions, the commit. Standard library only."""
+
+import json
+import os
+import pathlib
+import platform
+import subprocess
+
+from works import REPOSITORY
+
+
+def _lines(path):
+    return pathlib.Path(path).read_text().splitlines()
+
+
+def cpu_model():
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def facts():
+    total = next(line for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
+    return {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "memory_bytes": int(total.split()[1]) * 1024,
+            "kernel": platform.release(), "load_average_at_start": os.getloadavg()[0]}
+
+
+def _git(*arguments):
+    return subprocess.run(["git", "-C", REPOSITORY, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit():
+    """{"hash", "dirty"}: dirty when a tracked file differs from the commit."""
+    return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def versions(python, packages):
+    """{"python": ..., package: version}, as the interpreter `python` sees them."""
+    script = ("import json, platform, sys\nfrom importlib.metadata import version\n"
+              "print(json.dumps({'python': platform.python_version()} | {p: version(p) for p in sys.argv[1:]}))")
+    return json.loads(subprocess.run([python, "-c", script, *packages], check=True, capture_output=True, text=True).stdout)

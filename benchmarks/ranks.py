@@ -1,0 +1,87 @@
+"""Starts the ranks of one contender, and makes sure that none outlives it. Standard library only."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+_LINES_OF_ERROR = 15
+
+
+class ContenderFailed(Exception):
+    """A rank ended with an error, or not in time. The message has the command and the end of what it said."""
+
+
+def free_port():
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank_environments(ranks):
+    """The variables torchrun sets, for each of `ranks` ranks of this machine. One thread a rank."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
+              "LOCAL_WORLD_SIZE": str(ranks)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def run_ranks(command, environments, timeout_s, watch=None):
+    """Runs `command` once for each of `environments`, all at once; returns what each wrote to standard output.
+
+    `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument becomes the place in the list.
+    ContenderFailed once a rank fails or the time is up; the others are then ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        processes = []
+        try:
+            for number, environment in enumerate(environments):
+                processes.append(_start(command, number, environment, folder))
+            if watch is None:
+                _wait(processes, folder, timeout_s)
+            else:
+                with watch([process.pid for process in processes]):
+                    _wait(processes, folder, timeout_s)
+        finally:
+            _end(processes)
+        return [(folder / f"{number}.out").read_text() for number in range(len(environments))]
+
+
+def _start(command, number, environment, folder):
+    arguments = [str(argument).replace("{rank}", str(number)) for argument in command]
+    with open(folder / f"{number}.out", "w") as out, open(folder / f"{number}.err", "w") as err:
+        return subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=out, stderr=err,
+                                stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _wait(processes, folder, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    running = dict(enumerate(processes))
+    while running:
+        for number, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            if process.returncode != 0:
+                raise ContenderFailed(f"rank {number} of {' '.join(process.args)} ended with {process.returncode}:\n"
+                                      + _last_lines(folder / f"{number}.err"))
+            del running[number]
+        if running and time.monotonic() > deadline:
+            number, process = next(iter(running.items()))
+            raise ContenderFailed(f"rank {number} of {' '.join(process.args)} was not done after {timeout_s} s:\n"
+                                  + _last_lines(folder / f"{number}.err"))
+        time.sleep(0.02)
+
+
+def _end(processes):
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last_lines(path):
+    return "\n".join(path.read_text(errors="replace").splitlines()[-_LINES_OF_ERROR:])

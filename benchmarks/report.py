@@ -1,0 +1,311 @@
+#!/usr/bin/env python3
+"""Writes the tables (CSV) and the page (index.html) of a results.json; nothing is measured here. Standard library only.
+
+    report.py results.json --out DIR
+
+results.json, made by benchmarks/run, is one object:
+
+    schema, quick, command, started, commit {hash, dirty}, machine {...}, versions {...}, ranks, rounds
+    works        [{name, title, model, dtype, parameters, timed_steps_a_round, warm_up_steps}]
+    contenders   [{name, family, label, stage, alone}]
+    checks       [{work, result}]                      what was verified before the timing
+    steps        [{work, contender, rounds_s: [[s]], losses: [[a rank's]], allocated_bytes?, planned_bytes?}]
+    memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]      mean of the ranks
+    optimizer    [{contender, numel, rounds_s}]        one thread
+    collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]
+    tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
+    timeline     [{track, name, start_us, duration_us}] or null
+    missing      [{what, why}]                         what the page leaves out
+"""
+
+import argparse
+import csv
+import html
+import json
+import pathlib
+import sys
+
+import stats
+import svg
+import tables
+
+SCHEMA = 1
+_FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
+_HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
+_STYLE = """
+body { font: 15px/1.5 Georgia, "Liberation Serif", serif; color: #111; max-width: 980px; margin: 2em auto; padding: 0 1.5em; }
+h1 { font-size: 1.7em; margin-bottom: 0; } h2 { font-size: 1.25em; margin: 2em 0 .3em; border-bottom: 1px solid #999; }
+h3 { font-size: 1.05em; margin: 1.5em 0 .2em; } p { margin: .4em 0; max-width: 46em; }
+table { border-collapse: collapse; margin: .6em 0 1.2em; font: 12px/1.45 Arial, "Liberation Sans", sans-serif; }
+th { text-align: left; border-bottom: 1.5px solid #333; padding: 2px 10px 2px 0; vertical-align: bottom; }
+td { border-bottom: 1px solid #ddd; padding: 2px 10px 2px 0; } td.number, th.number { text-align: right; }
+.facts td:first-child { color: #555; } code { font-size: .88em; } .scroll { overflow-x: auto; }
+details > summary { cursor: pointer; color: #333; margin: .4em 0; }
+svg { display: block; width: 100%; height: auto; margin: .5em 0; font: 13px Arial, "Liberation Sans", sans-serif; }
+svg .small { font-size: 11.5px; fill: #333; } svg .on-dark { fill: #fff; }
+svg .axis { stroke: #333; } svg .grid { stroke: #ddd; } svg .curve { fill: none; stroke-width: 2; }
+svg .reference { stroke: #111; stroke-width: 1.5; stroke-dasharray: 6 4; }
+svg .whisker { stroke: #111; stroke-width: 1.4; } svg .whisker-halo { stroke: #fff; stroke-width: 4; }
+svg .mark { stroke: #c0392b; stroke-width: 2.5; } svg .mark-halo { stroke: #fff; stroke-width: 5; }
+@media print { body { max-width: none; margin: 0; } h2, h3, svg { break-after: avoid; } }
+"""
+
+
+def last_step_of_trace(trace):
+    """Events of the last complete step in a Chrome trace (an object with traceEvents, or the list itself).
+
+    A step is a complete event (ph "X") named "step"; the events of any process that begin within it belong to it. Tracks are
+    "process / thread", by the names that the trace gives them. ValueError if there is no step.
+    """
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    spans = [event for event in events if event.get("ph") == "X"]
+    step = max((event for event in spans if event["name"] == "step"), key=lambda event: event["ts"], default=None)
+    if step is None:
+        raise ValueError('the trace has no complete event named "step"')
+    names = {(event["name"], event.get("pid"), event.get("tid") if event["name"] == "thread_name" else None):
+             event["args"]["name"] for event in events if event.get("ph") == "M" and "name" in event.get("args", {})}
+
+    def track(event):
+        pid, tid = event.get("pid"), event.get("tid")
+        return f"{names.get(('process_name', pid, None), pid)} / {names.get(('thread_name', pid, tid), tid)}"
+
+    begin, end = step["ts"], step["ts"] + step["dur"]
+    return [{"track": track(event), "name": event["name"], "start_us": event["ts"] - begin, "duration_us": event["dur"]}
+            for event in spans if begin <= event["ts"] < end and event["name"] != "step"]
+
+
+def shown(column, value):
+    """A cell of the page: a few digits, in the unit that the column's name ends in."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        return ("-" + svg.time_label(-value)) if value < 0 else svg.time_label(value)
+    if column.endswith("bytes"):
+        return svg.size_label(value)
+    if column == "bytes_per_s":
+        return f"{value / 1e9:.3g} GB/s"
+    if column.endswith(("_fraction", "_limit")):
+        return f"{100 * value:.0f} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _table(table, without=()):
+    kept = [number for number, column in enumerate(table["columns"]) if column not in without]
+    numeric = {n for n in kept if not any(isinstance(row[n], str) for row in table["rows"])}
+
+    def cell(tag, number, words):
+        kind = ' class="number"' if number in numeric else ""
+        return f"<{tag}{kind}>{html.escape(words)}</{tag}>"
+
+    head = "".join(cell("th", n, table["columns"][n].replace("_", " ")) for n in kept)
+    body = "".join("<tr>" + "".join(cell("td", n, shown(table["columns"][n], row[n])) for n in kept) + "</tr>"
+                   for row in table["rows"])
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _of_work(table, work):
+    return table | {"rows": [row for row in table["rows"] if row[0] == work]}
+
+
+def _bar_unit(most):
+    return (1.0, "seconds") if most >= 1 else (1e-3, "milliseconds")
+
+
+class Page:
+    """The sections of index.html, in order. Sections without data are left out; `missing` says why."""
+
+    def __init__(self, data):
+        self.data = data
+        self.results = tables.Results(data)
+        self.families = {family: label for family, label in _FAMILIES.items()
+                         if any(contender["family"] == family for contender in data["contenders"])}
+
+    def text(self):
+        sections = [self._head(), self._ratios(), *map(self._steps, self.data["works"]),
+                    *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
+                    self._buckets(), self._timeline(), *map(self._bench_table, ("step", "memory", "overhead")), self._missing()]
+        return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Tessera: benchmarks</title>'
+                f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{''.join(sections)}</body></html>\n")
+
+    def _commit(self):
+        commit = self.data["commit"]
+        return commit["hash"] + (" with uncommitted changes" if commit["dirty"] else "")
+
+    def _head(self):
+        machine = self.data["machine"]
+        facts = {"commit": self._commit(), "command": self.data["command"], "started": self.data["started"],
+                 "processor": f"{machine['cpu']}, {machine['cores']} cores, {svg.size_label(machine['memory_bytes'])}",
+                 "kernel": f"{machine['kernel']}; load average at the start {machine['load_average_at_start']:.2f}",
+                 "versions": ", ".join(f"{name} {version}" for name, version in self.data["versions"].items()),
+                 "ranks": f"{self.data['ranks']} processes of one thread; {self.data['rounds']} interleaved rounds"}
+        rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in facts.items())
+        quick = "<p><strong>A smoke test: its figures mean nothing.</strong></p>" if self.data["quick"] else ""
+        checks = "".join(f"<li>{html.escape(check['work'])}: {html.escape(check['result'])}</li>"
+                         for check in self.data["checks"])
+        verified = f"<p>Verified in this run:</p><ul>{checks}</ul>" if checks else ""
+        return f'<h1>Tessera beside its peers</h1>{quick}<table class="facts">{rows}</table>{verified}'
+
+    def _ratios(self):
+        table = tables.ratios(self.results)
+        if not table["rows"]:
+            return ""
+        return ("<h2>Ratios</h2><p>The peer's median over Tessera's, both from this run; above 1 Tessera is faster, or smaller. "
+                "Peers are set against the strategy that shards the same things.</p>" + _table(table))
+
+    def _steps(self, work):
+        table = _of_work(tables.steps(self.results), work["name"])
+        if not table["rows"]:
+            return ""
+        rows, references = self._step_rows(work["name"])
+        scale, unit = _bar_unit(max(row["value"] for row in rows))
+        for row in rows:
+            row |= {key: row[key] / scale for key in ("value", "low", "high")}
+        references = [(label, value / scale) for label, value in references]
+        return (f"<h2>Step time: {html.escape(work['title'])}</h2>"
+                f"<p>{work['parameters']:,} parameters; one sample of {work['model']['seq_len']} tokens a rank, AdamW. "
+                f"Median; whiskers from the 10th to the 90th percentile of all timed steps. Dashed: the same work in two "
+                f"processes that train at the same time without communication.</p>"
+                + svg.legend(self.families) + svg.bars(f"Step times of {work['title']}", rows, f"{unit} a step", references)
+                + "<p>Exposed communication is the step less its family's step without communication; the fraction is that "
+                "over the step. Gustafson efficiency: every rank brings its own batch, so the scaled speed-up over N is the step "
+                "without communication over the step. Sharding the optimizer makes a rank do less than one that trains alone, "
+                "so values beyond these bounds are possible.</p>" + _table(table, without=("work",)))
+
+    def _step_rows(self, work):
+        rows, references = [], []
+        for entry in self.data["steps"]:
+            if entry["work"] != work:
+                continue
+            contender = self.results.contenders[entry["contender"]]
+            of = stats.summary(self.results.step_samples(work, entry["contender"]))
+            rows.append({"label": contender["label"], "family": contender["family"], "value": of["median"], "low": of["p10"],
+                         "high": of["p90"], "note": svg.time_label(of["median"])})
+            if contender["alone"]:
+                references.append((f"{_FAMILIES[contender['family']]} alone", of["median"]))
+        return rows, references
+
+    def _memory(self, work):
+        table = _of_work(tables.memory(self.results), work["name"])
+        if not table["rows"]:
+            return ""
+        rows = []
+        entries = [entry for entry in self.data["memory"] if entry["work"] == work["name"]]
+        for entry, (_, label, measured, formula, ratio, *_) in zip(entries, table["rows"], strict=True):
+            rows.append({"label": label, "family": self.results.contenders[entry["contender"]]["family"],
+                         "value": measured / 2**20, "mark": formula / 2**20,
+                         "note": f"{svg.size_label(measured)}, {ratio:.2f} x formula"})
+        formulas = {"bf16": "16P, 4P+12P/N, 2P+14P/N, 16P/N", "fp32": "16P, 8P+8P/N, 4P+12P/N, 16P/N"}[work["dtype"]]
+        return (f"<h2>Peak memory: {html.escape(work['title'])}</h2>"
+                f"<p>Anonymous memory plus this process's share of shared memory (PSS), its peak while training, less the peak of "
+                f"the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula for stages 0 to 3, "
+                f"{formulas}. Activations, buckets and gathered units come on top of it.</p>" + svg.legend(self.families)
+                + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank") + _table(table, without=("work",)))
+
+    def _optimizer(self):
+        table = tables.optimizer(self.results)
+        if not table["rows"]:
+            return ""
+        rows = [{"label": row[0], "family": "tessera" if row[0].startswith("tessera") else
+                 "deepspeed" if row[0].startswith("deepspeed") else "torch", "value": 1e9 * row[3] / row[1],
+                 "low": 1e9 * row[4] / row[1], "high": 1e9 * row[5] / row[1], "note": f"{row[6] / 1e9:.3g} Gparam/s"}
+                for row in table["rows"]]
+        return ("<h2>Optimizer step</h2><p>AdamW over one flat tensor, one thread. chain_bf16 is mixed precision in PyTorch: "
+                "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
+                + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter") + _table(table))
+
+    def _collectives(self):
+        table = tables.collectives(self.results)
+        if not table["rows"]:
+            return ""
+        parts = ["<h2>Collectives</h2><p>Full-buffer bytes over the median time, fp32. The limit makes the same reads and writes "
+                 "in every rank at once, without waiting.</p>"]
+        for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+            series = {}
+            for contender, name, memory, dtype, size, *_, rate, _ in table["rows"]:
+                if name == collective and dtype not in ("bf16", "fp16") and size > 0:
+                    label = {"gloo": "Gloo", "limit": "memory limit"}.get(contender, f"Tessera, {memory} memory")
+                    series.setdefault(label, []).append((size, rate / 1e9))
+            if series:
+                chart = svg.lines(f"Bandwidth of {collective}", [{"label": label, "points": sorted(points)}
+                                                                 for label, points in series.items()],
+                                  "GB/s", x_label="bytes of the full buffer")
+                parts.append(f"<h3>{collective}</h3>{chart}")
+        return "".join(parts) + f"<details><summary>All cases</summary>{_table(table)}</details>"
+
+    def _latencies(self):
+        rows = []
+        cases = [("Gloo", entry, [s for samples in entry["rounds_s"] for s in samples])
+                 for entry in self.data["collectives"] if entry["contender"] == "gloo"]
+        cases += [("Tessera", case, case["samples_s"])
+                  for case in self.results.bench_collectives(memory="private")]
+        cases.sort(key=lambda case: (case[1]["collective"], case[1]["bytes"], case[0]))
+        for who, case, samples in cases:
+            if case["bytes"] in _HISTOGRAM_BYTES:
+                size = f", {svg.size_label(case['bytes'])}" if case["bytes"] else ""
+                rows.append({"label": f"{who} {case['collective']}{size}", "bins": stats.log_histogram(samples),
+                             "note": f"p50 {svg.time_label(stats.median(samples))}, "
+                                     f"p99 {svg.time_label(stats.percentile(samples, 99))}"})
+        if not rows:
+            return ""
+        return ("<h2>Latencies of single collectives</h2><p>All samples, ten bins a decade. A unit's bucket is one such "
+                "collective.</p>" + svg.histograms("Latencies of collectives", rows))
+
+    def _buckets(self):
+        parts = []
+        for study in tables.bucket_studies(self.results):
+            curve = [(entry["bucket_bytes"], stats.median(entry["samples_s"])) for entry in study["sweep"]]
+            alpha, beta = study["alpha_s"], study["beta_s_per_byte"]
+            fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]
+            parts.append(
+                f"<h3>{html.escape(study['model'])}</h3><p>The best bucket is {svg.size_label(study['best_bytes'])} "
+                f"({study['best_collectives']} collectives a step): {study['gain']:.2f} times as fast as one collective a tensor. "
+                f"A reduction of b bytes takes alpha + beta b with alpha = {svg.time_label(abs(alpha))} and 1/beta = "
+                f"{1e-9 / beta:.3g} GB/s: below {svg.size_label(round(abs(alpha) / beta))} the start costs more than the bytes.</p>"
+                + svg.lines("Step time over bucket size", [{"label": "step", "points": sorted(curve)}], "seconds a step",
+                            svg.time_label, "bytes of a bucket")
+                + svg.lines("Single reductions and their fit", [{"label": "measured", "points": sorted(study["points"])},
+                                                                {"label": "alpha + beta b", "points": fit}],
+                            "seconds", svg.time_label))
+        return "<h2>Buckets</h2>" + "".join(parts) + _table(tables.buckets(self.results)) if parts else ""
+
+    def _timeline(self):
+        if not self.data["timeline"]:
+            return ""
+        return ("<h2>One step</h2><p>The last step of the trace, by rank and thread. The trace itself opens in Perfetto.</p>"
+                + svg.timeline("Timeline of one step", self.data["timeline"]))
+
+    def _bench_table(self, section):
+        table = tables.of_bench(self.results, section)
+        return f"<h2>{table['title']}</h2>{_table(table)}" if table["rows"] else ""
+
+    def _missing(self):
+        if not self.data["missing"]:
+            return ""
+        items = "".join(f"<li>{html.escape(entry['what'])}: {html.escape(entry['why'])}</li>" for entry in self.data["missing"])
+        return f"<h2>Not in this run</h2><ul>{items}</ul>"
+
+
+def write(data, folder):
+    """Writes one CSV a table that has rows, and index.html, into `folder`. ValueError for results of another schema."""
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"results of schema {data.get('schema')!r}; this is for {SCHEMA}")
+    for name, table in tables.all_tables(tables.Results(data)).items():
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            # Lines end as the rest of the repository's do; numbers read back to the same bits.
+            csv.writer(file, lineterminator="\n").writerows([table["columns"], *table["rows"]])
+    (folder / "index.html").write_text(Page(data).text())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    write(json.loads(options.results.read_text()), options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Statistics of timings. Standard library only."""
+
+import math
+
+
+def percentile(samples, percent):
+    """The `percent`-th percentile, interpolated linearly between the two samples it falls between.
+
+    REQUIRES: at least one sample; 0 <= percent <= 100 (else ValueError).
+    """
+    if not samples:
+        raise ValueError("a percentile of no samples")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent must be from 0 to 100, got {percent}")
+    ordered = sorted(samples)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def median(samples):
+    return percentile(samples, 50)
+
+
+def summary(samples):
+    """{"n", "p10", "median", "p90"}, in the samples' unit."""
+    return {"n": len(samples), "p10": percentile(samples, 10), "median": median(samples), "p90": percentile(samples, 90)}
+
+
+def alpha_beta_fit(points):
+    """Fits seconds = alpha + beta * bytes (Hockney's model) to (bytes, seconds); returns (alpha s, beta s/byte).
+
+    Least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2: sizes span many powers of two, and the
+    largest would otherwise decide alone. REQUIRES: points of at least two sizes, and times above 0 (else ValueError).
+    """
+    if len({size for size, _ in points}) < 2:
+        raise ValueError("a line needs points of two sizes or more")
+    if any(seconds <= 0 for _, seconds in points):
+        raise ValueError("times must be above 0")
+    # Normal equations of the rows (1/t, b/t) with right-hand side 1.
+    a11 = a12 = a22 = b1 = b2 = 0.0
+    for size, seconds in points:
+        x, y = 1.0 / seconds, size / seconds
+        a11, a12, a22 = a11 + x * x, a12 + x * y, a22 + y * y
+        b1, b2 = b1 + x, b2 + y
+    determinant = a11 * a22 - a12 * a12
+    return (b1 * a22 - b2 * a12) / determinant, (a11 * b2 - a12 * b1) / determinant
+
+
+def log_histogram(samples, bins_a_decade=10):
+    """Counts in bins of equal ratio: [(low, high, count)], from the smallest sample's bin to the largest's.
+
+    Bin edges are powers of 10^(1/bins_a_decade), so histograms of different samples share them. REQUIRES: samples above 0.
+    """
+    if not samples:
+        raise ValueError("a histogram of no samples")
+    if min(samples) <= 0:
+        raise ValueError("a logarithmic histogram needs samples above 0")
+    numbers = [math.floor(math.log10(sample) * bins_a_decade) for sample in samples]
+    counts = {number: 0 for number in range(min(numbers), max(numbers) + 1)}
+    for number in numbers:
+        counts[number] += 1
+    return [(10 ** (n / bins_a_decade), 10 ** ((n + 1) / bins_a_decade), count) for n, count in counts.items()]
+
+
+def communication(step_seconds, alone_seconds):
+    """What a step costs beyond the same work without communication, in the terms of the results page.
+
+    exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times the
+    work of one: scaled speed-up N * alone / step (Gustafson 1988), and over N, alone / step. A strategy that shards
+    the optimizer does less work a rank than a rank alone: then exposed_s may be negative and gustafson above 1.
+    """
+    return {"exposed_s": step_seconds - alone_seconds, "fraction": (step_seconds - alone_seconds) / step_seconds,
+            "gustafson": alone_seconds / step_seconds}

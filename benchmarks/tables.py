@@ -1,0 +1,229 @@
+"""results.json as tables of numbers: what the CSV files hold and the page shows. Standard library only.
+
+A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for what was not measured. Units are in the
+columns' names. Every number is computed here, from samples.
+"""
+
+import stats
+import targets
+from memory import formula_bytes
+
+
+class Results:
+    """results.json, with the look-ups that the tables share."""
+
+    def __init__(self, data):
+        self.data = data
+        self.ranks = data["ranks"]
+        self.works = {work["name"]: work for work in data["works"]}
+        self.contenders = {contender["name"]: contender for contender in data["contenders"]}
+
+    def samples(self, section, **key):
+        """All samples of the entry with these fields; an empty list if there is none."""
+        for entry in self.data[section]:
+            if all(entry.get(name) == value for name, value in key.items()):
+                return [sample for samples in entry["rounds_s"] for sample in samples]
+        return []
+
+    def step_samples(self, work, contender):
+        return self.samples("steps", work=work, contender=contender)
+
+    def alone_seconds(self, work, family):
+        """Median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed runs on it).
+        None if it was not run."""
+        samples = self.step_samples(work, "tessera_alone" if family == "tessera" else "torch_alone")
+        return stats.median(samples) if samples else None
+
+    def memory(self, work, contender):
+        for entry in self.data["memory"]:
+            if entry["work"] == work and entry["contender"] == contender:
+                return entry
+        return None
+
+    def bench_collectives(self, **key):
+        """Cases of `tessera bench collectives` with these fields that move bytes or sum fp32, as the peers' do."""
+        return [case for case in self.bench_cases("collectives", **key) if case["dtype"] not in ("bf16", "fp16")]
+
+    def bench_cases(self, section, **key):
+        """Cases of `tessera bench SECTION` with these fields."""
+        cases = self.data["tessera_bench"].get(section, {}).get("cases", [])
+        return [case for case in cases if all(case[name] == value for name, value in key.items())]
+
+
+def steps(results):
+    columns = ["work", "contender", "samples", "median_s", "p10_s", "p90_s", "tokens_per_s", "exposed_s",
+               "communication_fraction", "gustafson_efficiency"]
+    rows = []
+    for entry in results.data["steps"]:
+        contender, work = results.contenders[entry["contender"]], results.works[entry["work"]]
+        of = stats.summary(results.step_samples(entry["work"], entry["contender"]))
+        alone = results.alone_seconds(entry["work"], contender["family"])
+        cost = {} if contender["alone"] or alone is None else stats.communication(of["median"], alone)
+        tokens = work["model"]["seq_len"] * results.ranks
+        rows.append([entry["work"], contender["label"], of["n"], of["median"], of["p10"], of["p90"], tokens / of["median"],
+                     cost.get("exposed_s"), cost.get("fraction"), cost.get("gustafson")])
+    return {"title": "Step times", "columns": columns, "rows": rows}
+
+
+def _ratio(theirs, ours):
+    return stats.median(theirs) / stats.median(ours) if theirs and ours else None
+
+
+def _judged(rows):
+    """Adds "yes", "no" or None to rows that end in (target, measured); leaves out what was not measured."""
+    return [row + [None if row[-2] is None else ("yes" if row[-1] >= row[-2] else "no")]
+            for row in rows if row[-1] is not None]
+
+
+def _step_ratios(results):
+    for work in results.works:
+        for peer, ours, target in targets.STEPS:
+            ratio = _ratio(results.step_samples(work, peer), results.step_samples(work, ours))
+            yield [f"step, {work}", _label(results, peer), _label(results, ours), target, ratio]
+
+
+def _memory_ratios(results):
+    for work in results.works:
+        for peer, ours, target in targets.MEMORY:
+            theirs, mine = results.memory(work, peer), results.memory(work, ours)
+            ratio = _above_baseline(theirs) / _above_baseline(mine) if theirs and mine else None
+            yield [f"peak memory, {work}", _label(results, peer), _label(results, ours), target, ratio]
+
+
+def _optimizer_ratios(results):
+    for peer, kernel, target in targets.OPTIMIZER:
+        for case in results.bench_cases("optimizer", name=kernel):
+            ours = [sample / case["numel"] for sample in case["samples_s"]]
+            if peer == "limit":
+                theirs = [case["limit_s"] / case["numel"]] if case["limit_s"] else []
+            else:
+                # A parameter's time, so that the numbers of parameters need not be the same.
+                theirs = [sample / entry["numel"] for entry in results.data["optimizer"] if entry["contender"] == peer
+                          for samples in entry["rounds_s"] for sample in samples]
+            yield ["optimizer", peer, f"Tessera {kernel}", target, _ratio(theirs, ours)]
+
+
+def _collective_ratios(results):
+    for collective, size, target in targets.COLLECTIVES:
+        gloo = {entry["bytes"] for entry in results.data["collectives"]
+                if entry["contender"] == "gloo" and entry["collective"] == collective}
+        ours = {case["bytes"]: case["samples_s"]
+                for case in results.bench_collectives(collective=collective, memory="private")}
+        common = gloo & set(ours)
+        if not common:
+            continue
+        chosen = max(common) if size is None else size
+        ratio = None
+        if chosen in common:
+            ratio = _ratio(results.samples("collectives", contender="gloo", collective=collective, bytes=chosen), ours[chosen])
+        yield [f"{collective}, {chosen} bytes", "Gloo", "Tessera, private memory", target, ratio]
+
+
+def _bucket_ratios(results):
+    for study in bucket_studies(results):
+        yield [f"buckets, {study['model']}", "one collective a tensor", f"{study['best_bytes']} bytes", targets.BUCKETS,
+               study["gain"]]
+
+
+def ratios(results):
+    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios, _bucket_ratios)
+            for row in source(results)]
+    return {"title": "Ratios", "columns": ["what", "peer", "tessera", "target", "measured_ratio", "reached"],
+            "rows": _judged(rows)}
+
+
+def _label(results, contender):
+    return results.contenders.get(contender, {}).get("label", contender)
+
+
+def _above_baseline(entry):
+    return entry["peak_bytes"] - entry["baseline_bytes"]
+
+
+def memory(results):
+    columns = ["work", "contender", "measured_bytes", "formula_bytes", "measured_over_formula", "planned_bytes",
+               "baseline_bytes"]
+    rows = []
+    for entry in results.data["memory"]:
+        contender, work = results.contenders[entry["contender"]], results.works[entry["work"]]
+        formula = formula_bytes(contender["stage"], work["parameters"], results.ranks, work["dtype"])
+        measured = _above_baseline(entry)
+        rows.append([entry["work"], contender["label"], measured, formula, measured / formula, entry.get("planned_bytes"),
+                     entry["baseline_bytes"]])
+    return {"title": "Peak memory of a rank", "columns": columns, "rows": rows}
+
+
+def optimizer(results):
+    columns = ["contender", "parameters", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s", "share_of_limit"]
+    rows = []
+    for entry in results.data["optimizer"]:
+        of = stats.summary(results.samples("optimizer", contender=entry["contender"], numel=entry["numel"]))
+        rows.append([entry["contender"], entry["numel"], of["n"], of["median"], of["p10"], of["p90"],
+                     entry["numel"] / of["median"], None])
+    for case in results.bench_cases("optimizer"):
+        of = stats.summary(case["samples_s"])
+        rows.append([f"tessera {case['name']}", case["numel"], of["n"], of["median"], of["p10"], of["p90"],
+                     case["numel"] / of["median"], case["limit_s"] / of["median"] if case["limit_s"] else None])
+    return {"title": "Optimizer step, one thread", "columns": columns, "rows": rows}
+
+
+def collectives(results):
+    columns = ["contender", "collective", "memory", "dtype", "bytes", "samples", "median_s", "p10_s", "p90_s", "bytes_per_s",
+               "share_of_limit"]
+    rows = []
+    for entry in results.data["collectives"]:
+        samples = results.samples("collectives", contender=entry["contender"], collective=entry["collective"],
+                                  bytes=entry["bytes"])
+        limit = results.samples("collectives", contender="limit", collective=entry["collective"], bytes=entry["bytes"])
+        of_limit = _ratio(limit, samples) if entry["contender"] != "limit" else None
+        rows.append(_collective_row(entry["contender"], entry, "private", "fp32", samples, of_limit))
+    for case in results.bench_cases("collectives"):
+        of_limit = case["limit_s"] / stats.median(case["samples_s"]) if case["limit_s"] else None
+        rows.append(_collective_row("tessera", case, case["memory"], case["dtype"], case["samples_s"], of_limit))
+    return {"title": "Collectives", "columns": columns, "rows": rows}
+
+
+def _collective_row(contender, case, memory_kind, dtype, samples, of_limit):
+    of = stats.summary(samples)
+    return [contender, case["collective"], memory_kind, dtype, case["bytes"], of["n"], of["median"], of["p10"], of["p90"],
+            case["bytes"] / of["median"], of_limit]
+
+
+def bucket_studies(results):
+    """For each model of `tessera bench buckets`: the best bucket, what it gains over one collective a tensor, and the
+    alpha-beta fit of single reductions."""
+    studies = []
+    for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
+        points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]
+        alpha, beta = stats.alpha_beta_fit(points)
+        best = min(model["sweep"], key=lambda entry: stats.median(entry["samples_s"]))
+        per_tensor = stats.median(model["per_tensor_samples_s"])
+        studies.append({"model": model["model"], "best_bytes": best["bucket_bytes"], "best_collectives": best["collectives"],
+                        "gain": per_tensor / stats.median(best["samples_s"]), "per_tensor_s": per_tensor, "alpha_s": alpha,
+                        "beta_s_per_byte": beta, "points": points, "sweep": model["sweep"]})
+    return studies
+
+
+def buckets(results):
+    columns = ["model", "bucket_bytes", "collectives", "samples", "median_s", "p10_s", "p90_s", "gain_over_per_tensor"]
+    rows = []
+    for study in bucket_studies(results):
+        for entry in study["sweep"]:
+            of = stats.summary(entry["samples_s"])
+            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], of["n"], of["median"], of["p10"], of["p90"],
+                         study["per_tensor_s"] / of["median"]])
+    return {"title": "Buckets", "columns": columns, "rows": rows}
+
+
+def of_bench(results, section):
+    """The tables that `tessera bench` makes itself: step, memory, overhead."""
+    data = results.data["tessera_bench"].get(section, {"columns": [], "rows": []})
+    return {"title": f"tessera bench {section}", "columns": data["columns"], "rows": data["rows"]}
+
+
+def all_tables(results):
+    """{file stem: table} of those that have rows."""
+    tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results), "optimizer": optimizer(results),
+              "collectives": collectives(results), "buckets": buckets(results)}
+    tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}
+    return {name: table for name, table in tables.items() if table["rows"]}

@@ -1,0 +1,86 @@
+"""Runs `tessera bench SECTION --json FILE [--quick]` where the command has it, and checks the form of what it writes.
+
+    collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes", "samples_ns": [...],
+                             "limit_s": seconds or null}]}
+                 bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
+                 writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved.
+                 Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
+    optimizer    {"cases": [{"name", "numel", "samples_s": [...], "limit_s": seconds or null}]}, one thread. Names that
+                 have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters), "mixed_bf16_moments".
+    buckets      {"models": [{"model", "per_tensor_samples_s": [...],
+                              "sweep": [{"bucket_bytes", "collectives", "samples_s": [...]}],
+                              "reductions": [{"bytes", "samples_s": [...]}]}]}
+                 samples_s of the sweep: steps with that bucket; reductions: single collectives, for the alpha-beta fit.
+    step, memory, overhead
+                 {"columns": [name, ...], "rows": [[text or number, ...], ...]}, shown as they are.
+
+Standard library only.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+
+SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
+_CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
+                "optimizer": ("name", "numel", "samples_s", "limit_s")}
+TIMEOUT_S = 600
+
+
+class BenchFailed(Exception):
+    pass
+
+
+def _help(binary, *arguments):
+    return subprocess.run([binary, *arguments, "--help"], capture_output=True, text=True, timeout=60).stdout
+
+
+def offered_sections(binary):
+    """The sections this binary has. A command without `bench` prints its general help for it, so that is asked first."""
+    if not re.search(r"^\s+bench\b", _help(binary), re.MULTILINE):
+        return []
+    text = _help(binary, "bench")
+    return [section for section in SECTIONS if re.search(rf"^\s+{section}\b", text, re.MULTILINE)]
+
+
+def run_section(binary, section, quick):
+    """What the section wrote. BenchFailed if it ends with an error or writes something else."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "bench.json"
+        command = [binary, "bench", section, "--json", str(file)] + (["--quick"] if quick else [])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        if done.returncode != 0:
+            raise BenchFailed(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return checked(section, json.loads(file.read_text()))
+
+
+def checked(section, data):
+    """`data` if it has the form above, in the peers' names and units."""
+    if section in _CASE_FIELDS:
+        for case in _field(section, data, "cases"):
+            for name in _CASE_FIELDS[section]:
+                _field(section, case, name)
+        if section == "collectives":
+            data = {"cases": [_in_peers_terms(case) for case in data["cases"]]}
+    elif section == "buckets":
+        for model in _field(section, data, "models"):
+            for name in ("model", "per_tensor_samples_s", "sweep", "reductions"):
+                _field(section, model, name)
+    else:
+        columns = _field(section, data, "columns")
+        if any(len(row) != len(columns) for row in _field(section, data, "rows")):
+            raise BenchFailed(f"tessera bench {section}: a row has not {len(columns)} columns")
+    return data
+
+
+def _in_peers_terms(case):
+    terms = {"collective": case["operation"], "samples_s": [nanoseconds * 1e-9 for nanoseconds in case["samples_ns"]]}
+    return terms | {name: case[name] for name in ("memory", "dtype", "bytes", "limit_s")}
+
+
+def _field(section, entry, name):
+    if name not in entry:
+        raise BenchFailed(f'tessera bench {section}: no "{name}" in {json.dumps(entry)[:200]}')
+    return entry[name]

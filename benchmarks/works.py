@@ -1,0 +1,68 @@
+"""The works that contenders are timed on, and the tokens they read. Standard library only."""
+
+import array
+import dataclasses
+import json
+import pathlib
+import random
+import struct
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_INTS = 20240520, 1, 256
+TOKENS = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A model and how many of its steps make a round. One sample of seq_len tokens a rank and step, AdamW, no clipping."""
+
+    name: str
+    title: str
+    model: dict        # the model file
+    dtype: str         # of parameters: "fp32" or "bf16" (then gradients travel in bf16, and masters are fp32)
+    steps: int         # timed steps of a round
+    warm_up: int       # steps before them
+    cool_down: int     # steps after: ranks that train alone drift apart, and the timed steps of both must overlap
+
+    def parameters(self):
+        return parameter_count(self.model)
+
+
+def parameter_count(model):
+    """Parameters of a GPT of models/gpt.h with biases and a head of its own."""
+    width, layers = model["width"], model["layers"]
+    block = 12 * width * width + 13 * width
+    embeddings = (2 * model["vocab_size"] + model["seq_len"]) * width
+    return layers * block + embeddings + 2 * width
+
+
+def _gpt(layers, width, heads, vocab_size):
+    return {"model": "gpt", "vocab_size": vocab_size, "seq_len": 128, "layers": layers, "width": width, "heads": heads}
+
+
+def full_works():
+    gpt = json.loads((REPOSITORY / "examples/configs/gpt_69m.json").read_text())
+    return [
+        Work("gpt_69m_fp32", "GPT of 69 M parameters, fp32", gpt, "fp32", steps=6, warm_up=2, cool_down=1),
+        Work("gpt_69m_bf16", "GPT of 69 M parameters, bf16 with fp32 masters", gpt, "bf16", steps=8, warm_up=2, cool_down=2),
+        Work("narrow_24x64", "24 layers of width 64, fp32: the cost of many small units", _gpt(24, 64, 4, 256), "fp32",
+             steps=30, warm_up=8, cool_down=15),
+    ]
+
+
+def quick_works():
+    """Small enough for a smoke test of the whole path; its figures mean nothing."""
+    return [Work("quick", "GPT of 1 M parameters, bf16 with fp32 masters (smoke test)", _gpt(4, 128, 4, 1024), "bf16",
+                 steps=3, warm_up=2, cool_down=0)]
+
+
+def write_tokens(path, vocab_size):
+    """Writes TOKENS tokens below vocab_size in llm.c's format: each follows from the one before, up to a little noise."""
+    noise = random.Random(1)
+    tokens = array.array("H", [0])
+    while len(tokens) < TOKENS:
+        tokens.append((5 * tokens[-1] + noise.randrange(8)) % vocab_size)
+    header = [LLMC_MAGIC, LLMC_VERSION, len(tokens)] + [0] * (LLMC_HEADER_INTS - 3)
+    with open(path, "wb") as file:
+        file.write(struct.pack(f"<{LLMC_HEADER_INTS}i", *header))
+        tokens.tofile(file)

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Starting ranks: each gets its place and one thread, and none outlives a failure or the time limit."""
+
+import os
+import sys
+import time
+import unittest
+
+import paths  # noqa: F401
+import ranks
+
+
+def python(script, *arguments):
+    return [sys.executable, "-c", script, *arguments]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Watch:
+    """Notes the processes, and whether they ran while it was open."""
+
+    def __call__(self, pids):
+        self.pids = pids
+        return self
+
+    def __enter__(self):
+        self.were_alive = [alive(pid) for pid in self.pids]
+
+    def __exit__(self, *_):
+        pass
+
+
+class Ranks(unittest.TestCase):
+    def test_each_rank_learns_its_place(self):
+        script = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], sys.argv[1])"
+        watch = Watch()
+        got = ranks.run_ranks(python(script, "file.{rank}"), ranks.rank_environments(3), 60, watch)
+        self.assertEqual(got, [f"{rank} 3 1 file.{rank}\n" for rank in range(3)])
+        self.assertEqual(watch.were_alive, [True] * 3)
+
+    def test_ranks_share_one_port(self):
+        self.assertEqual(len({environment["MASTER_PORT"] for environment in ranks.rank_environments(4)}), 1)
+
+    def test_a_failure_ends_all_and_says_what_was_said(self):
+        script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no luck')\ntime.sleep(600)"
+        watch, start = Watch(), time.monotonic()
+        with self.assertRaisesRegex(ranks.ContenderFailed, "(?s)rank 1 .*ended with 1.*no luck"):
+            ranks.run_ranks(python(script), ranks.rank_environments(2), 60, watch)
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertEqual([alive(pid) for pid in watch.pids], [False, False])
+
+    def test_a_limit_is_kept(self):
+        watch = Watch()
+        with self.assertRaisesRegex(ranks.ContenderFailed, "was not done after 0.5 s"):
+            ranks.run_ranks(python("import time; time.sleep(600)"), ranks.rank_environments(2), 0.5, watch)
+        self.assertEqual([alive(pid) for pid in watch.pids], [False, False])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""The tables and the page of made_up_results.json: every number below can be worked out from that file by hand."""
+
+import csv
+import html.parser
+import json
+import pathlib
+import re
+import tempfile
+import unittest
+
+import paths  # noqa: F401
+import report
+import svg
+
+MADE_UP = pathlib.Path(__file__).resolve().parent / "made_up_results.json"
+
+
+def written(data):
+    """{file name: text} of what report.write makes of `data`."""
+    with tempfile.TemporaryDirectory() as folder:
+        report.write(data, pathlib.Path(folder))
+        return {path.name: path.read_text() for path in pathlib.Path(folder).iterdir()}
+
+
+def rows_of(text):
+    return list(csv.DictReader(text.splitlines()))
+
+
+def numbers(row, *columns):
+    return [round(float(row[column]), 9) for column in columns]
+
+
+class Tables(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.files = written(json.loads(MADE_UP.read_text()))
+
+    def row(self, file, **key):
+        found = [row for row in rows_of(self.files[file]) if all(row[name] == value for name, value in key.items())]
+        self.assertEqual(len(found), 1, (file, key))
+        return found[0]
+
+    def test_steps_pool_the_rounds(self):
+        row = self.row("steps.csv", contender="PyTorch FSDP2")
+        self.assertEqual(numbers(row, "samples", "median_s", "p10_s", "p90_s"), [3, 4.0, 3.2, 4.8])
+        self.assertEqual(numbers(row, "tokens_per_s"), [50.0])  # two ranks of 100 tokens in 4 s
+
+    def test_each_family_is_held_to_its_own_step_without_communication(self):
+        row = self.row("steps.csv", contender="PyTorch FSDP2")
+        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [3.0, 0.75, 0.25])
+        row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # to PyTorch's, on which it runs
+        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [1.0, 0.5, 0.5])
+        row = self.row("steps.csv", contender="Tessera FULL_SHARD")
+        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [0.25, 0.25, 0.75])
+        self.assertEqual(self.row("steps.csv", contender="PyTorch, no communication")["exposed_s"], "")
+
+    def test_memory_beside_the_formula(self):
+        row = self.row("memory.csv", contender="Tessera FULL_SHARD")  # 16P/N of 2^20 parameters: 8 MiB; measured 16 MiB
+        self.assertEqual(numbers(row, "measured_bytes", "formula_bytes", "measured_over_formula", "planned_bytes"),
+                         [2**24, 2**23, 2.0, 9000000])
+        self.assertEqual(self.row("memory.csv", contender="PyTorch FSDP2")["planned_bytes"], "")
+
+    def test_ratios_are_theirs_over_ours_and_judged(self):
+        row = self.row("ratios.csv", what="step, w", peer="PyTorch FSDP2")
+        self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (4.0, 3.0, "yes"))
+        row = self.row("ratios.csv", what="step, w", peer="DeepSpeed ZeRO-3")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["target"], row["reached"]), (2.0, "", ""))
+        row = self.row("ratios.csv", what="peak memory, w", peer="PyTorch FSDP2")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (1.25, "no"))
+
+    def test_optimizer_ratios_are_of_a_parameters_time(self):
+        # torch 3 us for 1000 parameters, Tessera 4 us for 2000.
+        self.assertEqual(numbers(self.row("ratios.csv", what="optimizer", peer="fused_fp32"), "measured_ratio"), [1.5])
+        self.assertEqual(numbers(self.row("ratios.csv", what="optimizer", peer="limit"), "measured_ratio"), [0.975])
+        self.assertEqual(numbers(self.row("optimizer.csv", contender="fused_fp32"), "parameters_per_s"), [1000 / 3e-6])
+
+    def test_collective_ratios_compare_like_with_like(self):
+        self.assertEqual(numbers(self.row("ratios.csv", what="barrier, 0 bytes"), "measured_ratio"), [200.0])
+        # fp32 with fp32: the bf16 case would give another ratio. 4 bytes were not measured on Tessera's side: no row.
+        self.assertEqual(numbers(self.row("ratios.csv", what="all_reduce, 1048576 bytes"), "measured_ratio"), [8.0])
+        self.assertNotIn("all_reduce, 4 bytes", self.files["ratios.csv"])
+        row = self.row("collectives.csv", contender="gloo", collective="all_reduce", bytes="1048576")
+        self.assertEqual(numbers(row, "bytes_per_s", "share_of_limit"), [1048576e3, 0.1])
+
+    def test_buckets_name_a_winner_and_its_gain(self):
+        row = self.row("buckets.csv", bucket_bytes="4194304")
+        self.assertEqual(numbers(row, "gain_over_per_tensor", "collectives"), [1.5, 12])
+        self.assertEqual(numbers(self.row("ratios.csv", what="buckets, resnet18"), "measured_ratio"), [1.5])
+
+    def test_tables_without_rows_are_not_written(self):
+        self.assertIn("tessera_overhead.csv", self.files)
+        self.assertNotIn("tessera_step.csv", self.files)
+
+    def test_csv_numbers_read_back_to_the_same_bits(self):
+        data = json.loads(MADE_UP.read_text())
+        data["steps"][1]["rounds_s"] = [[0.1 + 0.2]]
+        row = next(row for row in rows_of(written(data)["steps.csv"]) if row["contender"] == "PyTorch FSDP2")
+        self.assertEqual(float(row["median_s"]), 0.1 + 0.2)
+
+
+class Balanced(html.parser.HTMLParser):
+    """Fails on a tag that is closed out of order, and notes attributes that would load something."""
+
+    VOID = {"meta"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.problems = [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.problems += [f"{tag} {name}" for name, _ in attributes if name in ("src", "href", "xlink:href", "onload")]
+        if tag in ("script", "link", "iframe", "img"):
+            self.problems.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> out of order")
+
+
+class Page(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.page = written(json.loads(MADE_UP.read_text()))["index.html"]
+
+    def test_is_well_formed_and_loads_nothing(self):
+        parser = Balanced()
+        parser.feed(self.page)
+        self.assertEqual((parser.problems, parser.open), ([], []))
+        self.assertNotIn("url(http", self.page)
+
+    def test_names_commit_command_and_checks(self):
+        self.assertIn("0123456789abcdef0123456789abcdef01234567 with uncommitted changes", self.page)
+        self.assertIn("benchmarks/run --rounds 1", self.page)
+        self.assertIn("losses equal bit for bit", self.page)
+
+    def test_text_from_the_machine_is_escaped(self):
+        self.assertIn("Made-up &lt;CPU&gt;", self.page)
+        self.assertNotIn("<CPU>", self.page)
+
+    def test_bars_are_as_long_as_their_values(self):
+        picture = re.search(r'<svg[^>]*aria-label="Step times of A work".*?</svg>', self.page, re.DOTALL).group()
+        bars = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)" height="16"', picture)]
+        self.assertEqual(len(bars), 5)
+        for value, width in zip([1.0, 4.0, 2.0, 0.75, 1.0], bars):
+            self.assertAlmostEqual(width / bars[1], value / 4.0, places=2)
+        # The no-communication lines stand where the bars of those runs end.
+        references = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]*class="reference"', picture)]
+        self.assertEqual(len(references), 2)
+        self.assertAlmostEqual((references[0] - references[1]) / bars[1], 0.25 / 4.0, places=2)
+
+    def test_says_what_won_and_why(self):
+        # alpha 10 us, 1/beta 10 GB/s: half-way at 100000 bytes.
+        self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
+        self.assertRegex(self.page, r"alpha = 10 µs and 1/beta = 10 GB/s: below 97\.7 KiB")
+
+    def test_shows_every_section_and_what_is_missing(self):
+        for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives", "Latencies",
+                      "Buckets", "One step", "tessera bench overhead", "Not in this run"):
+            self.assertIn(f"<h2>{words}", self.page)
+        self.assertIn("tessera bench step: this build does not have it", self.page)
+
+    def test_sections_without_data_are_left_out(self):
+        data = json.loads(MADE_UP.read_text()) | {"steps": [], "memory": [], "optimizer": [], "collectives": [],
+                                                  "tessera_bench": {}, "timeline": None, "missing": []}
+        files = written(data)
+        self.assertEqual(list(files), ["index.html"])
+        self.assertNotIn("<h2>", files["index.html"])
+
+    def test_a_smoke_test_says_so(self):
+        self.assertNotIn("smoke test", self.page)
+        self.assertIn("smoke test", written(json.loads(MADE_UP.read_text()) | {"quick": True})["index.html"])
+
+    def test_refuses_another_schema(self):
+        with self.assertRaisesRegex(ValueError, "schema 2"):
+            written(json.loads(MADE_UP.read_text()) | {"schema": 2})
+
+
+class Trace(unittest.TestCase):
+    def test_takes_the_last_step_from_its_beginning(self):
+        def span(name, start, duration, tid=1):
+            return {"ph": "X", "name": name, "pid": 0, "tid": tid, "ts": start, "dur": duration}
+
+        named = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "rank 0"}},
+                 {"ph": "M", "name": "thread_name", "pid": 0, "tid": 2, "args": {"name": "comm"}}]
+        events = [span("step", 0, 100), span("gather", 10, 20), span("step", 100, 100), span("gather", 130, 20, tid=2),
+                  span("reduce", 199, 9), span("gather", 200, 5)]
+        got = report.last_step_of_trace({"traceEvents": named + events})
+        self.assertEqual(got, [{"track": "rank 0 / comm", "name": "gather", "start_us": 30, "duration_us": 20},
+                               {"track": "rank 0 / 1", "name": "reduce", "start_us": 99, "duration_us": 9}])
+
+    def test_refuses_a_trace_without_steps(self):
+        with self.assertRaises(ValueError):
+            report.last_step_of_trace([])
+
+
+class Labels(unittest.TestCase):
+    def test_units(self):
+        self.assertEqual([svg.size_label(size) for size in (4, 1024, 1536, 1 << 27)], ["4 B", "1 KiB", "1.5 KiB", "128 MiB"])
+        self.assertEqual([svg.time_label(t) for t in (2.0, 0.0125, 3e-6, 5e-8)], ["2 s", "12.5 ms", "3 µs", "50 ns"])
+
+    def test_ticks_are_round_and_within(self):
+        for top in (0.7, 1.0, 3.3, 47, 1234):
+            ticks = svg.nice_ticks(top)
+            self.assertEqual(ticks[0], 0)
+            self.assertLessEqual(ticks[-1], top)
+            self.assertGreater(ticks[-1], 0.6 * top)
+            self.assertTrue(3 <= len(ticks) <= 7, ticks)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""What is asked of `tessera bench`, with a script in its place."""
+
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+import paths  # noqa: F401
+import tessera_bench
+
+CASE = {"operation": "all_gather", "memory": "private", "dtype": "u8", "bytes": 64, "samples_ns": [1500, 2500], "limit_s": None}
+
+
+class TesseraBench(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def binary(self, *lines):
+        path = pathlib.Path(self.folder.name) / "tessera"
+        path.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
+        os.chmod(path, 0o755)
+        return str(path)
+
+    def test_a_command_without_bench_offers_nothing(self):
+        # Its help says the same whatever is asked, and names no `bench`.
+        self.assertEqual(tessera_bench.offered_sections(self.binary('echo "  train  a model, or memory"')), [])
+
+    def test_sections_are_those_that_its_help_names(self):
+        binary = self.binary('case "$1" in bench) printf "  collectives  x\\n  buckets  of memory\\n";; '
+                             '*) printf "  train x\\n  bench x\\n";; esac')
+        self.assertEqual(tessera_bench.offered_sections(binary), ["collectives", "buckets"])
+
+    def test_collectives_come_in_the_peers_terms(self):
+        data = json.dumps({"cases": [CASE]})
+        binary = self.binary(f"echo \"$@\" >&2; [ \"$3\" = --json ] && [ \"$5\" = --quick ] && echo '{data}' >\"$4\"")
+        case, = tessera_bench.run_section(binary, "collectives", quick=True)["cases"]
+        self.assertEqual(case["collective"], "all_gather")
+        self.assertEqual([round(sample * 1e9) for sample in case["samples_s"]], [1500, 2500])
+
+    def test_a_failure_says_what_was_said(self):
+        with self.assertRaisesRegex(tessera_bench.BenchFailed, "(?s)ended with 70.*sums differ"):
+            tessera_bench.run_section(self.binary("echo sums differ >&2; exit 70"), "collectives", quick=False)
+
+    def test_a_missing_field_is_named(self):
+        for name in CASE:
+            with self.subTest(name), self.assertRaisesRegex(tessera_bench.BenchFailed, f'no "{name}"'):
+                tessera_bench.checked("collectives", {"cases": [{k: v for k, v in CASE.items() if k != name}]})
+        with self.assertRaisesRegex(tessera_bench.BenchFailed, "a row has not 2 columns"):
+            tessera_bench.checked("overhead", {"columns": ["a", "b"], "rows": [[1]]})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -13,6 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLanes = 16;
+constexpr std::size_t kAhead = 2 * NormTree::kBlockNumel;  // elements: shards are read once, in order
 static_assert(sizeof(NormNode) == 24, "NormNode must have no padding: ranks exchange its bytes");
 
 TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
@@ -25,6 +26,7 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
 // The sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the tail
 // needs no order of its own.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
+  for (std::size_t line = 0; line < NormTree::kBlockNumel; line += kLanes) __builtin_prefetch(block + kAhead + line);
   double lanes[kLanes] = {};
   std::size_t i = 0;
   for (; i + kLanes <= numel; i += kLanes) {

@@ -89,5 +89,50 @@ TEST(Rounding, KeepsEveryKindOfNaNAndInfinity) {
   }
 }
 
+// By definition unbiased: over all noise, the mean of the results is the value, exactly.
+TEST(StochasticRounding, HasTheValueAsItsMean) {
+  for (float value : {1.0f, 1.00390625f, 3.14159274f, 1e-30f, 1e-40f, 123456.789f, 0.0f, 2.9387359e-39f}) {
+    for (float signed_value : {value, -value}) {
+      double sum = 0.0;
+      for (std::uint32_t noise = 0; noise < 65536; ++noise) {
+        sum += value_of_bf16(static_cast<std::uint16_t>(bf16_stochastic(signed_value, noise)));
+      }
+      EXPECT_EQ(sum / 65536.0, static_cast<double>(signed_value));
+    }
+  }
+}
+
+TEST(StochasticRounding, KeepsInfinityAndQuietNaN) {
+  for (std::uint32_t noise : {0u, 1u, 0x8000u, 0xffffu}) {
+    EXPECT_EQ(bf16_stochastic(HUGE_VALF, noise), 0x7f80u);
+    EXPECT_EQ(bf16_stochastic(-HUGE_VALF, noise), 0xff80u);
+    for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7fffffffu, 0xffffffffu}) {
+      EXPECT_GT(bf16_stochastic(std::bit_cast<float>(nan), noise) & 0x7fff, 0x7f80u) << std::hex << nan;
+    }
+  }
+}
+
+// All upper halves, with low bits around both places where the high half changes.
+TEST(SplitMaster, ComesBackBitForBit) {
+  for (std::uint32_t upper = 0; upper <= 0xffff; ++upper) {
+    for (std::uint32_t lower : {0x0000u, 0x0001u, 0x1234u, 0x7ffeu, 0x7fffu, 0x8000u, 0x8001u, 0xfffeu, 0xffffu}) {
+      const std::uint32_t bits = upper << 16 | lower;
+      const float value = std::bit_cast<float>(bits);
+      const auto split = splittable<std::uint32_t>(value);
+      const auto high = static_cast<std::uint16_t>(split_high(split));
+      const auto low = static_cast<std::int16_t>(split_low(split));
+      const std::uint32_t back = join_split<std::uint32_t>(high, static_cast<std::uint32_t>(std::int32_t{low}));
+      if (std::isnan(value)) {
+        ASSERT_EQ(back, 0x7fc00000u) << std::hex << bits;
+        ASSERT_EQ(high, 0x7fc0u) << std::hex << bits;
+        continue;
+      }
+      ASSERT_EQ(back, bits) << std::hex << bits;
+      const bool tie = lower == 0x8000;
+      ASSERT_EQ(high, tie ? static_cast<std::uint16_t>(upper + 1) : to_bf16(value)) << std::hex << bits;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -54,6 +54,16 @@ struct PlanCommand {
 /// Prints what every rank of a world of any size would allocate and send, without running anything.
 int run_plan(const PlanCommand& command);
 
+struct BenchCommand {
+  std::string json;  ///< file for all samples; empty: none
+  int ranks = 2;     ///< to start, where no launcher has
+  bool quick = false;
+};
+/// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
+int run_bench_collectives(const BenchCommand& command);
+/// Times the optimizer's step in every format, on one thread.
+int run_bench_optimizer(const BenchCommand& command);
+
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Returns 0 unless something
 /// that Tessera cannot do without is missing (69).
 int run_doctor();

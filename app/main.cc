@@ -78,6 +78,17 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
 }
 
+void add_bench(CLI::App& app, BenchCommand& bench) {
+  CLI::App* command = app.add_subcommand("bench", "measure this machine's collectives and optimizer steps beside its limits");
+  command->require_subcommand(1);
+  CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
+  collectives->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")->capture_default_str();
+  for (CLI::App* each : {collectives, command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread")}) {
+    each->add_option("--json", bench.json, "file that gets every sample");
+    each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
+  }
+}
+
 /// What stands behind the first "--" belongs to the program to launch, and is not looked at.
 std::vector<std::string> take_program(int& argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
@@ -100,10 +111,12 @@ int run(int argc, char** argv) {
   TrainCommand train;
   SampleCommand sample;
   PlanCommand plan;
+  BenchCommand bench;
   LaunchOptions launching;
   add_train(app, train);
   add_sample(app, sample);
   add_plan(app, plan);
+  add_bench(app, bench);
   add_launch(app, launching);
   app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks");
   app.add_subcommand("schema", "print the JSON schema of the strategy file");
@@ -119,6 +132,9 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("sample")) return run_sample(sample);
   if (app.got_subcommand("plan")) return run_plan(plan);
   if (app.got_subcommand("launch")) return launch(launching);
+  if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
+    return command->got_subcommand("collectives") ? run_bench_collectives(bench) : run_bench_optimizer(bench);
+  }
   if (app.got_subcommand("doctor")) return run_doctor();
   std::fputs(strategy_schema().c_str(), stdout);
   return 0;

@@ -15,7 +15,7 @@ at::Tensor flat_at(std::byte* memory, DType dtype, std::int64_t numel) {
   return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)));
 }
 
-std::uint32_t bits_of(float value) { return splittable(std::bit_cast<std::uint32_t>(value)); }
+std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
 /// Both halves: the high one for the parameter part, the low one for what the optimizer updates.
 void write_split(FlatGroup& group, const float* values) {

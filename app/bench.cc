@@ -1,0 +1,107 @@
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "app/bench/collectives_bench.h"
+#include "app/bench/optimizer_bench.h"
+#include "app/commands.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "runtime/comm/topology.h"
+#include "runtime/launch/launcher.h"
+#include "tessera/error.h"
+#include "tessera/init.h"
+#include "tessera/run.h"
+
+namespace tessera::app {
+namespace {
+
+using Align = TextTable::Align;
+
+std::string fixed(double value, const char* format) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string microseconds(double seconds) { return fixed(seconds * 1e6, "%.2f"); }
+
+void write_json(const nlohmann::json& json, const std::string& path) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::trunc);
+  file << json.dump() << "\n";
+  if (!file.flush()) throw Error(ExitCode::kCannotCreate, path + ": cannot be written");
+}
+
+std::string table_of(const CollectivesReport& report) {
+  TextTable table({{"collective"}, {"dtype"}, {"memory"}, {"bytes", Align::kRight}, {"p50 us", Align::kRight},
+                   {"p95 us", Align::kRight}, {"p99 us", Align::kRight}, {"GB/s", Align::kRight}, {"of limit", Align::kRight}});
+  for (const CollectiveTiming& timing : report.timings) {
+    const bool has_limit = !timing.limit.empty();
+    table.add_row({std::string(name_of(timing.what.operation)), std::string(name_of(timing.what.dtype)),
+                   std::string(name_of(timing.what.memory)), format_bytes(static_cast<std::int64_t>(timing.what.bytes)),
+                   microseconds(timing.call.median_s()), microseconds(timing.call.quantile_s(0.95)),
+                   microseconds(timing.call.quantile_s(0.99)), fixed(timing.gigabytes_per_s(), "%.2f"),
+                   has_limit ? fixed(timing.of_limit(), "%.2f") : "-"});
+  }
+  return table.to_string();
+}
+
+std::string table_of(const std::vector<OptimizerTiming>& timings) {
+  TextTable table({{"step"}, {"parameters", Align::kRight}, {"bytes", Align::kRight}, {"p50 ms", Align::kRight},
+                   {"GB/s", Align::kRight}, {"of limit", Align::kRight}});
+  for (const OptimizerTiming& timing : timings) {
+    const double median = timing.step.median_s();
+    table.add_row({timing.name, std::to_string(timing.numel), format_bytes(static_cast<std::int64_t>(timing.bytes)),
+                   fixed(median * 1e3, "%.2f"), fixed(static_cast<double>(timing.bytes) / median * 1e-9, "%.2f"),
+                   fixed(timing.limit.median_s() / median, "%.2f")});
+  }
+  return table.to_string();
+}
+
+/// The command line again, as `ranks` local processes.
+int launch_ranks(const BenchCommand& command) {
+  LaunchOptions launching;
+  launching.ranks = command.ranks;
+  launching.prefix = false;
+  launching.command = {"/proc/self/exe", "bench", "collectives"};
+  if (command.quick) launching.command.push_back("--quick");
+  if (!command.json.empty()) launching.command.insert(launching.command.end(), {"--json", command.json});
+  return launch(launching);
+}
+
+CollectivesBenchOptions options_of(const BenchCommand& command) {
+  CollectivesBenchOptions options;
+  const std::size_t most = command.quick ? std::size_t{1} << 20 : std::size_t{128} << 20;
+  for (std::size_t bytes = 4; bytes < most; bytes *= bytes < 4096 ? 16 : 4) options.bytes.push_back(bytes);
+  options.bytes.push_back(most);
+  if (command.quick) options.rounds = 3;
+  if (command.quick) options.most_calls = 50;
+  return options;
+}
+
+}  // namespace
+
+int run_bench_collectives(const BenchCommand& command) {
+  const auto topology = resolve_topology();
+  if (topology.ok() && topology->launcher == "single" && command.ranks > 1) return launch_ranks(command);
+  return run([&] {
+    const Mesh mesh = init();
+    const CollectivesReport report = value_or_throw(bench_collectives(mesh, options_of(command)));
+    if (mesh.rank() != 0) return;
+    write_json(to_json(report), command.json);
+    std::printf("%s, %d ranks\n%s", report.transport.c_str(), report.ranks, table_of(report).c_str());
+  });
+}
+
+int run_bench_optimizer(const BenchCommand& command) {
+  return run([&] {
+    const auto timings = bench_optimizer(command.quick ? std::size_t{1} << 20 : std::size_t{32} << 20, command.quick ? 3 : 9);
+    write_json(to_json(timings), command.json);
+    std::printf("one thread; the mixed steps take the gradient's norm first\n%s", table_of(timings).c_str());
+  });
+}
+
+}  // namespace tessera::app

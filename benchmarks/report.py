@@ -183,8 +183,8 @@ class Page:
                 + svg.bars(f"Step times of {work['title']}", rows, f"{unit} a step", references)
                 + "<p>Exposed communication is the step less its family's step without communication; the fraction is "
                 "that over the step. Gustafson efficiency: every rank brings its own batch, so the scaled speed-up "
-                "over N is the step without communication over the step. Sharding the optimizer makes a rank do less than "
-                "one that trains alone: then the cost may be below 0, and the efficiency above 1.</p>"
+                "over N is the step without communication over the step. Sharding the optimizer makes a rank do less "
+                "than one that trains alone: then the cost may be below 0, and the efficiency above 1.</p>"
                 + _table(table, without=("work",)))
 
     def _step_rows(self, work):
@@ -213,8 +213,8 @@ class Page:
         formulas = {"bf16": "16P, 4P+12P/N, 2P+14P/N, 16P/N", "fp32": "16P, 8P+8P/N, 4P+12P/N, 16P/N"}[work["dtype"]]
         return (f"<h2>Peak memory: {html.escape(work['title'])}</h2>"
                 "<p>Anonymous memory plus this process's share of shared memory (PSS), its peak while training, less "
-                "the peak of the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula for "
-                f"stages 0 to 3, {formulas}. Activations, buckets and gathered units come on top of it.</p>"
+                "the peak of the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula "
+                f"for stages 0 to 3, {formulas}. Activations, buckets and gathered units come on top of it.</p>"
                 + svg.legend(self.families) + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank")
                 + _table(table, without=("work",)))
 

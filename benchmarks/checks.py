@@ -6,7 +6,7 @@ class CheckFailed(Exception):
 
 
 def same_losses(losses):
-    """`losses`: {strategy: [loss of each step]}. All must be equal, bit for bit; the first is what others are held to."""
+    """`losses`: {strategy: [loss of each step]}. All must be equal, bit for bit."""
     (first, wanted), *others = losses.items()
     for name, got in others:
         if len(got) != len(wanted):
@@ -27,10 +27,10 @@ def memory_as_planned(planned):
 
 
 def peers_train_alike(losses, first, later):
-    """`losses`: {peer: [[loss of each step] of each rank]}, of the first steps. The peers start from the same weights and
-    read the same samples: a rank's first loss must be the first peer's within `first` (relative), the others within
-    `later`. That one is wider, since Adam's first steps are lr * sign(gradient): where a gradient is nothing but rounding,
-    a peer's other order of summation decides the sign."""
+    """`losses`: {peer: [[loss of each step] of each rank]}, of the first steps. The peers start from the same weights
+    and read the same samples: a rank's first loss must be the first peer's within `first` (relative), the others within
+    `later`. That one is wider, since Adam's first steps are lr * sign(gradient): where a gradient is nothing but
+    rounding, a peer's other order of summation decides the sign."""
     (reference, wanted), *others = losses.items()
     for name, got in others:
         for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):
@@ -38,4 +38,5 @@ def peers_train_alike(losses, first, later):
                 # Written so that a NaN fails.
                 if not abs(a - b) <= (first if step == 1 else later) * abs(a):
                     raise CheckFailed(f"losses of rank {rank}, step {step} differ: {reference} {a}, {name} {b}")
-    return f"{len(losses)} peers: first losses equal within {first:g}, those up to step {len(wanted[0])} within {later:g}"
+    return (f"{len(losses)} peers: first losses equal within {first:g}, "
+            f"those up to step {len(wanted[0])} within {later:g}")

@@ -24,7 +24,7 @@ class Run:
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
-    peak_bytes: float = None        # memory.py's, mean over the ranks; only if it was asked for, and then nothing is timed
+    peak_bytes: float = None        # memory.py's, mean over the ranks; only if asked for, and then nothing is timed
     planned: dict = None            # Tessera's "allocated_bytes", "planned_bytes" of one rank
 
 
@@ -136,7 +136,7 @@ class TesseraRunner:
 
 def measure_memory(runner, contender, work, folder):
     """{"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is what the same contender uses on a
-    model of next to nothing: the libraries, the interpreter, the threads, and whatever else does not grow with the model."""
+    model of next to nothing: libraries, interpreter, threads, and whatever else does not grow with the model."""
     tiny = dataclasses.replace(work, model=work.model | {"layers": 1, "width": 8, "heads": 1})
     baseline = runner.run(contender, tiny, folder, measure_memory=True).peak_bytes
     run = runner.run(contender, work, folder, measure_memory=True)

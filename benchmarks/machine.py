@@ -13,6 +13,10 @@ def _lines(path):
     return pathlib.Path(path).read_text().splitlines()
 
 
+def _output(command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def cpu_model():
     for line in _lines("/proc/cpuinfo"):
         if line.startswith("model name"):
@@ -27,7 +31,7 @@ def facts():
 
 
 def _git(*arguments):
-    return subprocess.run(["git", "-C", REPOSITORY, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return _output(["git", "-C", REPOSITORY, *arguments]).strip()
 
 
 def commit():
@@ -39,4 +43,4 @@ def versions(python, packages):
     """{"python": ..., package: version}, as the interpreter `python` sees them."""
     script = ("import json, platform, sys\nfrom importlib.metadata import version\n"
               "print(json.dumps({'python': platform.python_version()} | {p: version(p) for p in sys.argv[1:]}))")
-    return json.loads(subprocess.run([python, "-c", script, *packages], check=True, capture_output=True, text=True).stdout)
+    return json.loads(_output([python, "-c", script, *packages]))

@@ -1,10 +1,10 @@
 """How much memory a process uses, and how much its strategy must use.
 
-The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what the same program needs for a
-model of next to nothing. Anonymous memory is the process's own; of memory that several ranks map, each is charged its share (PSS, the
-"proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost. Pages of files, such
-as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so memory is
-measured in a run of its own and never in one that is timed.
+The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less what the same program needs for
+a model of next to nothing. Anonymous memory is the process's own; of memory that several ranks map, each is charged its
+share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to what the machine lost.
+Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all pages for this, so
+memory is measured in a run of its own and never in one that is timed.
 """
 
 import pathlib
@@ -59,10 +59,10 @@ class PeakSampler:
 
 
 def formula_bytes(stage, parameters, ranks, dtype):
-    """Bytes a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054, section 3 and figure 1).
+    """Bytes a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054, figure 1).
 
-    With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each for
-    the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second
+    With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each
+    for the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second
     copy: 4 + 4 + 8 bytes. Activations are not in it.
     """
     parameter, gradient, state = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}[dtype]

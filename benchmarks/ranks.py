@@ -32,8 +32,8 @@ def rank_environments(ranks):
 def run_ranks(command, environments, timeout_s, watch=None):
     """Runs `command` once for each of `environments`, all at once; returns what each wrote to standard output.
 
-    `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument becomes the place in the list.
-    ContenderFailed once a rank fails or the time is up; the others are then ended.
+    `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument becomes the place in the
+    list. ContenderFailed once a rank fails or the time is up; the others are then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -54,8 +54,8 @@ def run_ranks(command, environments, timeout_s, watch=None):
 def _start(command, number, environment, folder):
     arguments = [str(argument).replace("{rank}", str(number)) for argument in command]
     with open(folder / f"{number}.out", "w") as out, open(folder / f"{number}.err", "w") as err:
-        return subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=out, stderr=err,
-                                stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=out,
+                                stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _wait(processes, folder, timeout_s):

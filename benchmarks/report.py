@@ -10,7 +10,7 @@ results.json, made by benchmarks/run, is one object:
     contenders   [{name, family, label, stage, alone}]
     checks       [{work, result}]                      what was verified before the timing
     steps        [{work, contender, rounds_s: [[s]], losses: [[a rank's]], allocated_bytes?, planned_bytes?}]
-    memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]      mean of the ranks
+    memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
     optimizer    [{contender, numel, rounds_s}]        one thread
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
@@ -31,9 +31,14 @@ import tables
 
 SCHEMA = 1
 _FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
+# (contender, memory) of a collective: the name of its curve.
+_CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group"): "Tessera, the group's memory",
+           ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
+           ("limit", "private"): "memory limit"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
 _STYLE = """
-body { font: 15px/1.5 Georgia, "Liberation Serif", serif; color: #111; max-width: 980px; margin: 2em auto; padding: 0 1.5em; }
+body { font: 15px/1.5 Georgia, "Liberation Serif", serif; color: #111;
+       max-width: 980px; margin: 2em auto; padding: 0 1.5em; }
 h1 { font-size: 1.7em; margin-bottom: 0; } h2 { font-size: 1.25em; margin: 2em 0 .3em; border-bottom: 1px solid #999; }
 h3 { font-size: 1.05em; margin: 1.5em 0 .2em; } p { margin: .4em 0; max-width: 46em; }
 table { border-collapse: collapse; margin: .6em 0 1.2em; font: 12px/1.45 Arial, "Liberation Sans", sans-serif; }
@@ -54,8 +59,8 @@ svg .mark { stroke: #c0392b; stroke-width: 2.5; } svg .mark-halo { stroke: #fff;
 def last_step_of_trace(trace):
     """Events of the last complete step in a Chrome trace (an object with traceEvents, or the list itself).
 
-    A step is a complete event (ph "X") named "step"; the events of any process that begin within it belong to it. Tracks are
-    "process / thread", by the names that the trace gives them. ValueError if there is no step.
+    A step is a complete event (ph "X") named "step"; the events of any process that begin within it belong to it.
+    Tracks are "process / thread", by the names that the trace gives them. ValueError if there is no step.
     """
     events = trace["traceEvents"] if isinstance(trace, dict) else trace
     spans = [event for event in events if event.get("ph") == "X"]
@@ -91,6 +96,13 @@ def shown(column, value):
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def heading(column):
+    """A column's name without the unit that its cells carry."""
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        column = column.removesuffix("_s")
+    return column.replace("_", " ")
+
+
 def _table(table, without=()):
     kept = [number for number, column in enumerate(table["columns"]) if column not in without]
     numeric = {n for n in kept if not any(isinstance(row[n], str) for row in table["rows"])}
@@ -99,7 +111,7 @@ def _table(table, without=()):
         kind = ' class="number"' if number in numeric else ""
         return f"<{tag}{kind}>{html.escape(words)}</{tag}>"
 
-    head = "".join(cell("th", n, table["columns"][n].replace("_", " ")) for n in kept)
+    head = "".join(cell("th", n, heading(table["columns"][n])) for n in kept)
     body = "".join("<tr>" + "".join(cell("td", n, shown(table["columns"][n], row[n])) for n in kept) + "</tr>"
                    for row in table["rows"])
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
@@ -125,7 +137,8 @@ class Page:
     def text(self):
         sections = [self._head(), self._ratios(), *map(self._steps, self.data["works"]),
                     *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
-                    self._buckets(), self._timeline(), *map(self._bench_table, ("step", "memory", "overhead")), self._missing()]
+                    self._buckets(), self._timeline(), *map(self._bench_table, ("step", "memory", "overhead")),
+                    self._missing()]
         return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Tessera: benchmarks</title>'
                 f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{''.join(sections)}</body></html>\n")
 
@@ -151,8 +164,8 @@ class Page:
         table = tables.ratios(self.results)
         if not table["rows"]:
             return ""
-        return ("<h2>Ratios</h2><p>The peer's median over Tessera's, both from this run; above 1 Tessera is faster, or smaller. "
-                "Peers are set against the strategy that shards the same things.</p>" + _table(table))
+        return ("<h2>Ratios</h2><p>The peer's median over Tessera's, both from this run; above 1 Tessera is faster, or "
+                "smaller. Peers are set against the strategy that shards the same things.</p>" + _table(table))
 
     def _steps(self, work):
         table = _of_work(tables.steps(self.results), work["name"])
@@ -165,13 +178,14 @@ class Page:
         references = [(label, value / scale) for label, value in references]
         return (f"<h2>Step time: {html.escape(work['title'])}</h2>"
                 f"<p>{work['parameters']:,} parameters; one sample of {work['model']['seq_len']} tokens a rank, AdamW. "
-                f"Median; whiskers from the 10th to the 90th percentile of all timed steps. Dashed: the same work in two "
-                f"processes that train at the same time without communication.</p>"
-                + svg.legend(self.families) + svg.bars(f"Step times of {work['title']}", rows, f"{unit} a step", references)
-                + "<p>Exposed communication is the step less its family's step without communication; the fraction is that "
-                "over the step. Gustafson efficiency: every rank brings its own batch, so the scaled speed-up over N is the step "
-                "without communication over the step. Sharding the optimizer makes a rank do less than one that trains alone, "
-                "so values beyond these bounds are possible.</p>" + _table(table, without=("work",)))
+                "Median; whiskers from the 10th to the 90th percentile of all timed steps. Dashed: the same work in "
+                "two processes that train at the same time without communication.</p>" + svg.legend(self.families)
+                + svg.bars(f"Step times of {work['title']}", rows, f"{unit} a step", references)
+                + "<p>Exposed communication is the step less its family's step without communication; the fraction is "
+                "that over the step. Gustafson efficiency: every rank brings its own batch, so the scaled speed-up "
+                "over N is the step without communication over the step. Sharding the optimizer makes a rank do less "
+                "than one that trains alone: then the cost may be below 0, and the efficiency above 1.</p>"
+                + _table(table, without=("work",)))
 
     def _step_rows(self, work):
         rows, references = [], []
@@ -180,8 +194,8 @@ class Page:
                 continue
             contender = self.results.contenders[entry["contender"]]
             of = stats.summary(self.results.step_samples(work, entry["contender"]))
-            rows.append({"label": contender["label"], "family": contender["family"], "value": of["median"], "low": of["p10"],
-                         "high": of["p90"], "note": svg.time_label(of["median"])})
+            rows.append({"label": contender["label"], "family": contender["family"], "value": of["median"],
+                         "low": of["p10"], "high": of["p90"], "note": svg.time_label(of["median"])})
             if contender["alone"]:
                 references.append((f"{_FAMILIES[contender['family']]} alone", of["median"]))
         return rows, references
@@ -198,10 +212,11 @@ class Page:
                          "note": f"{svg.size_label(measured)}, {ratio:.2f} x formula"})
         formulas = {"bf16": "16P, 4P+12P/N, 2P+14P/N, 16P/N", "fp32": "16P, 8P+8P/N, 4P+12P/N, 16P/N"}[work["dtype"]]
         return (f"<h2>Peak memory: {html.escape(work['title'])}</h2>"
-                f"<p>Anonymous memory plus this process's share of shared memory (PSS), its peak while training, less the peak of "
-                f"the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula for stages 0 to 3, "
-                f"{formulas}. Activations, buckets and gathered units come on top of it.</p>" + svg.legend(self.families)
-                + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank") + _table(table, without=("work",)))
+                "<p>Anonymous memory plus this process's share of shared memory (PSS), its peak while training, less "
+                "the peak of the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula "
+                f"for stages 0 to 3, {formulas}. Activations, buckets and gathered units come on top of it.</p>"
+                + svg.legend(self.families) + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank")
+                + _table(table, without=("work",)))
 
     def _optimizer(self):
         table = tables.optimizer(self.results)
@@ -211,23 +226,24 @@ class Page:
                  "deepspeed" if row[0].startswith("deepspeed") else "torch", "value": 1e9 * row[3] / row[1],
                  "low": 1e9 * row[4] / row[1], "high": 1e9 * row[5] / row[1], "note": f"{row[6] / 1e9:.3g} Gparam/s"}
                 for row in table["rows"]]
-        return ("<h2>Optimizer step</h2><p>AdamW over one flat tensor, one thread. chain_bf16 is mixed precision in PyTorch: "
-                "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
-                + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter") + _table(table))
+        return ("<h2>Optimizer step</h2><p>AdamW over one flat tensor, one thread. chain_bf16 is mixed precision in "
+                "PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
+                + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter")
+                + _table(table))
 
     def _collectives(self):
         table = tables.collectives(self.results)
         if not table["rows"]:
             return ""
-        parts = ["<h2>Collectives</h2><p>Full-buffer bytes over the median time, fp32. The limit makes the same reads and writes "
-                 "in every rank at once, without waiting.</p>"]
+        parts = ["<h2>Collectives</h2><p>Full-buffer bytes over the median time, fp32. The limit makes the same reads "
+                 "and writes in every rank at once, without waiting.</p>"]
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
-            series = {}
+            # In this order, so that a name has the same line in every chart.
+            series = {label: [] for label in _CURVES.values()}
             for contender, name, memory, dtype, size, *_, rate, _ in table["rows"]:
                 if name == collective and dtype not in ("bf16", "fp16") and size > 0:
-                    label = {"gloo": "Gloo", "limit": "memory limit"}.get(contender, f"Tessera, {memory} memory")
-                    series.setdefault(label, []).append((size, rate / 1e9))
-            if series:
+                    series[_CURVES[contender, memory]].append((size, rate / 1e9))
+            if any(series.values()):
                 chart = svg.lines(f"Bandwidth of {collective}", [{"label": label, "points": sorted(points)}
                                                                  for label, points in series.items()],
                                   "GB/s", x_label="bytes of the full buffer")
@@ -249,8 +265,8 @@ class Page:
                                      f"p99 {svg.time_label(stats.percentile(samples, 99))}"})
         if not rows:
             return ""
-        return ("<h2>Latencies of single collectives</h2><p>All samples, ten bins a decade. A unit's bucket is one such "
-                "collective.</p>" + svg.histograms("Latencies of collectives", rows))
+        return ("<h2>Latencies of single collectives</h2><p>All samples, ten bins a decade. A unit's bucket is one "
+                "such collective.</p>" + svg.histograms("Latencies of collectives", rows))
 
     def _buckets(self):
         parts = []
@@ -260,20 +276,30 @@ class Page:
             fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]
             parts.append(
                 f"<h3>{html.escape(study['model'])}</h3><p>The best bucket is {svg.size_label(study['best_bytes'])} "
-                f"({study['best_collectives']} collectives a step): {study['gain']:.2f} times as fast as one collective a tensor. "
-                f"A reduction of b bytes takes alpha + beta b with alpha = {svg.time_label(abs(alpha))} and 1/beta = "
-                f"{1e-9 / beta:.3g} GB/s: below {svg.size_label(round(abs(alpha) / beta))} the start costs more than the bytes.</p>"
-                + svg.lines("Step time over bucket size", [{"label": "step", "points": sorted(curve)}], "seconds a step",
-                            svg.time_label, "bytes of a bucket")
-                + svg.lines("Single reductions and their fit", [{"label": "measured", "points": sorted(study["points"])},
-                                                                {"label": "alpha + beta b", "points": fit}],
-                            "seconds", svg.time_label))
+                f"({study['best_collectives']} collectives a step): {study['gain']:.2f} times as fast as one "
+                f"collective a tensor. {self._why(alpha, beta)}</p>"
+                + svg.lines("Step time over bucket size",
+                            [{"label": "buckets", "points": sorted(curve)},
+                             {"label": "one collective a tensor",
+                              "points": [(size, study["per_tensor_s"]) for size, _ in sorted(curve)]}],
+                            "time of a step", svg.time_label, "bytes of a bucket")
+                + svg.lines("Single reductions and their fit",
+                            [{"label": "measured", "points": sorted(study["points"])},
+                             {"label": "alpha + beta b", "points": fit}], "time", svg.time_label))
         return "<h2>Buckets</h2>" + "".join(parts) + _table(tables.buckets(self.results)) if parts else ""
+
+    @staticmethod
+    def _why(alpha, beta):
+        fit = (f"A reduction of b bytes takes alpha + beta b with alpha = {shown('alpha_s', alpha)} and "
+               f"1/beta = {1e-9 / beta:.3g} GB/s")
+        if alpha <= 0:
+            return f"{fit}: starting one costs nothing that can be told from the noise."
+        return f"{fit}: below {svg.size_label(round(alpha / beta))} the start costs more than the bytes."
 
     def _timeline(self):
         if not self.data["timeline"]:
             return ""
-        return ("<h2>One step</h2><p>The last step of the trace, by rank and thread. The trace itself opens in Perfetto.</p>"
+        return ("<h2>One step</h2><p>The last step of the trace, by rank and thread. The trace opens in Perfetto.</p>"
                 + svg.timeline("Timeline of one step", self.data["timeline"]))
 
     def _bench_table(self, section):
@@ -283,7 +309,8 @@ class Page:
     def _missing(self):
         if not self.data["missing"]:
             return ""
-        items = "".join(f"<li>{html.escape(entry['what'])}: {html.escape(entry['why'])}</li>" for entry in self.data["missing"])
+        items = "".join(f"<li>{html.escape(entry['what'])}: {html.escape(entry['why'])}</li>"
+                        for entry in self.data["missing"])
         return f"<h2>Not in this run</h2><ul>{items}</ul>"
 
 

@@ -25,7 +25,8 @@ def median(samples):
 
 def summary(samples):
     """{"n", "p10", "median", "p90"}, in the samples' unit."""
-    return {"n": len(samples), "p10": percentile(samples, 10), "median": median(samples), "p90": percentile(samples, 90)}
+    return {"n": len(samples), "p10": percentile(samples, 10), "median": median(samples),
+            "p90": percentile(samples, 90)}
 
 
 def alpha_beta_fit(points):
@@ -51,7 +52,7 @@ def alpha_beta_fit(points):
 def log_histogram(samples, bins_a_decade=10):
     """Counts in bins of equal ratio: [(low, high, count)], from the smallest sample's bin to the largest's.
 
-    Bin edges are powers of 10^(1/bins_a_decade), so histograms of different samples share them. REQUIRES: samples above 0.
+    Bin edges are powers of 10^(1/bins_a_decade), so different histograms share them. REQUIRES: samples above 0.
     """
     if not samples:
         raise ValueError("a histogram of no samples")
@@ -67,8 +68,8 @@ def log_histogram(samples, bins_a_decade=10):
 def communication(step_seconds, alone_seconds):
     """What a step costs beyond the same work without communication, in the terms of the results page.
 
-    exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times the
-    work of one: scaled speed-up N * alone / step (Gustafson 1988), and over N, alone / step. A strategy that shards
+    exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times
+    the work of one: scaled speed-up N * alone / step (Gustafson 1988), and over N, alone / step. A strategy that shards
     the optimizer does less work a rank than a rank alone: then exposed_s may be negative and gustafson above 1.
     """
     return {"exposed_s": step_seconds - alone_seconds, "fraction": (step_seconds - alone_seconds) / step_seconds,

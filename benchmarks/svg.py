@@ -11,9 +11,10 @@ WIDTH = 900
 _FILLS = {"tessera": "#1f3a5f", "torch": "#d9d9d9", "deepspeed": "url(#hatch)"}
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 2", "12 4")
 _LINE_COLOURS = ("#1f3a5f", "#a03a2c", "#5d7f3a", "#777777", "#8a6d1f", "#6b4a8a")
-DEFINITIONS = ('<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs><pattern id="hatch" width="5" '
-               'height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="5" height="5" fill="#fff"/>'
-               '<rect width="2" height="5" fill="#777"/></pattern></defs></svg>')
+DEFINITIONS = ('<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+               '<pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+               '<rect width="5" height="5" fill="#fff"/><rect width="2" height="5" fill="#777"/></pattern>'
+               "</defs></svg>")
 
 
 def text(x, y, words, anchor="start", kind=""):
@@ -50,9 +51,9 @@ def nice_ticks(top, count=5):
 def bars(title, rows, unit, references=()):
     """Horizontal bars from 0.
 
-    rows: dicts of "label", "family", "value" (in `unit`), "note" (written behind the bar), and if known "low" and "high"
-    (whiskers) and "mark" (a line across the bar, such as a formula's value). references: (label, value), each a dashed
-    line through all bars.
+    rows: dicts of "label", "family", "value" (in `unit`), "note" (written behind the bar), and if known "low" and
+    "high" (whiskers) and "mark" (a line across the bar, such as a formula's value). references: (label, value), each a
+    dashed line through all bars.
     """
     left, right, top, pitch, thickness = 230, 190, 26 + 14 * max(0, len(references) - 1), 26, 16
     numbers = [row.get("high", row["value"]) for row in rows] + [row.get("mark", 0) for row in rows]
@@ -106,15 +107,26 @@ def _decades(low, high):
     return [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
 
 
+def log_ticks(low, high):
+    """Round numbers that enclose [low, high]: powers of 10, or 1, 2, 5 and their tens where the range is narrow."""
+    if high / low >= 30:
+        return _decades(low, high)
+    steps = [factor * decade for decade in _decades(low, high) for factor in (1, 2, 5)]
+    first = max(number for number, step in enumerate(steps) if step <= low * 1.0001)
+    last = min(number for number, step in enumerate(steps) if step >= high * 0.9999)
+    return steps[first:max(last, first + 1) + 1]
+
+
 def lines(title, series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
-    """Curves on logarithmic axes. series: dicts of "label" and "points" [(bytes, y)], both above 0."""
+    """Curves on logarithmic axes. series: dicts of "label" and "points" [(bytes, y)], both above 0. A series without
+    points is left out, and keeps its line for other charts. REQUIRES: one point at least."""
     left, right, top, height = 70, 250, 14, 300
     points = [point for entry in series for point in entry["points"]]
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    ticks = _decades(min(y for _, y in points), max(y for _, y in points))
+    ticks = log_ticks(min(y for _, y in points), max(y for _, y in points))
     span = math.log(x_high / x_low) or 1.0
     x_of = lambda x: left + math.log(x / x_low) / span * (WIDTH - left - right)  # noqa: E731
-    y_span = math.log(ticks[-1] / ticks[0]) or 1.0
+    y_span = math.log(ticks[-1] / ticks[0])
     y_of = lambda y: top + height - math.log(y / ticks[0]) / y_span * height  # noqa: E731
     parts = []
     for tick in ticks:
@@ -124,15 +136,17 @@ def lines(title, series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
     step = max(2, 2 * round(span / math.log(2) / 16))
     while 2**power <= x_high * 1.0001:
         x = x_of(2**power)
-        parts += [_line(x, top, x, top + height, "grid"), text(x, top + height + 15, size_label(2**power), "middle", "small")]
+        parts += [_line(x, top, x, top + height, "grid"),
+                  text(x, top + height + 15, size_label(2**power), "middle", "small")]
         power += step
-    for number, entry in enumerate(series):
+    drawn = [(number, entry) for number, entry in enumerate(series) if entry["points"]]
+    for place, (number, entry) in enumerate(drawn):
         colour, dash = _LINE_COLOURS[number % len(_LINE_COLOURS)], _DASHES[number % len(_DASHES)]
         style = f'style="stroke:{colour};stroke-dasharray:{dash or "none"}"'
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in entry["points"])
         parts.append(f'<polyline points="{path}" class="curve" {style}/>')
         parts += [_marker(number, x_of(x), y_of(y), colour) for x, y in entry["points"]]
-        y = top + 12 + 18 * number
+        y = top + 12 + 18 * place
         x = WIDTH - right + 14
         parts += [_line(x, y - 4, x + 34, y - 4, "curve", style), _marker(number, x + 17, y - 4, colour),
                   text(x + 42, y, entry["label"], "start", "small")]
@@ -146,7 +160,8 @@ def _marker(number, x, y, colour):
     if shape == 0:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}"/>'
     if shape == 1:
-        return f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="#fff" stroke="{colour}" stroke-width="1.5"/>'
+        return (f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="#fff" stroke="{colour}" '
+                'stroke-width="1.5"/>')
     return f'<path d="M{x:.1f} {y - 4:.1f} l4 7 h-8 z" fill="{colour}"/>'
 
 
@@ -199,10 +214,11 @@ def timeline(title, events):
             width = max(event["duration_us"] * scale, 0.5)
             shade = 25 + 60 * names.index(event["name"]) // max(len(names), 1)
             label = f"{event['name']}: {time_label(event['duration_us'] * 1e-6)}"
-            parts.append(f'<rect x="{left + event["start_us"] * scale:.1f}" y="{y + 4}" width="{width:.1f}" height="{pitch - 8}" '
-                         f'fill="hsl(214 40% {shade}%)" stroke="#fff" stroke-width="0.5"><title>{html.escape(label)}</title></rect>')
+            x = left + event["start_us"] * scale
+            parts.append(f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{pitch - 8}" '
+                         f'fill="hsl(214 40% {shade}%)" stroke="#fff" stroke-width="0.5">'
+                         f'<title>{html.escape(label)}</title></rect>')
             if width > 7 * len(event["name"]):
-                parts.append(text(left + event["start_us"] * scale + 4, y + 18, event["name"],
-                                  kind="on-dark small" if shade < 55 else "small"))
+                parts.append(text(x + 4, y + 18, event["name"], kind="small on-dark" if shade < 55 else "small"))
     parts.append(text(left, bottom + 31, "ms from the start of the step", "start", "small"))
     return _picture(bottom + 38, parts, title)

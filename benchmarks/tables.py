@@ -29,8 +29,8 @@ class Results:
         return self.samples("steps", work=work, contender=contender)
 
     def alone_seconds(self, work, family):
-        """Median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed runs on it).
-        None if it was not run."""
+        """Median step without communication: Tessera's own for Tessera, PyTorch's for the others (DeepSpeed runs on
+        it). None if it was not run."""
         samples = self.step_samples(work, "tessera_alone" if family == "tessera" else "torch_alone")
         return stats.median(samples) if samples else None
 
@@ -60,8 +60,8 @@ def steps(results):
         alone = results.alone_seconds(entry["work"], contender["family"])
         cost = {} if contender["alone"] or alone is None else stats.communication(of["median"], alone)
         tokens = work["model"]["seq_len"] * results.ranks
-        rows.append([entry["work"], contender["label"], of["n"], of["median"], of["p10"], of["p90"], tokens / of["median"],
-                     cost.get("exposed_s"), cost.get("fraction"), cost.get("gustafson")])
+        rows.append([entry["work"], contender["label"], of["n"], of["median"], of["p10"], of["p90"],
+                     tokens / of["median"], cost.get("exposed_s"), cost.get("fraction"), cost.get("gustafson")])
     return {"title": "Step times", "columns": columns, "rows": rows}
 
 
@@ -115,7 +115,8 @@ def _collective_ratios(results):
         chosen = max(common) if size is None else size
         ratio = None
         if chosen in common:
-            ratio = _ratio(results.samples("collectives", contender="gloo", collective=collective, bytes=chosen), ours[chosen])
+            theirs = results.samples("collectives", contender="gloo", collective=collective, bytes=chosen)
+            ratio = _ratio(theirs, ours[chosen])
         yield [f"{collective}, {chosen} bytes", "Gloo", "Tessera, private memory", target, ratio]
 
 
@@ -148,8 +149,8 @@ def memory(results):
         contender, work = results.contenders[entry["contender"]], results.works[entry["work"]]
         formula = formula_bytes(contender["stage"], work["parameters"], results.ranks, work["dtype"])
         measured = _above_baseline(entry)
-        rows.append([entry["work"], contender["label"], measured, formula, measured / formula, entry.get("planned_bytes"),
-                     entry["baseline_bytes"]])
+        rows.append([entry["work"], contender["label"], measured, formula, measured / formula,
+                     entry.get("planned_bytes"), entry["baseline_bytes"]])
     return {"title": "Peak memory of a rank", "columns": columns, "rows": rows}
 
 
@@ -168,8 +169,8 @@ def optimizer(results):
 
 
 def collectives(results):
-    columns = ["contender", "collective", "memory", "dtype", "bytes", "samples", "median_s", "p10_s", "p90_s", "bytes_per_s",
-               "share_of_limit"]
+    columns = ["contender", "collective", "memory", "dtype", "bytes", "samples", "median_s", "p10_s", "p90_s",
+               "bytes_per_s", "share_of_limit"]
     rows = []
     for entry in results.data["collectives"]:
         samples = results.samples("collectives", contender=entry["contender"], collective=entry["collective"],
@@ -185,8 +186,8 @@ def collectives(results):
 
 def _collective_row(contender, case, memory_kind, dtype, samples, of_limit):
     of = stats.summary(samples)
-    return [contender, case["collective"], memory_kind, dtype, case["bytes"], of["n"], of["median"], of["p10"], of["p90"],
-            case["bytes"] / of["median"], of_limit]
+    return [contender, case["collective"], memory_kind, dtype, case["bytes"], of["n"], of["median"], of["p10"],
+            of["p90"], case["bytes"] / of["median"], of_limit]
 
 
 def bucket_studies(results):
@@ -198,8 +199,9 @@ def bucket_studies(results):
         alpha, beta = stats.alpha_beta_fit(points)
         best = min(model["sweep"], key=lambda entry: stats.median(entry["samples_s"]))
         per_tensor = stats.median(model["per_tensor_samples_s"])
-        studies.append({"model": model["model"], "best_bytes": best["bucket_bytes"], "best_collectives": best["collectives"],
-                        "gain": per_tensor / stats.median(best["samples_s"]), "per_tensor_s": per_tensor, "alpha_s": alpha,
+        studies.append({"model": model["model"], "best_bytes": best["bucket_bytes"],
+                        "best_collectives": best["collectives"], "per_tensor_s": per_tensor,
+                        "gain": per_tensor / stats.median(best["samples_s"]), "alpha_s": alpha,
                         "beta_s_per_byte": beta, "points": points, "sweep": model["sweep"]})
     return studies
 
@@ -210,8 +212,8 @@ def buckets(results):
     for study in bucket_studies(results):
         for entry in study["sweep"]:
             of = stats.summary(entry["samples_s"])
-            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], of["n"], of["median"], of["p10"], of["p90"],
-                         study["per_tensor_s"] / of["median"]])
+            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], of["n"], of["median"], of["p10"],
+                         of["p90"], study["per_tensor_s"] / of["median"]])
     return {"title": "Buckets", "columns": columns, "rows": rows}
 
 
@@ -223,7 +225,7 @@ def of_bench(results, section):
 
 def all_tables(results):
     """{file stem: table} of those that have rows."""
-    tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results), "optimizer": optimizer(results),
-              "collectives": collectives(results), "buckets": buckets(results)}
+    tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results),
+              "optimizer": optimizer(results), "collectives": collectives(results), "buckets": buckets(results)}
     tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}
     return {name: table for name, table in tables.items() if table["rows"]}

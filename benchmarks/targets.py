@@ -1,4 +1,4 @@
-"""The ratios Tessera sets out to reach: the peer's time (or bytes) over its own, in the same run. Standard library only.
+"""The ratios Tessera sets out to reach: the peer's time (or bytes) over its own, in the same run.
 
 A target of None is reported and not judged. Nothing fails for missing one: results are bits, not timings.
 """

@@ -1,7 +1,7 @@
 """Runs `tessera bench SECTION --json FILE [--quick]` where the command has it, and checks the form of what it writes.
 
-    collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes", "samples_ns": [...],
-                             "limit_s": seconds or null}]}
+    collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes",
+                             "samples_ns": [...], "limit_s": seconds or null}]}
                  bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
                  writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved.
                  Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
@@ -38,7 +38,7 @@ def _help(binary, *arguments):
 
 
 def offered_sections(binary):
-    """The sections this binary has. A command without `bench` prints its general help for it, so that is asked first."""
+    """The sections this binary has. A command without `bench` prints its general help for it: that is asked first."""
     if not re.search(r"^\s+bench\b", _help(binary), re.MULTILINE):
         return []
     text = _help(binary, "bench")

@@ -14,7 +14,7 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model and how many of its steps make a round. One sample of seq_len tokens a rank and step, AdamW, no clipping."""
+    """A model and how many of its steps make a round. A step is one sample of seq_len tokens a rank, and AdamW."""
 
     name: str
     title: str
@@ -44,7 +44,8 @@ def full_works():
     gpt = json.loads((REPOSITORY / "examples/configs/gpt_69m.json").read_text())
     return [
         Work("gpt_69m_fp32", "GPT of 69 M parameters, fp32", gpt, "fp32", steps=6, warm_up=2, cool_down=1),
-        Work("gpt_69m_bf16", "GPT of 69 M parameters, bf16 with fp32 masters", gpt, "bf16", steps=8, warm_up=2, cool_down=2),
+        Work("gpt_69m_bf16", "GPT of 69 M parameters, bf16 with fp32 masters", gpt, "bf16", steps=8, warm_up=2,
+             cool_down=2),
         Work("narrow_24x64", "24 layers of width 64, fp32: the cost of many small units", _gpt(24, 64, 4, 256), "fp32",
              steps=30, warm_up=8, cool_down=15),
     ]
@@ -57,7 +58,7 @@ def quick_works():
 
 
 def write_tokens(path, vocab_size):
-    """Writes TOKENS tokens below vocab_size in llm.c's format: each follows from the one before, up to a little noise."""
+    """Writes TOKENS tokens below vocab_size in llm.c's format: each is the one before times 5, plus noise."""
     noise = random.Random(1)
     tokens = array.array("H", [0])
     while len(tokens) < TOKENS:

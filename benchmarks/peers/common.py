@@ -1,7 +1,7 @@
 """What the peers share: the work, the ranks, and the one JSON line each rank prints.
 
-A peer is started once a rank with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by benchmarks/run or
-by `torchrun --nproc-per-node 2`. Standard output belongs to the result alone; what libraries say goes to standard error.
+A peer is started once a rank with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by benchmarks/run
+or by `torchrun --nproc-per-node 2`. Standard output is the result alone; what libraries say goes to standard error.
 
 A step of training is one line:
 

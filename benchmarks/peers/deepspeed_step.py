@@ -2,8 +2,8 @@
 """Training steps of DeepSpeed's ZeRO stages 1, 2 and 3 on CPU ranks over Gloo, with its own CPU Adam.
 
 On CPU ranks DeepSpeed 0.19 needs DS_ACCELERATOR=cpu, and `ninja` and `g++` where its operator has not been compiled
-(benchmarks/setup does that). LOCAL_RANK must be in the environment, as torchrun puts it. Without Intel's oneCCL it warns,
-and runs on Gloo.
+(benchmarks/setup does that). LOCAL_RANK must be in the environment, as torchrun puts it. Without Intel's oneCCL it
+warns, and runs on Gloo.
 """
 
 import os

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times torch.distributed's collectives on Gloo, fp32, and beside them what the memory alone would allow.
 
-A collective's `bytes` are S, the size of the *full* buffer (of what an all-gather leaves, a reduce-scatter starts with).
-The limit of a collective moves, in every rank at once, the bytes that no implementation for ranks in private memory
-can do without, with none of the waiting:
+A collective's `bytes` are S, the size of the *full* buffer (of what an all-gather leaves, a reduce-scatter starts
+with). The limit of a collective moves, in every rank at once, the bytes that no implementation for ranks in private
+memory can do without, with none of the waiting:
 
     reduce_scatter    each rank reads its slice of all inputs, writes it once        torch.add
     all_gather        each rank reads the others' slices and writes them             copy_
@@ -11,7 +11,8 @@ can do without, with none of the waiting:
 
 Every result is checked before anything is timed. One JSON line a rank:
 
-    {"peer": "gloo", "rank", "ranks", "threads", "cases": [{"contender": "gloo" | "limit", "collective", "bytes", "samples_s"}]}
+    {"peer": "gloo", "rank", "ranks", "threads",
+     "cases": [{"contender": "gloo" | "limit", "collective", "bytes", "samples_s"}]}
 """
 
 import argparse
@@ -63,8 +64,8 @@ class Collectives:
 
     def check(self, values, wanted):
         if not bool((values == wanted).all()):
-            raise RuntimeError(f"rank {self.ranks.rank}: a collective of {values.numel()} values gave something else than "
-                               f"{wanted} everywhere")
+            raise RuntimeError(f"rank {self.ranks.rank}: a collective of {values.numel()} values did not give {wanted} "
+                               "everywhere")
 
 
 class Limits:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One thread's optimizer step over one flat tensor: torch's fused AdamW, torch's mixed-precision chain, DeepSpeed's CPU Adam.
+"""One thread's optimizer step over one flat tensor.
 
     fused_fp32      torch.optim.AdamW(fused=True) on fp32 parameters and gradients
     chain_bf16      what mixed precision costs in PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the

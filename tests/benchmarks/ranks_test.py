@@ -38,7 +38,8 @@ class Watch:
 
 class Ranks(unittest.TestCase):
     def test_each_rank_learns_its_place(self):
-        script = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], sys.argv[1])"
+        script = ("import os, sys\n"
+                  "print(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'OMP_NUM_THREADS')), sys.argv[1])")
         watch = Watch()
         got = ranks.run_ranks(python(script, "file.{rank}"), ranks.rank_environments(3), 60, watch)
         self.assertEqual(got, [f"{rank} 3 1 file.{rank}\n" for rank in range(3)])

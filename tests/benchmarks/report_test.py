@@ -13,6 +13,7 @@ import paths  # noqa: F401
 import report
 import svg
 
+COSTS = ("exposed_s", "communication_fraction", "gustafson_efficiency")
 MADE_UP = pathlib.Path(__file__).resolve().parent / "made_up_results.json"
 
 
@@ -48,11 +49,11 @@ class Tables(unittest.TestCase):
 
     def test_each_family_is_held_to_its_own_step_without_communication(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
-        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [3.0, 0.75, 0.25])
+        self.assertEqual(numbers(row, *COSTS), [3.0, 0.75, 0.25])
         row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # to PyTorch's, on which it runs
-        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [1.0, 0.5, 0.5])
+        self.assertEqual(numbers(row, *COSTS), [1.0, 0.5, 0.5])
         row = self.row("steps.csv", contender="Tessera FULL_SHARD")
-        self.assertEqual(numbers(row, "exposed_s", "communication_fraction", "gustafson_efficiency"), [0.25, 0.25, 0.75])
+        self.assertEqual(numbers(row, *COSTS), [0.25, 0.25, 0.75])
         self.assertEqual(self.row("steps.csv", contender="PyTorch, no communication")["exposed_s"], "")
 
     def test_memory_beside_the_formula(self):
@@ -161,8 +162,8 @@ class Page(unittest.TestCase):
         self.assertRegex(self.page, r"alpha = 10 µs and 1/beta = 10 GB/s: below 97\.7 KiB")
 
     def test_shows_every_section_and_what_is_missing(self):
-        for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives", "Latencies",
-                      "Buckets", "One step", "tessera bench overhead", "Not in this run"):
+        for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives",
+                      "Latencies", "Buckets", "One step", "tessera bench overhead", "Not in this run"):
             self.assertIn(f"<h2>{words}", self.page)
         self.assertIn("tessera bench step: this build does not have it", self.page)
 
@@ -202,8 +203,15 @@ class Trace(unittest.TestCase):
 
 class Labels(unittest.TestCase):
     def test_units(self):
-        self.assertEqual([svg.size_label(size) for size in (4, 1024, 1536, 1 << 27)], ["4 B", "1 KiB", "1.5 KiB", "128 MiB"])
+        self.assertEqual([svg.size_label(size) for size in (4, 1024, 1536, 1 << 27)],
+                         ["4 B", "1 KiB", "1.5 KiB", "128 MiB"])
         self.assertEqual([svg.time_label(t) for t in (2.0, 0.0125, 3e-6, 5e-8)], ["2 s", "12.5 ms", "3 µs", "50 ns"])
+
+    def test_logarithmic_ticks_enclose_closely(self):
+        self.assertEqual(svg.log_ticks(0.2, 0.25), [0.2, 0.5])
+        self.assertEqual(svg.log_ticks(3.0, 40.0), [2, 5, 10, 20, 50])
+        self.assertEqual(svg.log_ticks(1.0, 1.0), [1, 2])
+        self.assertEqual(svg.log_ticks(0.05, 900.0), [0.01, 0.1, 1, 10, 100, 1000])
 
     def test_ticks_are_round_and_within(self):
         for top in (0.7, 1.0, 3.3, 47, 1234):

@@ -42,7 +42,8 @@ class AlphaBetaFit(unittest.TestCase):
 
     def test_small_messages_decide_alpha_although_large_ones_are_noisy(self):
         alpha, beta = 2e-6, 1 / 5e9
-        points = [(size, alpha + beta * size) for size in (4, 64, 1024, 1 << 20)] + [(1 << 27, (alpha + beta * 2**27) * 1.1)]
+        points = [(size, alpha + beta * size) for size in (4, 64, 1024, 1 << 20)]
+        points.append((1 << 27, (alpha + beta * 2**27) * 1.1))
         self.assertLess(abs(stats.alpha_beta_fit(points)[0] / alpha - 1), 0.05)
 
     def test_refuses_one_size_and_no_time(self):

@@ -10,7 +10,8 @@ import unittest
 import paths  # noqa: F401
 import tessera_bench
 
-CASE = {"operation": "all_gather", "memory": "private", "dtype": "u8", "bytes": 64, "samples_ns": [1500, 2500], "limit_s": None}
+CASE = {"operation": "all_gather", "memory": "private", "dtype": "u8", "bytes": 64, "samples_ns": [1500, 2500],
+        "limit_s": None}
 
 
 class TesseraBench(unittest.TestCase):

@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kEagerLooks = 32;  // before the first pause: a pause may take as long as a meeting
-constexpr int kYields = 8;
+constexpr int kLooksPerYield = 40;
 constexpr std::chrono::microseconds kSpin{30};
 constexpr std::chrono::milliseconds kSlice{50};
 
@@ -72,7 +72,7 @@ Meeting::Meeting(const Group& group, SharedSpace& space)
     : group_(group),
       space_(space),
       group_block_(space.group_block()),
-      may_spin_(group.size() <= usable_cores()) {
+      looks_per_yield_(group.size() <= usable_cores() ? kLooksPerYield : 1) {
   for (int q = 0; q < group.size(); ++q) blocks_.push_back(&space.rank_block(q));
 }
 
@@ -133,22 +133,16 @@ bool Meeting::complete() const {
   return true;
 }
 
+// Yields now and then: where another rank waits for this core, spinning on would keep it from arriving.
 bool Meeting::spin() const {
   for (int i = 0; i < kEagerLooks; ++i)
     if (complete()) return true;
-  for (int i = 0; !may_spin_ && i < kYields; ++i) {
-    sched_yield();
-    if (complete()) return true;
-  }
-  if (!may_spin_) return false;
-  const auto end = Clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      pause_core();
+  for (const auto end = Clock::now() + kSpin; Clock::now() < end; sched_yield())
+    for (int i = 0; i < looks_per_yield_; ++i) {
       if (complete()) return true;
+      pause_core();
     }
-  } while (Clock::now() < end);
-  return false;
+  return complete();
 }
 
 void Meeting::sleep() const {

@@ -25,8 +25,8 @@ void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 /// arrival, gives up; so who would give up raises a doubt first, and then the phase is put to the vote
 /// (GroupBlock::verdict): it is over on all ranks, or on none.
 ///
-/// Waiting spins for some microseconds (where ranks outnumber cores it yields its core instead), then sleeps in slices
-/// of 50 ms; after each slice it asks whether the missing ranks still live, have left or failed, and whether time is
+/// Waiting spins for some microseconds, yielding its core now and then (at every look where ranks outnumber cores),
+/// then sleeps in slices of 50 ms; after each slice it asks whether the missing ranks still live, have left or failed, and whether time is
 /// up.
 ///
 /// One thread at a time calls `start` and `meet`; `fail` and `status` are for any thread. After the first
@@ -88,7 +88,7 @@ class Meeting {
   SharedSpace& space_;
   GroupBlock& group_block_;
   std::vector<RankBlock*> blocks_;  // of all ranks
-  const bool may_spin_;
+  const int looks_per_yield_;
   std::uint64_t phase_ = 0;
   CallSignature call_;
   bool timed_ = false;  // deadline_ is that of call_: set when first a wait is long

@@ -20,6 +20,8 @@ namespace {
 
 constexpr int kFused = 8;             // so many sources are summed in registers
 constexpr std::size_t kBlock = 1024;  // elements of partial sums that stay in the first-level cache
+constexpr std::size_t kGroup = 64;    // elements between prefetches
+constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
 
 struct BF16 {
   std::uint16_t bits;
@@ -62,9 +64,17 @@ template <int Count, typename T>
 TESSERA_INLINE void sum_fused(const void* const* sources, float* output, std::size_t numel) {
   std::array<const T*, kFused> typed{};
   for (int k = 0; k < Count; ++k) typed[k] = static_cast<const T*>(sources[k]);
-    // Each element is read before it is written, and by nothing else: an output that is a source is harmless.
+  std::size_t i = 0;
+  for (; i + kGroup <= numel; i += kGroup) {
+    for (int k = 0; k < Count; ++k)
+      for (std::size_t j = 0; j < kGroup; j += 64 / sizeof(T))
+        __builtin_prefetch(typed[k] + i + j + kAhead / sizeof(T));
+        // Each element is read before it is written, and by nothing else: an output that is a source is harmless.
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < numel; ++i) output[i] = tree<0, Count>(typed, i);
+    for (std::size_t j = 0; j < kGroup; ++j) output[i + j] = tree<0, Count>(typed, i + j);
+  }
+#pragma GCC ivdep
+  for (; i < numel; ++i) output[i] = tree<0, Count>(typed, i);
 }
 
 template <typename T>

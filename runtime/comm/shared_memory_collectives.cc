@@ -213,9 +213,9 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
 Work SharedMemoryCollectives::all_gather(std::string_view label, const void* shard, void* full,
                                          std::size_t bytes_per_rank) {
   CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
-  call.input = space_->locate(shard, bytes_per_rank);
   call.output = space_->locate(full, bytes_per_rank * size());
   call.signature.common = call.output.common();
+  if (call.signature.common || !small(bytes_per_rank)) call.input = space_->locate(shard, bytes_per_rank);
   if (call.signature.common)
     return Work(gather_common(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
   return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
@@ -274,7 +274,8 @@ Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, const vo
   CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype))
     return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
-  call.input = space_->locate(input, numel_per_rank * size() * size_of(dtype));
+  const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
+  if (!small(bytes)) call.input = space_->locate(input, bytes);
   return Work(scatter(call, bytes_of(input), output, numel_per_rank, visitor));
 }
 
@@ -311,8 +312,10 @@ Work SharedMemoryCollectives::do_all_reduce(std::string_view label, const void* 
   CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype))
     return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
-  call.input = space_->locate(input, numel * size_of(dtype));
-  call.output = space_->locate(output, numel * sizeof(float));
+  if (!small(numel * size_of(dtype))) {
+    call.input = space_->locate(input, numel * size_of(dtype));
+    call.output = space_->locate(output, numel * sizeof(float));
+  }
   const absl::Status status = reduce(call, bytes_of(input), output, numel);
   if (status.ok()) visit_sums(visitor, 0, output, numel);
   return Work(status);
@@ -407,7 +410,7 @@ Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* inp
   CallDescriptor call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
   const std::size_t total = bytes_per_rank * size();
   if (overlap(input, total, output, total)) return Work(refuse("input and output overlap"));
-  call.input = space_->locate(input, total);
+  if (!small(total)) call.input = space_->locate(input, total);
   return Work(exchange(call, bytes_of(input), bytes_of(output), bytes_per_rank));
 }
 

@@ -16,8 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead =
-    1024;  // bytes: further than the hardware's prefetchers dare across a page's edge
+constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
 
 // Whole lines; SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one.
 void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {

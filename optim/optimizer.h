@@ -31,7 +31,7 @@ struct OptimizerSlice {
 
   MasterKind master_kind = MasterKind::kF32;
   std::span<float> master = {};      ///< kF32: [n] fp32, updated in place; else empty
-  std::span<std::int16_t> low = {};  ///< kSplitBF16: [n], what the parameter lacks of the master (rounding.h); else empty
+  std::span<std::int16_t> low = {};  ///< kSplitBF16: [n], what the parameter lacks (rounding.h); else empty
   /// kF32: [n] of parameter_dtype: receives the master, rounded to nearest even; null if the master *is* the parameter.
   /// kSplitBF16: [n] bf16, the master's high half, updated in place: the nearest bf16, ties away from zero.
   void* parameter = nullptr;
@@ -41,16 +41,16 @@ struct OptimizerSlice {
   StateSlice state1 = {};  ///< [n] second moment; empty if num_states() < 2
 
   /// Where the run lies, which is all that stochastic rounding may depend on beside the step: the index of the run's
-  /// first element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element of
-  /// the run's last block belongs to another run, since they share a scale.
+  /// first element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element
+  /// of the run's last block belongs to another run, since they share a scale.
   std::uint64_t first_element = 0;
   std::uint64_t stream = 0;
 };
 
 /// Update of a flat run of parameters, in one pass: scale the gradient, update state and master, round into the
-/// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group (by
-/// stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a run
-/// begins, on the instruction set, nor on threads. So shards may be cut anywhere; between blocks with 8-bit states.
+/// parameter's dtype. The result for an element depends on nothing but that element's values, its place in the group
+/// (by stochastic rounding), and the scalars; with 8-bit states, on its block of 256 too. It does not depend on where a
+/// run begins, on the instruction set, nor on threads. So shards may be cut anywhere, or with 8-bit states at blocks.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

@@ -9,8 +9,8 @@ namespace tessera {
 
 // How fp32 becomes something narrower. Integer arithmetic without branches, on the bits of one number
 // (`Bits` = std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction
-// set gives the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise leave
-// an infinity, and rounding up one whose payload is all ones would leave zero.
+// set gives the same bits. A NaN stays a NaN: dropping the low bits of one whose payload lies there would otherwise
+// leave an infinity, and rounding up one whose payload is all ones would leave zero.
 
 /// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. To nearest, ties to even, as IEEE 754 and
 /// LibTorch round; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
@@ -64,8 +64,8 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 //   bits = (high << 16) + low
 //
 // Every pattern that is not a NaN comes back bit for bit, also where `high` is rounded up to infinity. Rounding ties to
-// even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so that
-// `high` is one too.
+// even would not do: then 2^16 + 1 masters share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000, so
+// that `high` is one too.
 
 /// The pattern that split_high and split_low are to be given.
 template <class Bits, class Float>

@@ -10,7 +10,7 @@
 #endif
 
 namespace tessera {
-// Everything here, and in the headers built on it (step_kernel.h and those it includes), has internal linkage and names
+// Everything here, and in the headers built on it (step_kernel.h and those it includes), has internal linkage and calls
 // no function of the standard library: each of step_loops_*.cc compiles it for another processor, and the linker must
 // never take one file's copy of a function for another's.
 namespace {
@@ -33,8 +33,8 @@ struct Simd {
   using Bits = Of<std::uint32_t>;
   using Int = Of<std::int32_t>;
 
-  /// The first `count` lanes from memory of any alignment, the rest zero. With a constant `count` of kWidth, as in every
-  /// loop's body, it is one instruction; only a loop's last call has fewer.
+  /// The first `count` lanes from memory of any alignment, the rest zero. With a constant `count` of kWidth, as in
+  /// every loop's body, it is one instruction; only a loop's last call has fewer.
   template <class T>
   static TESSERA_ALWAYS_INLINE Of<T> load(const T* from, std::size_t count) {
     Of<T> lanes = {};
@@ -55,8 +55,8 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Integers of 8 or 16 bits to 32, with their sign if they have one; back, dropping high bits; integers to floats; and
-  /// back, dropping fractions. (The compiler's own conversions are right too, but take three instructions for one.)
+  /// Integers of 8 or 16 bits to 32, with their sign if they have one; back, dropping high bits; integers to floats;
+  /// and back, dropping fractions. (The compiler's own conversions are right too, but take three instructions for one.)
   static TESSERA_ALWAYS_INLINE Bits widen(Of<std::uint16_t> x) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Bits(_mm512_maskz_cvtepu16_epi32(kAll, __m256i(x)));

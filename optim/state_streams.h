@@ -29,7 +29,9 @@ struct F32State {
 
   explicit TESSERA_ALWAYS_INLINE F32State(const StateArgument& a, float*) : data(static_cast<float*>(a.data)) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const { return V::stream(data + i, count); }
+  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
+    return V::stream(data + i, count);
+  }
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float values, typename V::Bits) const {
     V::store(data + i, count, values);
   }
@@ -43,7 +45,8 @@ struct BF16State {
   static constexpr bool kEncodesBlocks = false;
   std::uint16_t* data;
 
-  explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float*) : data(static_cast<std::uint16_t*>(a.data)) {}
+  explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float*)
+      : data(static_cast<std::uint16_t*>(a.data)) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
   TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
     return V::float_of(V::widen(V::stream(data + i, count)) << 16);
@@ -67,7 +70,8 @@ struct BlockValues {
   float scale = 0.0f, inverse = 0.0f;
   typename V::Bits largest = {};
 
-  explicit TESSERA_ALWAYS_INLINE BlockValues(const StateArgument& a, float* values) : scales(a.scales), values(values) {}
+  explicit TESSERA_ALWAYS_INLINE BlockValues(const StateArgument& a, float* values)
+      : scales(a.scales), values(values) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t i) {
     scale = scales[i / kStateBlock];
     largest = typename V::Bits{};

@@ -35,7 +35,7 @@ TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::siz
   return noise_at(a.noise, V::lane_numbers() * kNoiseStride + first);
 }
 
-/// The formulas are in adamw.h. The first moment's noise is an element's low 16 random bits, the second's the high ones.
+/// The formulas are in adamw.h. The first moment's noise is an element's low 16 random bits, the second's the high.
 template <class V, class Weights, class First, class Second>
 void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
   using Float = typename V::Float;

@@ -44,8 +44,8 @@ const std::vector<Named<GradientSync>>& gradient_syncs() {
 
 const std::vector<Named<MasterKind>>& master_kinds() {
   static const std::vector<Named<MasterKind>> list = {
-      {MasterKind::kSplitBF16, "split", "2 bytes beside the parameter, which is the master's upper half; ties round away "
-                                        "from zero"},
+      {MasterKind::kSplitBF16, "split",
+       "2 bytes beside the parameter, which is the master's upper half; ties round away from zero"},
       {MasterKind::kF32, "fp32", "4 bytes beside the parameter, which is the master rounded to nearest even"}};
   return list;
 }

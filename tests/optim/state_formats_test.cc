@@ -109,8 +109,7 @@ TEST(StateFormats, MomentumInBF16ReachesTheLossOfFp32) {
 }
 
 // With beta2 0.999 a second moment without gradients shrinks by a thousandth a step, less than either format resolves:
-// rounded to nearest it would never shrink. A fresh gradient's step shows what is left of it: lr * (1 - beta1) * g * c /
-// (sqrt(v) + eps) with everything known but v.
+// rounded to nearest it would never shrink. The step along a fresh gradient shows what is left of it.
 TEST(StateFormats, ASecondMomentDecaysThoughAStepIsLessThanItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;

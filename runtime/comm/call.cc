@@ -1,8 +1,9 @@
+#define XXH_INLINE_ALL  // the length is known here: a call of some ten instructions
 #include "runtime/comm/call.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
 
 namespace tessera {
@@ -64,18 +65,6 @@ bool operator==(const CallSignature& a, const CallSignature& b) {
   return std::memcmp(&a, &b, sizeof(CallSignature)) == 0;
 }
 
-// Multiply and rotate (as in xxHash and its kin), in four lanes that do not wait for one another.
-std::uint64_t digest_of(const CallSignature& call) {
-  constexpr std::uint64_t kFactor = 0x9e3779b185ebca87u;
-  constexpr std::size_t kLanes = 4, kWords = sizeof(CallSignature) / sizeof(std::uint64_t);
-  static_assert(kWords % kLanes == 0);
-  const auto mix = [](std::uint64_t digest, std::uint64_t word) { return std::rotl((digest ^ word) * kFactor, 31); };
-  std::array<std::uint64_t, kWords> words;
-  std::memcpy(words.data(), &call, sizeof call);
-  std::array<std::uint64_t, kLanes> lanes = {1, 2, 3, 4};
-  for (std::size_t i = 0; i < kWords; i += kLanes)
-    for (std::size_t k = 0; k < kLanes; ++k) lanes[k] = mix(lanes[k], words[i + k]);
-  return mix(mix(mix(lanes[0], lanes[1]), lanes[2]), lanes[3]) * kFactor;
-}
+std::uint64_t digest_of(const CallSignature& call) { return XXH3_64bits(&call, sizeof call); }
 
 }  // namespace tessera

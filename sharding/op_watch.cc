@@ -5,6 +5,8 @@
 #include <c10/util/SmallVector.h>
 
 #include <mutex>
+#include <new>
+#include <vector>
 
 #include "sharding/residency.h"
 #include "sharding/unit.h"
@@ -12,13 +14,40 @@
 namespace tessera {
 namespace {
 
-/// The units that a running operator reads.
+/// Blocks of `kBytes` that a thread gives out again and again: the heap is asked only while operators nest deeper.
+template <std::size_t kBytes>
+class SpareBlocks {
+ public:
+  ~SpareBlocks() {
+    for (void* block : spare_) ::operator delete(block);
+  }
+  void* take() {
+    if (spare_.empty()) return ::operator new(kBytes);
+    void* block = spare_.back();
+    spare_.pop_back();
+    return block;
+  }
+  void give_back(void* block) { spare_.push_back(block); }
+
+ private:
+  std::vector<void*> spare_;
+};
+
+/// The units that a running operator reads. One comes and goes with every operator that reads any.
 struct PinnedUnits : at::ObserverContext {
   ~PinnedUnits() override {
     for (Unit* unit : units) unit->residency()->unpin(*unit);
   }
+  static void* operator new(std::size_t);
+  static void operator delete(void* block);
+
   c10::SmallVector<Unit*, 4> units;
 };
+
+thread_local SpareBlocks<sizeof(PinnedUnits)> spare_blocks;
+
+void* PinnedUnits::operator new(std::size_t) { return spare_blocks.take(); }
+void PinnedUnits::operator delete(void* block) { spare_blocks.give_back(block); }
 
 void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
   if (!pinned) pinned = std::make_unique<PinnedUnits>();

@@ -1,10 +1,14 @@
 #include "sharding/reducer.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "runtime/comm/pairwise_sum.h"
 #include "sharding/dtype.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
@@ -12,13 +16,23 @@
 namespace tessera {
 namespace {
 
-at::Tensor tensor_at(std::byte* memory, DType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return at::from_blob(memory, sizes, strides, at::TensorOptions(scalar_type_of(dtype)));
+at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat) {
+  return at::from_blob(memory, flat.sizes, flat.strides, at::TensorOptions(scalar_type_of(dtype)));
+}
+
+/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that would
+/// copy with several threads.
+bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
+  return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
+         gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
+         gradient.strides() == at::IntArrayRef(flat.strides) &&
+         (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
 /// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since an
 /// element of `dtype` is at most as long.
 void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
+  const Unrecorded unrecorded;
   constexpr std::int64_t kChunk = 1 << 16;
   const auto from_type = at::TensorOptions(at::kFloat), to_type = at::TensorOptions(scalar_type_of(dtype));
   for (std::int64_t begin = 0; begin < numel; begin += kChunk) {
@@ -28,10 +42,35 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
   }
 }
 
+/// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there), and
+/// shows it to `visitor`.
+class Accumulation final : public SumVisitor {
+ public:
+  Accumulation(const FlatGroup& group, bool adds, GradientVisitor& visitor)
+      : group_(group), adds_(adds), visitor_(visitor) {
+    visitor_.begin(group_);
+  }
+
+  void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    if (adds_) {
+      float* gradient = group_.gradient + offset;
+      pairwise_sum(std::array<const void*, 2>{gradient, values}, DType::kF32, gradient, numel);
+      values = gradient;
+    }
+    visitor_.visit(group_, {values, numel});
+  }
+
+ private:
+  const FlatGroup& group_;
+  const bool adds_;
+  GradientVisitor& visitor_;
+};
+
 }  // namespace
 
-Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch)
-    : plan_(plan), axes_(axes), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
+Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
+                 GradientVisitor& visitor)
+    : plan_(plan), axes_(axes), visitor_(visitor), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back();
     entry.unit = unit;
@@ -60,7 +99,6 @@ DType Reducer::bucket_dtype() const {
 }
 
 void Reducer::take(FlatGroup& group, std::size_t parameter) {
-  const Unrecorded unrecorded;
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
@@ -111,15 +149,17 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
   const FlatParameter& flat = group.parameters[parameter];
   const DType dtype = bucket_dtype();
   const std::int64_t offset = group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype));
-  const at::Tensor place = tensor_at(bucket_of(entry, group) + offset, dtype, flat.sizes, flat.strides);
+  std::byte* place = bucket_of(entry, group) + offset;
   char& arrived = entry.arrived[group.index][parameter];
-  if (arrived) {
-    place.add_(gradient);
+  if (!arrived && is_copied_bytewise(gradient, dtype, flat)) {
+    std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
   } else {
-    place.copy_(gradient);
-    arrived = 1;
-    ++entry.arrived_count;
+    const Unrecorded unrecorded;
+    const at::Tensor bucket = tensor_at(place, dtype, flat);
+    arrived ? bucket.add_(gradient) : bucket.copy_(gradient);
   }
+  entry.arrived_count += arrived ? 0 : 1;
+  arrived = 1;
   entry.used[group.index][parameter] = 1;
 }
 
@@ -175,22 +215,19 @@ void Reducer::reduce_group(Entry& entry, FlatGroup& group) {
   }
   counts_.reduced_bytes += group.layout.numel() * static_cast<std::int64_t>(size_of(wire));
   const std::int64_t first_numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
-  const bool narrows = placement.replicate && mesh.replicate_size > 1;
+  const bool replicated = mesh.replicate_size > 1, narrows = replicated && placement.replicate;
+  Accumulation accumulation(group, entry.has_sum, visitor_);
   float* sum = entry.has_sum || narrows ? scratch(first_numel) : group.gradient;
-  Work over_shard = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, first_numel)
-                                    : axes_.reduce->all_reduce(name, bucket, wire, sum, first_numel);
+  SumVisitor* last = replicated ? nullptr : &accumulation;
+  Work over_shard = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, first_numel, last)
+                                    : axes_.reduce->all_reduce(name, bucket, wire, sum, first_numel, last);
   throw_if_error(over_shard.wait());
-  float* part = sum;
-  if (mesh.replicate_size > 1) {
-    if (narrows) part = entry.has_sum ? sum + group.gradient_part.offset % first_numel : group.gradient;
-    Work over_replicas =
-        narrows ? axes_.replicate->reduce_scatter(name, sum, DType::kF32, part, group.gradient_part.numel)
-                : axes_.replicate->all_reduce(name, sum, DType::kF32, sum, first_numel);
-    throw_if_error(over_replicas.wait());
-  }
-  if (part == group.gradient) return;
-  at::from_blob(group.gradient, {group.gradient_part.numel}, at::kFloat)
-      .add_(at::from_blob(part, {group.gradient_part.numel}, at::kFloat));
+  if (!replicated) return;
+  float* part = entry.has_sum ? sum + group.gradient_part.offset % first_numel : group.gradient;
+  Work over_replicas =
+      narrows ? axes_.replicate->reduce_scatter(name, sum, DType::kF32, part, group.gradient_part.numel, &accumulation)
+              : axes_.replicate->all_reduce(name, sum, DType::kF32, sum, first_numel, &accumulation);
+  throw_if_error(over_replicas.wait());
 }
 
 float* Reducer::scratch(std::int64_t numel) {
@@ -204,7 +241,6 @@ float* Reducer::scratch(std::int64_t numel) {
 }
 
 void Reducer::finish(bool reduce_now) {
-  const Unrecorded unrecorded;
   if (plan_.bucket_mode() != BucketMode::kShared) {
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);

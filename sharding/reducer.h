@@ -7,6 +7,7 @@
 
 #include "runtime/comm/mesh.h"
 #include "sharding/arena.h"
+#include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -25,14 +26,17 @@ struct ReducerCounts {
 /// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
 ///
 /// A gradient's way: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
-/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass.
+/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the way
+/// adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart. They
 /// are added while the unit's bucket is open, and after that reduced once more and added to the sum.
 class Reducer {
  public:
-  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging.
-  Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch);
+  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging. `visitor` sees every
+  /// reduced gradient; where there is one rank, nothing is reduced.
+  Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
+          GradientVisitor& visitor);
 
   /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
   void take(FlatGroup& group, std::size_t parameter);
@@ -81,6 +85,7 @@ class Reducer {
 
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
+  GradientVisitor& visitor_;
   std::vector<Entry> entries_;
   Arena buckets_, scratch_, overflow_scratch_;
   std::byte* root_bucket_ = nullptr;

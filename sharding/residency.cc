@@ -72,6 +72,7 @@ void Residency::gather(Unit& unit) {
     memory = slots_[unit.slot].memory;
   }
   unit.become(Unit::State::kGathering);
+  gathered_.push_back(unit.index);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
   for (auto& group : unit.groups) {
@@ -84,9 +85,8 @@ void Residency::gather(Unit& unit) {
 }
 
 void Residency::wait(Unit& unit) {
-  std::vector<Work> works = std::move(pending_[unit.index]);
+  for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
   pending_[unit.index].clear();
-  for (Work& work : works) throw_if_error(work.wait());
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
 }
@@ -148,6 +148,7 @@ int Residency::add_overflow_slot(const Unit& unit) {
 
 void Residency::release_all() {
   last_ = nullptr;
+  gathered_.clear();
   for (Unit* unit : units_) {
     TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,8 @@ class Residency {
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }
+  /// Indices of the units gathered since `release_all`, in order.
+  std::span<const int> gathered() const { return gathered_; }
   const ResidencyCounts& counts() const { return counts_; }
 
  private:
@@ -86,6 +89,7 @@ class Residency {
   std::vector<Slot> slots_;
   std::vector<std::vector<Work>> pending_;  ///< by unit index
   Schedule schedule_;
+  std::vector<int> gathered_;
   Unit* last_ = nullptr;
   bool warned_ = false;
   ResidencyCounts counts_;

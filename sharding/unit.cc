@@ -62,7 +62,9 @@ void Unit::watch(Residency* residency) {
 
 void Unit::poison(const std::string& message) {
   for (auto& group : groups) {
-    if (group->storage) group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+    if (!group->storage) continue;
+    group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+    group->storage->set_nbytes(group->gathered_bytes());  // views are in bounds, so that it is the access which throws
   }
 }
 

@@ -104,7 +104,9 @@ void Engine::State::set_up() {
   for (auto& unit : units) load_parameters(*unit, *axes.world);
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());  // all parts are written
   load_buffers(*module, *axes.world);
-  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch));
+  norm.emplace(units);
+  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), *norm);
+  agreement.emplace(units, plan, axes, *reducer, *norm);
   hooks.emplace(units, *reducer);
   update.emplace(units, *optimizer, plan, axes);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
@@ -224,7 +226,8 @@ StepResult Engine::step() {
 }
 
 StepResult Engine::State::step() {
-  const AgreedStep agreed = agree_on_step(local, units, *reducer, plan, axes);
+  if (residency) local.gathered = residency->gathered();
+  const AgreedStep& agreed = agreement->agree(local);
   StepResult result;
   result.step = ++attempts;
   result.loss = agreed.loss;
@@ -263,6 +266,7 @@ double Engine::State::learning_rate(const AgreedStep& agreed) const {
 void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
   reducer->reset();
+  norm->reset();
   // Graphs made before the update must not be run backward on the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();

@@ -9,6 +9,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "runtime/engine/gradient_hooks.h"
+#include "runtime/engine/gradient_norm.h"
 #include "runtime/engine/step_agreement.h"
 #include "runtime/engine/training_memory.h"
 #include "runtime/engine/update.h"
@@ -51,8 +52,10 @@ struct Engine::State {
   TrainingMemory memory;
   MemoryUse memory_use;  ///< as allocated
   std::vector<std::unique_ptr<Unit>> units;
+  std::optional<GradientNorm> norm;
   std::optional<Reducer> reducer;
   std::optional<GradientHooks> hooks;
+  std::optional<StepAgreement> agreement;
   std::optional<Update> update;
   std::optional<Residency> residency;  ///< where parameters are sharded
   std::optional<OpWatch> watch;

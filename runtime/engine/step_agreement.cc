@@ -1,9 +1,9 @@
 #include "runtime/engine/step_agreement.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 
-#include "optim/grad_norm.h"
+#include "runtime/engine/gather_order.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -13,54 +13,10 @@ struct Header {
   double loss = 0.0;
   std::int64_t tokens = 0, samples = 0;
   std::int64_t finite = 1;
+  std::uint64_t gathers = 0;
 };
 
-NormTree tree_of(const FlatGroup& group) { return NormTree(NormTree::blocks_of(group.layout.numel())); }
-
-/// Where things lie in one rank's message: header, flags, then each group's nodes.
-struct MessageLayout {
-  std::size_t flags = 0;         ///< how many
-  std::size_t nodes_offset = 0;
-  std::size_t nodes = 0;         ///< how many, over all groups
-  std::size_t bytes = 0;
-
-  explicit MessageLayout(const std::vector<std::unique_ptr<Unit>>& units) {
-    for_each_trainable(units, [&](const FlatGroup& group) {
-      flags += group.parameters.size();
-      nodes += tree_of(group).max_nodes();
-    });
-    nodes_offset = (sizeof(Header) + flags + 7) / 8 * 8;
-    bytes = nodes_offset + nodes * sizeof(NormNode);
-  }
-};
-
-std::vector<std::byte> write_message(const MessageLayout& layout, const LocalStep& local,
-                                     const std::vector<std::unique_ptr<Unit>>& units, const Reducer& reducer) {
-  std::vector<std::byte> message(layout.bytes);
-  Header header{local.loss, local.tokens, local.samples, 1};
-  std::byte* flag = message.data() + sizeof(Header);
-  std::byte* nodes = message.data() + layout.nodes_offset;
-  std::vector<NormNode> found;
-  for_each_trainable(units, [&](const FlatGroup& group) {
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer.used(group, i)};
-    const NormTree tree = tree_of(group);
-    const Extent part = group.gradient_part;
-    bool finite = true;
-    found.clear();
-    tree.partial({group.gradient, static_cast<std::size_t>(part.numel)},
-                 static_cast<std::uint64_t>(part.offset) / NormTree::kBlockNumel, found, finite);
-    if (!finite) header.finite = 0;
-    found.resize(tree.max_nodes());  // the rest are absent nodes
-    std::memcpy(nodes, found.data(), found.size() * sizeof(NormNode));
-    nodes += found.size() * sizeof(NormNode);
-  });
-  std::memcpy(message.data(), &header, sizeof header);
-  return message;
-}
-
-/// The ranks whose gradient parts make up the whole, each part once.
-std::vector<int> ranks_with_parts(const MemoryPlan& plan, const MeshAxes& axes) {
-  const AxisPlacement placement = plan.input().placement.gradients;
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
   std::vector<int> ranks;
   const int replicas = placement.replicate ? axes.replicate_size : 1;
   const int shards = placement.shard ? axes.shard_size : 1;
@@ -76,42 +32,92 @@ std::vector<int> ranks_with_parts(const MemoryPlan& plan, const MeshAxes& axes) 
 
 }  // namespace
 
-AgreedStep agree_on_step(const LocalStep& local, const std::vector<std::unique_ptr<Unit>>& units,
-                         const Reducer& reducer, const MemoryPlan& plan, const MeshAxes& axes) {
-  const MessageLayout layout(units);
-  const std::vector<std::byte> mine = write_message(layout, local, units, reducer);
-  const int world_size = axes.world->size();
-  std::vector<std::byte> all(layout.bytes * world_size);
-  throw_if_error(axes.world->all_gather("step", mine.data(), all.data(), layout.bytes).wait());
+StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm)
+    : units_(units),
+      axes_(axes),
+      reducer_(reducer),
+      norm_(norm),
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)) {
+  std::size_t flags = 0, nodes = 0, most_nodes = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    flags += group.parameters.size();
+    nodes += norm_.tree_of(group).max_nodes();
+    most_nodes = std::max(most_nodes, norm_.tree_of(group).max_nodes());
+  });
+  nodes_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  message_.resize(nodes_offset_ + nodes * sizeof(NormNode));
+  messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
+  nodes_.reserve(most_nodes * ranks_with_parts_.size());
+  combined_.reserve(nodes_.capacity());
+  agreed_.used.reserve(flags);
+}
 
-  AgreedStep agreed;
-  agreed.used.assign(layout.flags, 0);
-  for (int rank = 0; rank < world_size; ++rank) {
-    const std::byte* message = all.data() + rank * layout.bytes;
+const AgreedStep& StepAgreement::agree(const LocalStep& local) {
+  write_message(local);
+  throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
+  std::vector<char> used = std::move(agreed_.used);
+  used.assign(used.capacity(), 0);
+  agreed_ = {};
+  agreed_.used = std::move(used);
+  for (int rank = 0; rank < axes_.world->size(); ++rank) read_message(rank);
+  agreed_.all_used = std::all_of(agreed_.used.begin(), agreed_.used.end(), [](char used) { return used != 0; });
+  check_gathers(local.gathered);
+  add_up_norm();
+  return agreed_;
+}
+
+void StepAgreement::write_message(const LocalStep& local) {
+  Header header{local.loss, local.tokens, local.samples, 1, digest_of_gathers(local.gathered)};
+  std::byte* flag = message_.data() + sizeof(Header);
+  std::byte* nodes = message_.data() + nodes_offset_;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
+    const NormTree::Builder& sums = norm_.sums_of(group);
+    if (!sums.finite()) header.finite = 0;
+    nodes_.assign(sums.nodes().begin(), sums.nodes().end());
+    nodes_.resize(norm_.tree_of(group).max_nodes());  // the rest are absent nodes
+    std::memcpy(nodes, nodes_.data(), nodes_.size() * sizeof(NormNode));
+    nodes += nodes_.size() * sizeof(NormNode);
+  });
+  std::memcpy(message_.data(), &header, sizeof header);
+}
+
+void StepAgreement::read_message(int rank) {
+  const std::byte* message = message_of(rank);
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  agreed_.loss += header.loss / axes_.world->size();
+  agreed_.tokens += header.tokens;
+  agreed_.samples += header.samples;
+  agreed_.finite = agreed_.finite && header.finite != 0;
+  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(message[sizeof(Header) + i]);
+}
+
+/// Ranks of one shard group gather together; other groups may have gone other ways.
+void StepAgreement::check_gathers(std::span<const int> own) const {
+  const auto gathers_of = [&](int rank) {
     Header header;
-    std::memcpy(&header, message, sizeof header);
-    agreed.loss += header.loss / world_size;
-    agreed.tokens += header.tokens;
-    agreed.samples += header.samples;
-    agreed.finite = agreed.finite && header.finite != 0;
-    for (std::size_t i = 0; i < layout.flags; ++i) agreed.used[i] |= static_cast<char>(message[sizeof(Header) + i]);
+    std::memcpy(&header, message_of(rank), sizeof header);
+    return header.gathers;
+  };
+  for (int rank = 0; rank < axes_.world->size(); ++rank) {
+    if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
   }
-  for (char used : agreed.used) agreed.all_used = agreed.all_used && used;
+}
 
-  std::size_t offset = layout.nodes_offset;
-  const std::vector<int> ranks = ranks_with_parts(plan, axes);
-  std::vector<NormNode> nodes;
-  for_each_trainable(units, [&](const FlatGroup& group) {
-    const NormTree tree = tree_of(group);
+void StepAgreement::add_up_norm() {
+  std::size_t offset = nodes_offset_;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    const NormTree& tree = norm_.tree_of(group);
     const std::size_t count = tree.max_nodes();
-    nodes.resize(count * ranks.size());
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      std::memcpy(&nodes[i * count], all.data() + ranks[i] * layout.bytes + offset, count * sizeof(NormNode));
+    nodes_.resize(count * ranks_with_parts_.size());
+    for (std::size_t i = 0; i < ranks_with_parts_.size(); ++i) {
+      std::memcpy(&nodes_[i * count], message_of(ranks_with_parts_[i]) + offset, count * sizeof(NormNode));
     }
-    agreed.sum_of_squares += value_or_throw(tree.combine(nodes));
+    agreed_.sum_of_squares += value_or_throw(tree.combine(nodes_, combined_));
     offset += count * sizeof(NormNode);
   });
-  return agreed;
 }
 
 }  // namespace tessera

@@ -67,21 +67,20 @@ Layout Layout::pack(std::span<const LayoutItem> items, int parts, std::int64_t a
     if (auto extents = place_all(items, parts, shard_numel, align)) {
       layout.extents_ = *std::move(extents);
       layout.shard_numel_ = shard_numel;
+      layout.find_gaps();
       return layout;
     }
     shard_numel += kQuantum;
   }
 }
 
-std::vector<Extent> Layout::gaps() const {
-  std::vector<Extent> gaps;
+void Layout::find_gaps() {
   std::int64_t next = 0;
   for (const Extent& extent : extents_) {
-    if (extent.offset > next) gaps.push_back({next, extent.offset - next});
+    if (extent.offset > next) gaps_.push_back({next, extent.offset - next});
     next = extent.end();
   }
-  if (numel() > next) gaps.push_back({next, numel() - next});
-  return gaps;
+  if (numel() > next) gaps_.push_back({next, numel() - next});
 }
 
 std::int64_t Layout::padding() const {

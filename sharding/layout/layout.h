@@ -52,13 +52,15 @@ class Layout {
   Extent extent(std::size_t item) const { return extents_[item]; }
   Extent shard(int part) const { return {part * shard_numel_, shard_numel_}; }
   /// Elements that belong to no tensor, in order: alignment, block padding, the tail.
-  std::vector<Extent> gaps() const;
+  std::span<const Extent> gaps() const { return gaps_; }
   std::int64_t padding() const;
 
  private:
+  void find_gaps();
+
   int parts_ = 1;
   std::int64_t shard_numel_ = 0;
-  std::vector<Extent> extents_;
+  std::vector<Extent> extents_, gaps_;
 };
 
 }  // namespace tessera

@@ -17,8 +17,8 @@ void Schedule::end_round() {
   cursor_ = 0;
 }
 
-std::vector<int> Schedule::upcoming(std::size_t count) const {
-  std::vector<int> units;
+absl::InlinedVector<int, 8> Schedule::upcoming(std::size_t count) const {
+  absl::InlinedVector<int, 8> units;
   for (std::size_t i = cursor_; i < record_.size() && units.size() < count; ++i) {
     if (std::find(units.begin(), units.end(), record_[i]) == units.end()) units.push_back(record_[i]);
   }
@@ -32,12 +32,6 @@ std::size_t Schedule::distance(int unit) const {
   }
   const auto found = std::find(record_.begin() + cursor_, record_.end(), unit);
   return found == record_.end() ? kNever : static_cast<std::size_t>(found - record_.begin()) - cursor_;
-}
-
-std::uint64_t Schedule::hash() const {
-  std::uint64_t hash = 14695981039346656037ull;
-  for (int unit : record_) hash = (hash ^ static_cast<std::uint32_t>(unit)) * 1099511628211ull;
-  return hash;
 }
 
 }  // namespace tessera

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <absl/container/inlined_vector.h>
+
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -25,12 +26,10 @@ class Schedule {
   bool recorded() const { return !record_.empty(); }
   const std::vector<int>& record() const { return record_; }
   /// The next distinct units that the record says will be used after now, at most `count`.
-  std::vector<int> upcoming(std::size_t count) const;
+  absl::InlinedVector<int, 8> upcoming(std::size_t count) const;
   /// How many entries of the record lie between now and the next use of `unit`; kNever if it is not used again this
   /// round. Before anything is recorded: by last use, so that the least recently used looks farthest.
   std::size_t distance(int unit) const;
-  /// FNV-1a of the record: equal on all ranks that use units in the same order.
-  std::uint64_t hash() const;
 
  private:
   std::vector<int> record_;  ///< the round that is followed

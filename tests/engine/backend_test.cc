@@ -1,5 +1,7 @@
 // A c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
 
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/linear.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -115,6 +117,33 @@ TEST(Backend, TrainsLikeTheOtherTransports) {
       return absl::OkStatus();
     });
     for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOk) << name_of(kind) << ": " << end.message;
+  }
+}
+
+/// Tiny's loss with its blocks run in another order.
+at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blocks) {
+  const Batch& batch = session.batches[0];
+  at::Tensor x = session.model->embedding(rows_of(batch.tokens, session.mesh));
+  for (std::size_t i : blocks) x = session.model->blocks->ptr<BlockImpl>(i)->forward(x);
+  return at::cross_entropy_loss(at::linear(x, session.model->head).flatten(0, 1),
+                                rows_of(batch.targets, session.mesh).flatten());
+}
+
+// This backend moves what it is given. Only the engine can know that ranks meant different units of the same size.
+TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, 2, port);
+    const Mesh mesh = init({}, make_backend);
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    session.engine.backward(rank == 0 ? loss_through(session, {0, 1, 2}) : loss_through(session, {0, 2, 1}));
+    session.engine.step();
+    return absl::OkStatus();
+  });
+  for (const RankEnd& end : ends) {
+    EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
+    EXPECT_THAT(end.message, AllOf(HasSubstr("different orders"), HasSubstr("unit blocks.1 on rank 0"),
+                                   HasSubstr("unit blocks.2 on rank 1")));
   }
 }
 

@@ -1,0 +1,96 @@
+// What a steady step takes from the heap, beyond what the module itself does: nothing. Every operator new of the process
+// is counted, by the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "session.h"
+
+namespace {
+thread_local std::int64_t allocations = 0;
+
+void* allocate(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new[](std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace tessera::testing {
+namespace {
+
+constexpr std::size_t kWarmUp = 4, kSteps = 3;
+
+template <class Body>
+std::int64_t allocations_in(const Body& body) {
+  const std::int64_t before = allocations;
+  body();
+  return allocations - before;
+}
+
+/// Of one step's forward and backward without an Engine, as a torch::optim program has them.
+std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
+  Tiny model = make_tiny({}, /*deferred=*/false);
+  const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < kWarmUp; ++i) {
+    count = allocations_in([&] { model->forward(tokens, targets).backward(); });
+    model->zero_grad();
+  }
+  return count;
+}
+
+TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      session.engine.backward(session.loss(i));
+      EXPECT_EQ(allocations_in([&] { session.engine.step(); }), 0) << "step " << i;
+    }
+  });
+}
+
+// Gathers, releases, prefetches and reductions among them.
+TEST(Allocations, ForwardAndBackwardTakeWhatThePlainModuleTakes) {
+  // The scaled seed of backward and reading the loss: once each, whatever the size of the model.
+  constexpr std::int64_t kOfOneBackward = 10;
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    const Batch& batch = session.batches[0];
+    const std::int64_t plain = plain_allocations(mesh, batch);
+    for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
+    const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      const std::int64_t mine =
+          allocations_in([&] { session.engine.backward(session.model->forward(tokens, targets)); });
+      EXPECT_LE(mine, plain + kOfOneBackward) << "step " << i;
+      session.engine.step();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -94,6 +94,12 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
   scratch_.expect_full();
 }
 
+bool Reducer::accumulates() const {
+  const BucketMode mode = plan_.bucket_mode();
+  return plan_.input().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
+         (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
+}
+
 DType Reducer::bucket_dtype() const {
   return plan_.bucket_mode() == BucketMode::kShared ? plan_.input().reduce : DType::kF32;
 }
@@ -105,7 +111,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   if (entry.phase == Phase::kIdle) open(entry);
   store(entry, group, parameter, gradient);
   gradient.reset();
-  const bool complete = entry.arrived_count == entry.expected && plan_.bucket_mode() == BucketMode::kShared;
+  const bool complete = entry.arrived_count == entry.expected && !accumulates();
   if (!complete || was_ready) return;
   entry.phase = Phase::kReady;
   if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
@@ -115,9 +121,13 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
 
 void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
-  if (plan_.bucket_mode() != BucketMode::kShared) return;  // memory of its own, and arrivals last until reset
+  if (accumulates()) return;  // arrivals last until reset
   entry.arrived_count = 0;
   for (auto& group : entry.arrived) std::fill(group.begin(), group.end(), 0);
+  if (plan_.bucket_mode() == BucketMode::kInPlace) {
+    if (entry.reduced) open_overflow(entry);  // its own place holds the sum
+    return;
+  }
   if (entry.unit->index == 0) {
     entry.bucket = root_bucket_;
     return;
@@ -129,6 +139,10 @@ void Reducer::open(Entry& entry) {
     entry.bucket = shared_buckets_[entry.slot];
     return;
   }
+  open_overflow(entry);
+}
+
+void Reducer::open_overflow(Entry& entry) {
   ++counts_.overflow_buckets;
   entry.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()));
   counts_.overflow_bytes += entry.overflow.bytes();
@@ -137,7 +151,7 @@ void Reducer::open(Entry& entry) {
 
 void Reducer::close(Entry& entry) {
   entry.phase = Phase::kIdle;
-  if (plan_.bucket_mode() != BucketMode::kShared) return;
+  if (accumulates()) return;
   if (entry.slot >= 0) bucket_taken_[entry.slot] = 0;
   counts_.overflow_bytes -= entry.overflow.bytes();
   entry.overflow = Arena();
@@ -164,7 +178,8 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
-  if (plan_.bucket_mode() == BucketMode::kInPlace) return reinterpret_cast<std::byte*>(group.gradient);
+  const bool in_place = plan_.bucket_mode() == BucketMode::kInPlace && entry.overflow.bytes() == 0;
+  if (in_place) return reinterpret_cast<std::byte*>(group.gradient);
   std::byte* bucket = entry.bucket;
   for (std::size_t i = 0; i < group.index; ++i) {
     const FlatGroup& before = *entry.unit->groups[i];
@@ -241,7 +256,7 @@ float* Reducer::scratch(std::int64_t numel) {
 }
 
 void Reducer::finish(bool reduce_now) {
-  if (plan_.bucket_mode() != BucketMode::kShared) {
+  if (accumulates()) {
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);
     return;

@@ -70,10 +70,13 @@ class Reducer {
   };
 
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
+  /// Whether gradients gather where they are until `finish`; else a unit is reduced as soon as it is complete.
+  bool accumulates() const;
   void open(Entry& entry);
+  void open_overflow(Entry& entry);
   void close(Entry& entry);
   void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
-  /// Where a group's gradients wait: in their own buffer, or behind the unit's earlier groups in its bucket.
+  /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void fill_missing(const Entry& entry, const FlatGroup& group);
   void launch_ready();

@@ -29,6 +29,7 @@ struct TrainCommand {
   std::uint64_t seed = 0;    ///< of the weights and of the order of the data
   bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
   std::string metrics;       ///< JSON lines, a step each; empty: none
+  std::string trace;         ///< Chrome trace of the last steps; empty: none
   std::int64_t log_every = 10;
   std::string save_weights;  ///< empty: not saved
   TextSampling sample;

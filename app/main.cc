@@ -41,6 +41,7 @@ void add_train(CLI::App& app, TrainCommand& train) {
       ->capture_default_str();
   command->add_option("--tail", train.pad_tail, "an epoch's last, short step: drop or pad")
       ->transform(CLI::CheckedTransformer(std::map<std::string, bool>{{"drop", false}, {"pad", true}}));
+  command->add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)");
   command->add_option("--metrics", train.metrics, "file that gets a JSON object a step");
   command->add_option("--log-every", train.log_every, "steps between status lines")->capture_default_str();
   command->add_option("--save-weights", train.save_weights, "file for the weights at the end");

@@ -22,6 +22,7 @@
 namespace tessera::app {
 namespace {
 
+constexpr std::int64_t kTracedSteps = 3;
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
 /// All that a run is made of, before any parameter has memory.
@@ -129,6 +130,7 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"tail", command.pad_tail ? "pad" : "drop"},
             {"sample-tokens", command.sample.tokens},
             {"prompt", command.sample.prompt},
+            {"trace", !command.trace.empty()},
             {"save-weights", !command.save_weights.empty()}}}};
 }
 
@@ -172,10 +174,16 @@ std::optional<double> entropy_of(const TokenDataset& dataset) {
   return entropy;
 }
 
+at::Tensor forward(models::LanguageModel& model, const TokenBatch& batch) {
+  const Span span("forward");
+  return model.forward(batch.input, batch.target);
+}
+
 StepResult train_step(Engine& engine, models::LanguageModel& model, TokenBatches& batches) {
   while (!engine.step_is_due()) {
     const TokenBatch batch = batches.next();
-    engine.backward(model.forward(batch.input, batch.target), {batch.input.numel(), batch.input.size(0)});
+    const at::Tensor loss = forward(model, batch);
+    engine.backward(loss, {batch.input.numel(), batch.input.size(0)});
   }
   return engine.step();
 }
@@ -195,10 +203,12 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     entropy = entropy_of(run.batches->dataset());
   }
   for (std::int64_t step = 0; step < command.steps; ++step) {
+    if (!command.trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
     const StepResult result = train_step(engine, *run.model, *run.batches);
     if (speaks) throw_if_error(report.add(result, run.batches->epoch(), engine.traffic()));
   }
   if (speaks) throw_if_error(report.finish(entropy));
+  if (!command.trace.empty()) write_trace(command.trace, mesh);
   if (!command.save_weights.empty())
     throw_if_error(save_weights(engine, *run.model, mesh.rank(), command.save_weights));
   if (command.sample.tokens > 0) print_sample(*run.model, command.sample, speaks);

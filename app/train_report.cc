@@ -63,6 +63,7 @@ absl::Status TrainReport::write(const StepResult& result, std::int64_t epoch, co
                           {"tokens", result.tokens},
                           {"tokens_per_second", result.tokens_per_second},
                           {"seconds", result.seconds},
+                          {"communication_seconds", result.communication_seconds},
                           {"seconds_p50", times_.p50()},
                           {"seconds_p95", times_.p95()},
                           {"bytes_allocated", result.allocated.total()},

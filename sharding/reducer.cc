@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "runtime/base/trace.h"
 #include "runtime/comm/pairwise_sum.h"
 #include "sharding/dtype.h"
 #include "sharding/unrecorded.h"
@@ -204,6 +205,7 @@ void Reducer::launch_ready() {
 }
 
 void Reducer::reduce(Entry& entry) {
+  const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     fill_missing(entry, *group);

@@ -1,6 +1,7 @@
 #include "sharding/residency.h"
 
 #include "runtime/base/log.h"
+#include "runtime/base/trace.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -72,6 +73,7 @@ void Residency::gather(Unit& unit) {
     memory = slots_[unit.slot].memory;
   }
   unit.become(Unit::State::kGathering);
+  const Span span("all_gather", unit.name, &counts_.gather_seconds);
   gathered_.push_back(unit.index);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
@@ -85,6 +87,7 @@ void Residency::gather(Unit& unit) {
 }
 
 void Residency::wait(Unit& unit) {
+  const Span span("wait", unit.name, &counts_.gather_seconds);
   for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
   pending_[unit.index].clear();
   unit.become(Unit::State::kGathered);

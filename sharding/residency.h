@@ -18,6 +18,7 @@ namespace tessera {
 struct ResidencyCounts {
   std::int64_t gathers = 0;          ///< all-gathers of a unit begun
   std::int64_t gathered_bytes = 0;
+  double gather_seconds = 0;         ///< in all-gathers, waiting for other ranks included
   std::int64_t prefetched = 0;       ///< of these, begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;   ///< slots beyond the plan, for operators that read many units at once

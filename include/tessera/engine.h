@@ -25,6 +25,7 @@ struct StepResult {
   double loss_scale = 1.0;     ///< that this step's backward used
   std::int64_t tokens = 0;     ///< over all ranks and microbatches, as told to backward
   double seconds = 0.0;        ///< of this rank, since the previous step ended
+  double communication_seconds = 0.0;  ///< of these, in collectives, waiting for other ranks included; also in updates
   double tokens_per_second = 0.0;
   MemoryUse planned;           ///< bytes per category
   MemoryUse allocated;         ///< the same, as allocated; beyond the plan only where an Engine warned
@@ -41,6 +42,8 @@ struct TrafficCounts {
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
   std::int64_t reductions = 0, reduced_bytes = 0;
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
+  double gather_seconds = 0;     ///< in gathers, waiting for other ranks included
+  double reduction_seconds = 0;  ///< in reductions, waiting for other ranks included
 };
 
 /// Trains a module under a strategy.

@@ -8,3 +8,4 @@
 #include "tessera/recompute.h"      // IWYU pragma: export
 #include "tessera/run.h"            // IWYU pragma: export
 #include "tessera/token_batches.h"  // IWYU pragma: export
+#include "tessera/trace.h"          // IWYU pragma: export

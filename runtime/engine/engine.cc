@@ -14,6 +14,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "runtime/base/log.h"
+#include "runtime/base/trace.h"
 #include "runtime/engine/engine_state.h"
 #include "runtime/engine/mesh_shape.h"
 #include "runtime/engine/step_agreement.h"
@@ -204,6 +205,7 @@ void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) {
               " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation, ": call step() first");
   TORCH_CHECK(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes());
   s.or_abort("backward", [&] {
+    const Span span("backward");
     const at::Tensor seed = at::full_like(loss, s.loss_scale());
     torch::autograd::backward({loss}, {seed});
     const bool last = s.microbatch + 1 == s.strategy.gradient_accumulation;
@@ -225,9 +227,19 @@ StepResult Engine::step() {
   return s.or_abort("step", [&] { return s.step(); });
 }
 
-StepResult Engine::State::step() {
+const AgreedStep& Engine::State::agree() {
+  const Span span("agree", {}, &agreement_seconds);
   if (residency) local.gathered = residency->gathered();
-  const AgreedStep& agreed = agreement->agree(local);
+  return agreement->agree(local);
+}
+
+double Engine::State::communication_seconds() const {
+  const double gathers = residency ? residency->counts().gather_seconds : 0;
+  return gathers + reducer->counts().reduction_seconds + agreement_seconds + update->publish_seconds();
+}
+
+StepResult Engine::State::step() {
+  const AgreedStep& agreed = agree();
   StepResult result;
   result.step = ++attempts;
   result.loss = agreed.loss;
@@ -252,6 +264,9 @@ StepResult Engine::State::step() {
   result.allocated = allocated();
   const auto now = Clock::now();
   result.seconds = std::chrono::duration<double>(now - last_step_end).count();
+  result.communication_seconds = communication_seconds() - communication_before;
+  communication_before += result.communication_seconds;
+  if (Trace::on()) Trace::record("step", {}, last_step_end, now);
   result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
   last_step_end = now;
   return result;
@@ -291,12 +306,14 @@ TrafficCounts Engine::traffic() const {
     const ResidencyCounts& gathers = state_->residency->counts();
     counts.gathers = gathers.gathers;
     counts.gathered_bytes = gathers.gathered_bytes;
+    counts.gather_seconds = gathers.gather_seconds;
     counts.prefetched_gathers = gathers.prefetched;
     counts.overflow_slots = gathers.overflow_slots;
   }
   const ReducerCounts& reductions = state_->reducer->counts();
   counts.reductions = reductions.reductions;
   counts.reduced_bytes = reductions.reduced_bytes;
+  counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
   return counts;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/trace.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -15,13 +16,16 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer&
 }
 
 void Update::apply(float gradient_scale, float lr, const std::vector<char>& used) {
+  const Span span("update");
   std::size_t first = 0;
   for_each_trainable(units_, [&](FlatGroup& group) {
     update_group(group, {gradient_scale, lr, 0}, &steps_[first], &used[first]);
     publish(group);
     first += group.parameters.size();
   });
-  if (plan_.input().placement.shared) throw_if_error(axes_.gather->barrier("updated parameters").wait());
+  if (!plan_.input().placement.shared) return;
+  const Span wait("publish", {}, &publish_seconds_);
+  throw_if_error(axes_.gather->barrier("updated parameters").wait());
 }
 
 void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {
@@ -75,14 +79,18 @@ StateSlice Update::state_of(const FlatGroup::State& state, std::int64_t begin, s
 /// other, once, in `apply`.
 void Update::publish(FlatGroup& group) {
   const Placement& placement = plan_.input().placement;
+  const bool over_replicas = placement.optimizer.replicate && axes_.replicate_size > 1;
+  const bool over_shards = placement.optimizer.shard && !placement.parameters.shard && axes_.shard_size > 1;
+  if (!over_replicas && !over_shards) return;
+  const Span span("publish", group.unit->name, &publish_seconds_);
   const std::int64_t element = group.element_bytes();
-  if (placement.optimizer.replicate && axes_.replicate_size > 1) {
+  if (over_replicas) {
     const Extent outer = owned({placement.optimizer.shard, false}, plan_.input().mesh, group.layout.numel());
     std::byte* base = group.shard + (outer.offset - group.parameter_part.offset) * element;
     throw_if_error(
         axes_.replicate->all_gather(group.unit->name, group.updated(), base, group.optimizer_part.numel * element).wait());
   }
-  if (placement.optimizer.shard && !placement.parameters.shard && axes_.shard_size > 1) {
+  if (over_shards) {
     const std::int64_t part = group.layout.numel() / axes_.shard_size;
     const std::byte* mine = group.full + axes_.shard_index * part * element;
     throw_if_error(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element).wait());

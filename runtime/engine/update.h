@@ -21,6 +21,9 @@ class Update {
   /// correction counts only the steps it took part in, as in PyTorch.
   void apply(float gradient_scale, float lr, const std::vector<char>& used);
 
+  /// Spent so far on making values known.
+  double publish_seconds() const { return publish_seconds_; }
+
  private:
   void update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used);
   void update_run(FlatGroup& group, const StepScalars& scalars, Extent run);
@@ -31,6 +34,7 @@ class Update {
   const Optimizer& optimizer_;
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
+  double publish_seconds_ = 0;
   std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
 };
 

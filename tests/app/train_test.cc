@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <map>
 
 #include "workplace.h"
 
@@ -69,6 +70,34 @@ TEST_F(Train, HybridOnTwoHostsEqualsFullShard) {
   expect_as_planned("world", plan(hybrid, 4, 2));
   run(launch(4, {"--hosts", "2"}) + train(path("FULL_SHARD.json"), "across"));
   EXPECT_EQ(losses("across"), full);
+}
+
+TEST_F(Train, ATraceShowsWhatEveryRankDid) {
+  const std::string file = strategy("FULL_SHARD", R"(, "host_sharing": false)");
+  run(launch(2) + train(file, "traced", {"--steps", "5", "--trace", path("trace.json")}));
+  std::map<int, std::map<std::string, int>> counts;
+  const json trace = json::parse(read_file(path("trace.json")));
+  for (const json& event : trace.at("traceEvents")) {
+    const std::string name = event.at("name");
+    ++counts[event.at("pid")][name.substr(0, name.find(' '))];
+    EXPECT_TRUE(event.at("ph") != "X" || event.at("dur").get<double>() >= 0.0) << event;
+  }
+  ASSERT_EQ(counts.size(), 2u);
+  for (auto& [rank, of] : counts) {
+    // The last 3 steps of 2 microbatches; three blocks and the root.
+    EXPECT_EQ(of["process_name"], 1);
+    EXPECT_EQ(of["step"], 3) << rank;
+    EXPECT_EQ(of["forward"], 6) << rank;
+    EXPECT_EQ(of["backward"], 6) << rank;
+    EXPECT_EQ(of["agree"], 3) << rank;
+    EXPECT_EQ(of["update"], 3) << rank;
+    EXPECT_EQ(of["reduce"], 24) << rank;
+    EXPECT_GE(of["all_gather"], 9) << rank;
+  }
+  const Ended refused = run_program(
+      launch(2) + train(file, "refused", {"--trace", path("no/such/folder/trace.json")}), path("run"));
+  EXPECT_EQ(refused.code, 73) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("the trace cannot be written"));
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "sharding/dtype.h"
@@ -152,7 +153,9 @@ void Reducer::reduce(Entry& entry) {
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     fill_missing(entry, *group);
+    const auto begin = std::chrono::steady_clock::now();
     reduce_group(entry, *group);
+    counts_.reduction_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   ++counts_.reductions;
   entry.reduced = true;

@@ -14,6 +14,7 @@ namespace tessera {
 struct ReducerCounts {
   std::int64_t reductions = 0;        ///< units reduced over the shard axis
   std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
+  double reduction_seconds = 0;       ///< in reductions, waiting for other ranks included
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
   std::int64_t overflow_bytes = 0;    ///< held by them now
 };

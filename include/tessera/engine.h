@@ -40,6 +40,7 @@ struct MicrobatchInfo {
 struct TrafficCounts {
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
   std::int64_t reductions = 0, reduced_bytes = 0;
+  double reduction_seconds = 0;  ///< in reductions, waiting for other ranks included
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
 };
 

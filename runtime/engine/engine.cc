@@ -293,6 +293,7 @@ TrafficCounts Engine::traffic() const {
   const ReducerCounts& reductions = state_->reducer->counts();
   counts.reductions = reductions.reductions;
   counts.reduced_bytes = reductions.reduced_bytes;
+  counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
   return counts;
 }

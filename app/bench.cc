@@ -1,16 +1,14 @@
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "app/bench/collectives_bench.h"
 #include "app/bench/optimizer_bench.h"
+#include "app/bench_ranks.h"
 #include "app/commands.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
-#include "runtime/comm/topology.h"
-#include "runtime/launch/launcher.h"
 #include "tessera/error.h"
 #include "tessera/init.h"
 #include "tessera/run.h"
@@ -29,10 +27,7 @@ std::string fixed(double value, const char* format) {
 std::string microseconds(double seconds) { return fixed(seconds * 1e6, "%.2f"); }
 
 void write_json(const nlohmann::json& json, const std::string& path) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::trunc);
-  file << json.dump() << "\n";
-  if (!file.flush()) throw Error(ExitCode::kCannotCreate, path + ": cannot be written");
+  if (!path.empty()) write_text(json.dump() + "\n", path);
 }
 
 std::string table_of(const CollectivesReport& report) {
@@ -61,17 +56,6 @@ std::string table_of(const std::vector<OptimizerTiming>& timings) {
   return table.to_string();
 }
 
-/// The command line again, as `ranks` local processes.
-int launch_ranks(const BenchCommand& command) {
-  LaunchOptions launching;
-  launching.ranks = command.ranks;
-  launching.prefix = false;
-  launching.command = {"/proc/self/exe", "bench", "collectives"};
-  if (command.quick) launching.command.push_back("--quick");
-  if (!command.json.empty()) launching.command.insert(launching.command.end(), {"--json", command.json});
-  return launch(launching);
-}
-
 CollectivesBenchOptions options_of(const BenchCommand& command) {
   CollectivesBenchOptions options;
   const std::size_t most = command.quick ? std::size_t{1} << 20 : std::size_t{128} << 20;
@@ -85,10 +69,11 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
 }  // namespace
 
 int run_bench_collectives(const BenchCommand& command) {
-  const auto topology = resolve_topology();
-  if (topology.ok() && topology->launcher == "single" && command.ranks > 1) return launch_ranks(command);
+  if (starts_ranks(command)) return launch_ranks("collectives", command);
   return run([&] {
-    const Mesh mesh = init();
+    CommConfig comm;
+    comm.transport = transport_of(command);
+    const Mesh mesh = init(comm);
     const CollectivesReport report = value_or_throw(bench_collectives(mesh, options_of(command)));
     if (mesh.rank() != 0) return;
     write_json(to_json(report), command.json);

@@ -79,11 +79,22 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
 }
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
-  CLI::App* command = app.add_subcommand("bench", "measure this machine's collectives and optimizer steps beside its limits");
+  CLI::App* command = app.add_subcommand(
+      "bench", "measure this machine's collectives and optimizer steps beside its limits, and buckets beside each other");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
-  collectives->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")->capture_default_str();
-  for (CLI::App* each : {collectives, command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread")}) {
+  CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
+  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB, a ResNet-18 and a GPT");
+  for (CLI::App* each : {collectives, buckets}) {
+    each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    each->add_option("--transport", bench.transport, "host or gloo; default: the best there is")
+        ->check(CLI::IsMember({"host", "gloo"}));
+  }
+  buckets->add_option("--csv", bench.csv, "file that gets the table");
+  buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images");
+  for (CLI::App* each : {collectives, optimizer, buckets}) {
     each->add_option("--json", bench.json, "file that gets every sample");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
   }
@@ -133,6 +144,7 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("plan")) return run_plan(plan);
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
+    if (command->got_subcommand("buckets")) return run_bench_buckets(bench);
     return command->got_subcommand("collectives") ? run_bench_collectives(bench) : run_bench_optimizer(bench);
   }
   if (app.got_subcommand("doctor")) return run_doctor();

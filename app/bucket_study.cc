@@ -86,7 +86,8 @@ class ModelStudy {
 
   BucketModelReport run() {
     check_bits();
-    for (int round = 0; round < options_.rounds; ++round) {
+    const Clock::time_point begin = Clock::now();
+    for (int round = 0; round < options_.rounds && fits_another(round, nanoseconds_since(begin)); ++round) {
       // Each round begins elsewhere, so that no bucket always follows the same one.
       for (std::size_t i = 0; i < timings_.size(); ++i) time_steps(*timings_[(i + round) % timings_.size()]);
       for (ReductionTiming& reduction : report_.reductions) time_reductions(reduction);
@@ -97,6 +98,14 @@ class ModelStudy {
   }
 
  private:
+  /// Whether another round ends within the budget, if it takes as long as those `done` in `ns` did: as rank 0 sees it.
+  bool fits_another(int done, std::int64_t ns) {
+    const double seconds = static_cast<double>(ns) * 1e-9;
+    std::uint8_t fits = done == 0 || seconds + seconds / done <= options_.budget_s;
+    throw_if_error(group_.broadcast("another round", &fits, sizeof fits, 0).wait());
+    return fits != 0;
+  }
+
   Strategy strategy_of(const BucketTiming& timing) const {
     Strategy strategy;
     strategy.strategy = ShardingStrategy::kNoShard;
@@ -153,7 +162,7 @@ class ModelStudy {
     }
     const std::int64_t fit = options_.reduction_round_bytes / reduction.bytes;
     const auto calls = std::clamp<std::int64_t>(fit, 1, options_.most_reductions);
-    for (std::int64_t call = -1; call < calls; ++call) {  // the first one warms
+    for (std::int64_t call = -3; call < calls; ++call) {  // the first ones warm
       auto* const values = reinterpret_cast<float*>(memory_->data() + next_part(reduction.bytes));
       throw_if_error(group_.barrier("start").wait());
       const Clock::time_point begin = Clock::now();

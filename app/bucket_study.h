@@ -13,7 +13,8 @@ namespace tessera::app {
 
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
-  int rounds = 5;         ///< all buckets are gone through so many times, each with an Engine of its own:
+  int rounds = 5;         ///< all buckets are gone through so many times, each with an Engine of its own,
+  double budget_s = 105;  ///< fewer times, but once at least, where a model would take longer:
   int warm_up_steps = 2;  ///< not counted, then
   int timed_steps = 8;
   std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit

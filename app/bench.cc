@@ -1,16 +1,20 @@
 #include <cstdio>
-#include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "app/bench/collectives_bench.h"
 #include "app/bench/optimizer_bench.h"
+#include "app/bench_ranks.h"
 #include "app/commands.h"
+#include "app/memory_study.h"
+#include "app/overhead_study.h"
+#include "app/step_study.h"
+#include "app/threads.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
 #include "runtime/base/text_table.h"
-#include "runtime/comm/topology.h"
-#include "runtime/launch/launcher.h"
 #include "tessera/error.h"
 #include "tessera/init.h"
 #include "tessera/run.h"
@@ -29,10 +33,7 @@ std::string fixed(double value, const char* format) {
 std::string microseconds(double seconds) { return fixed(seconds * 1e6, "%.2f"); }
 
 void write_json(const nlohmann::json& json, const std::string& path) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::trunc);
-  file << json.dump() << "\n";
-  if (!file.flush()) throw Error(ExitCode::kCannotCreate, path + ": cannot be written");
+  if (!path.empty()) write_text(json.dump() + "\n", path);
 }
 
 std::string table_of(const CollectivesReport& report) {
@@ -61,17 +62,6 @@ std::string table_of(const std::vector<OptimizerTiming>& timings) {
   return table.to_string();
 }
 
-/// The command line again, as `ranks` local processes.
-int launch_ranks(const BenchCommand& command) {
-  LaunchOptions launching;
-  launching.ranks = command.ranks;
-  launching.prefix = false;
-  launching.command = {"/proc/self/exe", "bench", "collectives"};
-  if (command.quick) launching.command.push_back("--quick");
-  if (!command.json.empty()) launching.command.insert(launching.command.end(), {"--json", command.json});
-  return launch(launching);
-}
-
 CollectivesBenchOptions options_of(const BenchCommand& command) {
   CollectivesBenchOptions options;
   const std::size_t most = command.quick ? std::size_t{1} << 20 : std::size_t{128} << 20;
@@ -82,13 +72,33 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
   return options;
 }
 
+/// A section that is a table of what Engines on several ranks did.
+int run_table(const std::string& section, const BenchCommand& command, const std::function<BenchTable(const Mesh&)>& study) {
+  if (starts_ranks(command)) return launch_ranks(section, command);
+  set_log_quiet();  // there is an Engine for every row, each with its plan
+  return run([&] {
+    CommConfig comm;
+    comm.transport = transport_of(command);
+    const Mesh mesh = init(comm);
+    if (mesh.world_size() < 2) {
+      throw Error(ExitCode::kUsage, "bench " + section + " wants 2 ranks or more, got 1. hint: leave --ranks out");
+    }
+    set_threads_of_rank(mesh.topology().local_world_size);
+    const BenchTable table = study(mesh);
+    if (mesh.rank() != 0) return;
+    write_json(to_json(table), command.json);
+    std::printf("%d ranks\n%s", mesh.world_size(), to_text(table).c_str());
+  });
+}
+
 }  // namespace
 
 int run_bench_collectives(const BenchCommand& command) {
-  const auto topology = resolve_topology();
-  if (topology.ok() && topology->launcher == "single" && command.ranks > 1) return launch_ranks(command);
+  if (starts_ranks(command)) return launch_ranks("collectives", command);
   return run([&] {
-    const Mesh mesh = init();
+    CommConfig comm;
+    comm.transport = transport_of(command);
+    const Mesh mesh = init(comm);
     const CollectivesReport report = value_or_throw(bench_collectives(mesh, options_of(command)));
     if (mesh.rank() != 0) return;
     write_json(to_json(report), command.json);
@@ -101,6 +111,24 @@ int run_bench_optimizer(const BenchCommand& command) {
     const auto timings = bench_optimizer(command.quick ? std::size_t{1} << 20 : std::size_t{32} << 20, command.quick ? 3 : 9);
     write_json(to_json(timings), command.json);
     std::printf("one thread; the mixed steps take the gradient's norm first\n%s", table_of(timings).c_str());
+  });
+}
+
+int run_bench_step(const BenchCommand& command) {
+  return run_table("step", command, [&](const Mesh& mesh) {
+    StepStudyOptions options{.model = studied_gpt(command.quick)};
+    if (command.quick) options.rounds = options.warm_up = 1, options.steps = 3;
+    return to_table(study_steps(mesh, options));
+  });
+}
+
+int run_bench_memory(const BenchCommand& command) {
+  return run_table("memory", command, [&](const Mesh& mesh) { return study_memory(mesh, studied_gpt(command.quick)); });
+}
+
+int run_bench_overhead(const BenchCommand& command) {
+  return run_table("overhead", command, [&](const Mesh& mesh) {
+    return command.quick ? study_overhead(mesh, 5, 200) : study_overhead(mesh, 101, 2000);
   });
 }
 

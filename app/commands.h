@@ -56,12 +56,23 @@ struct PlanCommand {
 int run_plan(const PlanCommand& command);
 
 struct BenchCommand {
-  std::string json;  ///< file for all samples; empty: none
-  int ranks = 2;     ///< to start, where no launcher has
+  std::string json;       ///< file for all samples; empty: none
+  std::string csv;        ///< file for the table (buckets); empty: none
+  std::string cifar10;    ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
+  std::string transport;  ///< "host" or "gloo"; empty: the best there is
+  int ranks = 2;          ///< to start, where no launcher has
   bool quick = false;
 };
 /// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
 int run_bench_collectives(const BenchCommand& command);
+/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. Alone, it starts
+/// its ranks itself.
+int run_bench_buckets(const BenchCommand& command);
+/// Times a step and its parts under every strategy, beside ranks that train alone; puts memory beside the plan; measures
+/// what an operator costs the host. Alone, they start their ranks themselves.
+int run_bench_step(const BenchCommand& command);
+int run_bench_memory(const BenchCommand& command);
+int run_bench_overhead(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread.
 int run_bench_optimizer(const BenchCommand& command);
 

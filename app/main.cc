@@ -80,11 +80,25 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
 }
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
-  CLI::App* command = app.add_subcommand("bench", "measure this machine's collectives and optimizer steps beside its limits");
+  CLI::App* command = app.add_subcommand(
+      "bench", "measure steps, memory and host time, and this machine's collectives and optimizer steps beside its limits");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
-  collectives->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")->capture_default_str();
-  for (CLI::App* each : {collectives, command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread")}) {
+  CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
+  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB, a ResNet-18 and a GPT");
+  CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy, beside ranks that train alone");
+  CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");
+  CLI::App* overhead = command->add_subcommand("overhead", "what an operator costs the host");
+  for (CLI::App* each : {collectives, buckets, step, memory, overhead}) {
+    each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    each->add_option("--transport", bench.transport, "host or gloo; default: the best there is")
+        ->check(CLI::IsMember({"host", "gloo"}));
+  }
+  buckets->add_option("--csv", bench.csv, "file that gets the table");
+  buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images");
+  for (CLI::App* each : {collectives, optimizer, buckets, step, memory, overhead}) {
     each->add_option("--json", bench.json, "file that gets every sample");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
   }
@@ -134,7 +148,12 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("plan")) return run_plan(plan);
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
-    return command->got_subcommand("collectives") ? run_bench_collectives(bench) : run_bench_optimizer(bench);
+    const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
+        {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"buckets", run_bench_buckets},
+        {"step", run_bench_step},               {"memory", run_bench_memory},       {"overhead", run_bench_overhead}};
+    for (const auto& [name, run_section] : sections) {
+      if (command->got_subcommand(name)) return run_section(bench);
+    }
   }
   if (app.got_subcommand("doctor")) return run_doctor();
   std::fputs(strategy_schema().c_str(), stdout);

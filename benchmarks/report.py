@@ -269,24 +269,38 @@ class Page:
                 "such collective.</p>" + svg.histograms("Latencies of collectives", rows))
 
     def _buckets(self):
-        parts = []
-        for study in tables.bucket_studies(self.results):
-            curve = [(entry["bucket_bytes"], stats.median(entry["samples_s"])) for entry in study["sweep"]]
+        studies = tables.bucket_studies(self.results)
+        if not studies:
+            return ""
+        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, beside one collective a tensor (the lines without bucket bytes). Communication is "
+                 "what a step spends in reductions, on the rank that waits least for the others; by fit: alpha times the "
+                 "collectives plus beta times the bytes.</p>"]
+        for study in studies:
             alpha, beta = study["alpha_s"], study["beta_s_per_byte"]
             fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]
             parts.append(
-                f"<h3>{html.escape(study['model'])}</h3><p>The best bucket is {svg.size_label(study['best_bytes'])} "
+                f"<h3>{html.escape(study['model'])}</h3><p>{html.escape(study['data'])}. "
+                f"The best bucket is {svg.size_label(study['best_bytes'])} "
                 f"({study['best_collectives']} collectives a step): {study['gain']:.2f} times as fast as one "
-                f"collective a tensor. {self._why(alpha, beta)}</p>"
-                + svg.lines("Step time over bucket size",
-                            [{"label": "buckets", "points": sorted(curve)},
-                             {"label": "one collective a tensor",
-                              "points": [(size, study["per_tensor_s"]) for size, _ in sorted(curve)]}],
-                            "time of a step", svg.time_label, "bytes of a bucket")
+                f"collective a tensor, {study['communication_gain']:.2f} times in communication alone, which is "
+                f"{100 * study['communication_share']:.0f} % of a step with one collective a tensor. "
+                f"{self._why(alpha, beta)}</p>"
+                + self._bucket_curves("Step time over bucket size", study, "samples_s", "time of a step")
+                + self._bucket_curves("Communication over bucket size", study, "communication_s",
+                                      "communication of a step")
                 + svg.lines("Single reductions and their fit",
                             [{"label": "measured", "points": sorted(study["points"])},
                              {"label": "alpha + beta b", "points": fit}], "time", svg.time_label))
-        return "<h2>Buckets</h2>" + "".join(parts) + _table(tables.buckets(self.results)) if parts else ""
+        return ("".join(parts) + _table(tables.buckets(self.results)) + "<h3>Inference</h3><p>Forward passes of the trained "
+                "models over held-out batches, without gradients.</p>" + _table(tables.inference(self.results)))
+
+    @staticmethod
+    def _bucket_curves(title, study, samples, y_label):
+        curve = sorted((entry["bucket_bytes"], stats.median(entry[samples])) for entry in study["sweep"])
+        per_tensor = stats.median(study["all"][0][samples])
+        return svg.lines(title, [{"label": "buckets", "points": curve},
+                                 {"label": "one collective a tensor", "points": [(size, per_tensor) for size, _ in curve]}],
+                         y_label, svg.time_label, "bytes of a bucket")
 
     @staticmethod
     def _why(alpha, beta):

@@ -122,8 +122,10 @@ def _collective_ratios(results):
 
 def _bucket_ratios(results):
     for study in bucket_studies(results):
-        yield [f"buckets, {study['model']}", "one collective a tensor", f"{study['best_bytes']} bytes", targets.BUCKETS,
-               study["gain"]]
+        bucket = f"{study['best_bytes']} bytes"
+        yield [f"buckets, {study['model']}", "one collective a tensor", bucket, targets.BUCKETS, study["gain"]]
+        yield [f"buckets' communication alone, {study['model']}", "one collective a tensor", bucket, targets.BUCKETS,
+               study["communication_gain"]]
 
 
 def ratios(results):
@@ -191,30 +193,52 @@ def _collective_row(contender, case, memory_kind, dtype, samples, of_limit):
 
 
 def bucket_studies(results):
-    """For each model of `tessera bench buckets`: the best bucket, what it gains over one collective a tensor, and the
-    alpha-beta fit of single reductions."""
+    """For each model of `tessera bench buckets`: the best bucket, what it gains over one collective a tensor (in steps,
+    and in communication alone), and the alpha-beta fit of single reductions."""
     studies = []
     for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
         points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]
         alpha, beta = stats.alpha_beta_fit(points)
         best = min(model["sweep"], key=lambda entry: stats.median(entry["samples_s"]))
-        per_tensor = stats.median(model["per_tensor_samples_s"])
-        studies.append({"model": model["model"], "best_bytes": best["bucket_bytes"],
-                        "best_collectives": best["collectives"], "per_tensor_s": per_tensor,
-                        "gain": per_tensor / stats.median(best["samples_s"]), "alpha_s": alpha,
-                        "beta_s_per_byte": beta, "points": points, "sweep": model["sweep"]})
+        per_tensor = {"bucket_bytes": None, "collectives": model["per_tensor_collectives"],
+                      "samples_s": model["per_tensor_samples_s"], "communication_s": model["per_tensor_communication_s"]}
+        studies.append({"model": model["model"], "data": model["data"], "best_bytes": best["bucket_bytes"],
+                        "best_collectives": best["collectives"],
+                        "per_tensor_s": stats.median(per_tensor["samples_s"]),
+                        "gain": _ratio(per_tensor["samples_s"], best["samples_s"]),
+                        "communication_gain": _ratio(per_tensor["communication_s"], best["communication_s"]),
+                        "communication_share": _ratio(per_tensor["communication_s"], per_tensor["samples_s"]),
+                        "alpha_s": alpha, "beta_s_per_byte": beta, "gradient_bytes": model["gradient_bytes"],
+                        "points": points, "sweep": model["sweep"], "all": [per_tensor, *model["sweep"]],
+                        "inference": model["inference"]})
     return studies
 
 
 def buckets(results):
-    columns = ["model", "bucket_bytes", "collectives", "samples", "median_s", "p10_s", "p90_s", "gain_over_per_tensor"]
+    """One row a model and bucket; the one without bucket_bytes has one collective a tensor."""
+    columns = ["model", "bucket_bytes", "collectives", "samples", "p50_s", "p95_s", "p99_s", "communication_s",
+               "communication_by_fit_s", "gain_over_per_tensor", "communication_gain"]
     rows = []
     for study in bucket_studies(results):
-        for entry in study["sweep"]:
-            of = stats.summary(entry["samples_s"])
-            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], of["n"], of["median"], of["p10"],
-                         of["p90"], study["per_tensor_s"] / of["median"]])
+        per_tensor = study["all"][0]
+        for entry in study["all"]:
+            quantiles = [stats.percentile(entry["samples_s"], percent) for percent in (50, 95, 99)]
+            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], len(entry["samples_s"]), *quantiles,
+                         stats.median(entry["communication_s"]),
+                         study["alpha_s"] * entry["collectives"] + study["beta_s_per_byte"] * study["gradient_bytes"],
+                         _ratio(per_tensor["samples_s"], entry["samples_s"]),
+                         _ratio(per_tensor["communication_s"], entry["communication_s"])])
     return {"title": "Buckets", "columns": columns, "rows": rows}
+
+
+def inference(results):
+    columns = ["model", "loss", "accuracy", "samples", "p50_s", "p95_s", "p99_s"]
+    rows = []
+    for study in bucket_studies(results):
+        of = study["inference"]
+        rows.append([study["model"], of["loss"], of["accuracy"], len(of["samples_s"]),
+                     *(stats.percentile(of["samples_s"], percent) for percent in (50, 95, 99))])
+    return {"title": "Inference with the trained models", "columns": columns, "rows": rows}
 
 
 def of_bench(results, section):
@@ -226,6 +250,7 @@ def of_bench(results, section):
 def all_tables(results):
     """{file stem: table} of those that have rows."""
     tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results),
-              "optimizer": optimizer(results), "collectives": collectives(results), "buckets": buckets(results)}
+              "optimizer": optimizer(results), "collectives": collectives(results), "buckets": buckets(results),
+              "inference": inference(results)}
     tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}
     return {name: table for name, table in tables.items() if table["rows"]}

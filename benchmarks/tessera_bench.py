@@ -7,10 +7,16 @@
                  Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
     optimizer    {"cases": [{"name", "numel", "samples_s": [...], "limit_s": seconds or null}]}, one thread. Names that
                  have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters), "mixed_bf16_moments".
-    buckets      {"models": [{"model", "per_tensor_samples_s": [...],
-                              "sweep": [{"bucket_bytes", "collectives", "samples_s": [...]}],
-                              "reductions": [{"bytes", "samples_s": [...]}]}]}
-                 samples_s of the sweep: steps with that bucket; reductions: single collectives, for the alpha-beta fit.
+    buckets      {"transport", "ranks",
+                  "models": [{"model", "data", "parameters", "gradient_bytes", "first_loss", "last_loss",
+                              "per_tensor_collectives", "per_tensor_samples_s": [...],
+                              "per_tensor_communication_s": [...],
+                              "sweep": [{"bucket_bytes", "collectives", "samples_s": [...], "communication_s": [...]}],
+                              "reductions": [{"bytes", "samples_s": [...]}],
+                              "inference": {"loss", "accuracy", "samples_s": [...]}}]}
+                 samples_s of the sweep: steps with that bucket, of the slowest rank; communication_s: what of each was
+                 spent in reductions, of the rank that waited least for others; reductions: single collectives, for the
+                 alpha-beta fit; inference: forwards of the trained model over held-out batches.
     step, memory, overhead
                  {"columns": [name, ...], "rows": [[text or number, ...], ...]}, shown as they are.
 
@@ -26,6 +32,8 @@ import tempfile
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
 _CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
                 "optimizer": ("name", "numel", "samples_s", "limit_s")}
+_MODEL_FIELDS = ("model", "data", "gradient_bytes", "per_tensor_collectives", "per_tensor_samples_s",
+                 "per_tensor_communication_s", "sweep", "reductions", "inference")
 TIMEOUT_S = 600
 
 
@@ -66,8 +74,13 @@ def checked(section, data):
             data = {"cases": [_in_peers_terms(case) for case in data["cases"]]}
     elif section == "buckets":
         for model in _field(section, data, "models"):
-            for name in ("model", "per_tensor_samples_s", "sweep", "reductions"):
+            for name in _MODEL_FIELDS:
                 _field(section, model, name)
+            for entry in model["sweep"]:
+                for name in ("bucket_bytes", "collectives", "samples_s", "communication_s"):
+                    _field(section, entry, name)
+            for name in ("loss", "accuracy", "samples_s"):
+                _field(section, model["inference"], name)
     else:
         columns = _field(section, data, "columns")
         if any(len(row) != len(columns) for row in _field(section, data, "rows")):

@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "sharding/dtype.h"
+#include "sharding/layout/buckets.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -54,6 +55,11 @@ struct Claim {
   std::string name;
   std::vector<FlatParameter> parameters;
   std::vector<DType> dtypes;
+
+  void take(Claim& from, std::size_t i) {
+    parameters.push_back(std::move(from.parameters[i]));
+    dtypes.push_back(from.dtypes[i]);
+  }
 };
 
 class Partitioner {
@@ -83,6 +89,7 @@ class Partitioner {
   }
 
   bool begins_unit(const std::string& class_name, const std::string& path) const {
+    if (strategy_.units.bucket_cap_mb) return false;
     const auto has = [](const std::vector<std::string>& names, const std::string& name) {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
@@ -141,6 +148,33 @@ class Partitioner {
   std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> known_;
 };
 
+BucketLimits limits_of(const UnitsConfig& units) {
+  constexpr double kMiB = 1 << 20;
+  return {static_cast<std::int64_t>(units.first_bucket_mb * kMiB), static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
+}
+
+/// What is frozen stays with the root; the rest becomes buckets behind it, the one to be reduced first at the end.
+std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
+  const auto element_bytes = static_cast<std::int64_t>(size_of(strategy.mixed_precision.reduce));
+  std::vector<Claim> claims = {{all.name, {}, {}}};
+  std::vector<std::size_t> trainable;  // of `all`, last registered first
+  std::vector<BucketItem> items;
+  for (std::size_t i = 0; i < all.parameters.size(); ++i) {
+    if (!all.parameters[i].tensor.requires_grad()) claims[0].take(all, i);
+  }
+  for (std::size_t i = all.parameters.size(); i-- > 0;) {
+    if (!all.parameters[i].tensor.defined()) continue;  // taken
+    trainable.push_back(i);
+    items.push_back({all.parameters[i].numel * element_bytes, all.dtypes[i]});
+  }
+  const std::vector<std::vector<std::size_t>> buckets = fill_buckets(items, limits_of(strategy.units));
+  for (std::size_t number = buckets.size(); number-- > 0;) {
+    Claim& bucket = claims.emplace_back(Claim{"bucket." + std::to_string(number), {}, {}});
+    for (const std::size_t item : buckets[number]) bucket.take(all, trainable[item]);
+  }
+  return claims;
+}
+
 /// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
 void make_groups(Unit& unit, Claim claim, int parts, std::int64_t align) {
   std::map<std::pair<bool, DType>, FlatGroup*> groups;
@@ -172,7 +206,9 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
   // A block of an 8-bit state has one scale, so it must belong to one tensor.
   const std::int64_t align = strategy.optimizer.state_dtype == StateDType::k8Bit ? kStateBlock : Layout::kAlign;
   std::vector<std::unique_ptr<Unit>> units;
-  for (Claim& claim : Partitioner(module, strategy).take_claims()) {
+  std::vector<Claim> claims = Partitioner(module, strategy).take_claims();
+  if (strategy.units.bucket_cap_mb) claims = cut_into_buckets(std::move(claims[0]), strategy);
+  for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
     make_groups(*unit, std::move(claim), parts, align);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct UnitsConfig {
   std::vector<std::string> classes;  ///< class names without namespace and "Impl", such as "Block"
   std::vector<std::string> modules;  ///< module paths such as "layers.0"
   std::int64_t min_numel = 0;        ///< > 0: split bottom-up into units of at least this many elements
+  std::optional<double> bucket_cap_mb;  ///< NO_SHARD: units are buckets of at most so many MiB; 0: one a parameter
+  double first_bucket_mb = 1.0;         ///< MiB of the bucket that is complete first in backward
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).

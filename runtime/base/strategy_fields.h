@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,19 @@ StrategyField bytes_field(At at) {
 template <typename At>
 StrategyField number_field(At at) {
   return plain_field<ValueKind::kNumber, double>(at);
+}
+
+/// A `std::optional<double>`; empty is null.
+template <typename At>
+StrategyField optional_number_field(At at) {
+  return {ValueKind::kOptionalNumber,
+          {},
+          [at](Strategy& s, const nlohmann::json& value) {
+            at(s) = value.is_null() ? std::nullopt : std::optional(value.get<double>());
+          },
+          [at](const Strategy& s) {
+            return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr);
+          }};
 }
 
 template <typename At>

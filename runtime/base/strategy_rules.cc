@@ -29,6 +29,28 @@ StrategyRule min_numel_rule() {
           }};
 }
 
+StrategyRule bucket_strategy_rule() {
+  return {{"/units/bucket_cap_mb", "/strategy"},
+          "units.bucket_cap_mb needs strategy NO_SHARD: a bucket is of gradients that every rank keeps whole.",
+          [](const Strategy& s) -> std::string {
+            if (!s.units.bucket_cap_mb || s.strategy == ShardingStrategy::kNoShard) return "";
+            return fmt::format(
+                "buckets need \"strategy\": \"NO_SHARD\", got {}; leave bucket_cap_mb out, and name units in classes",
+                name_of(s.strategy));
+          }};
+}
+
+StrategyRule bucket_units_rule() {
+  return {{"/units/bucket_cap_mb", "/units/classes", "/units/modules", "/units/min_numel"},
+          "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and min_numel 0.",
+          [](const Strategy& s) -> std::string {
+            const UnitsConfig& units = s.units;
+            const bool others = !units.classes.empty() || !units.modules.empty() || units.min_numel > 0;
+            if (!units.bucket_cap_mb || !others) return "";
+            return "cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other";
+          }};
+}
+
 StrategyRule reduce_rule() {
   return {{"/mixed_precision/reduce", "/mixed_precision/param"},
           "mixed_precision.reduce fp16 needs param fp16: only then is the loss scaled, without which small "
@@ -128,6 +150,8 @@ const std::vector<StrategyRule>& strategy_rules() {
   static const std::vector<StrategyRule> rules = {
       replicate_rule(),
       min_numel_rule(),
+      bucket_strategy_rule(),
+      bucket_units_rule(),
       reduce_rule(),
       loss_scale_rule(),
       momentum_rule("nesterov", [](const OptimizerConfig& optimizer) { return optimizer.nesterov; }),

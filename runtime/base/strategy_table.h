@@ -22,6 +22,7 @@ enum class ValueKind {
   kBytes,       ///< integer, or string that parse_bytes reads
   kNames,       ///< list of different non-empty strings
   kNumberPair,  ///< list of two numbers
+  kOptionalNumber,  ///< JSON number, or null: not given
 };
 
 struct Choice {

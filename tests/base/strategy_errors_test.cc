@@ -183,6 +183,23 @@ const BadFile kCombinations[] = {
      R"(s.json:1:30: /optimizer/shard_over: "world" has no effect: it needs strategy HYBRID_SHARD; leave it out, or change that)"},
     {"TwoWaysToCutUnits", R"({"units": {"classes": ["A"], "min_numel": 1000}})",
      R"(s.json:1:43: /units/min_numel: cannot stand beside classes or modules: it finds the units itself; give one or the other)"},
+    {"BucketsOfShards", R"({"units": {"bucket_cap_mb": 25}})",
+     R"(s.json:1:29: /units/bucket_cap_mb: buckets need "strategy": "NO_SHARD", got FULL_SHARD; leave bucket_cap_mb out, and name units in classes)"},
+    {"BucketsOfOptimizerShards", R"({"strategy": "SHARD_OPTIMIZER", "units": {"bucket_cap_mb": 0}})",
+     R"(s.json:1:60: /units/bucket_cap_mb: buckets need "strategy": "NO_SHARD", got SHARD_OPTIMIZER; leave bucket_cap_mb out, and name units in classes)"},
+    {"BucketsBesideClasses", R"({"strategy": "NO_SHARD", "units": {"classes": ["A"], "bucket_cap_mb": 25}})",
+     R"(s.json:1:71: /units/bucket_cap_mb: cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other)"},
+    {"BucketsBesideSizes", R"({"strategy": "NO_SHARD", "units": {"min_numel": 9, "bucket_cap_mb": 0}})",
+     R"(s.json:1:69: /units/bucket_cap_mb: cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other)"},
+    {"BucketsOfNonsense", R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": "25MB", "first_bucket_mb": null}})",
+     R"(s.json:1:53: /units/bucket_cap_mb: must be null or a number from 0 to 1000000, got the string "25MB")"
+     "\n"
+     R"(s.json:1:80: /units/first_bucket_mb: must be a number above 0, at most 1000000, got null)"},
+    {"FirstBucketOfNone", R"({"strategy": "NO_SHARD", "units": {"first_bucket_mb": 2}})",
+     R"(s.json:1:55: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
+    {"FirstBucketOfSingleParameters",
+     R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0, "first_bucket_mb": 2}})",
+     R"(s.json:1:75: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
     {"MomentumWithAdam", R"({"optimizer": {"momentum": 0.9, "nesterov": true}})",
      R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd; leave it out, or change that)"
      "\n"

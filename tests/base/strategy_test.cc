@@ -34,6 +34,7 @@ const std::vector<std::string>& surroundings() {
       R"({"mixed_precision": {"param": "bf16"}})",
       R"({"optimizer": {"type": "sgd", "momentum": 0.5}})",
       R"({"strategy": "HYBRID_SHARD"})",
+      R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
       R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})"};
   return files;
@@ -163,6 +164,13 @@ TEST(Strategy, ValuesThatSayNothingAreAllowedAnywhere) {
   EXPECT_TRUE(Strategy::from_json(R"({"strategy": "SHARD_GRAD_OP", "mesh": {"replicate": 2}})").ok());
   EXPECT_TRUE(Strategy::from_json(R"({"lr_schedule": {"type": "inverse_sqrt"}})").ok());
   EXPECT_TRUE(Strategy::from_json(R"({"strategy": "NO_SHARD", "prefetch": 4})").ok());
+}
+
+TEST(Strategy, NullBucketsAreNone) {
+  const auto strategy = Strategy::from_json(R"({"units": {"bucket_cap_mb": null, "classes": ["Block"]}})");
+  ASSERT_TRUE(strategy.ok()) << strategy.status();
+  EXPECT_FALSE(strategy->units.bucket_cap_mb.has_value());
+  EXPECT_EQ(*Strategy::from_json(R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0}})")->units.bucket_cap_mb, 0);
 }
 
 TEST(Strategy, ByteOrderMarkIsSkipped) {

@@ -86,8 +86,20 @@ class Tables(unittest.TestCase):
 
     def test_buckets_name_a_winner_and_its_gain(self):
         row = self.row("buckets.csv", bucket_bytes="4194304")
-        self.assertEqual(numbers(row, "gain_over_per_tensor", "collectives"), [1.5, 12])
+        self.assertEqual(numbers(row, "gain_over_per_tensor", "communication_gain", "collectives"), [1.5, 3.0, 12])
         self.assertEqual(numbers(self.row("ratios.csv", what="buckets, resnet18"), "measured_ratio"), [1.5])
+        row = self.row("ratios.csv", what="buckets' communication alone, resnet18")
+        self.assertEqual(numbers(row, "measured_ratio"), [3.0])
+
+    def test_buckets_have_quantiles_and_what_the_fit_says(self):
+        row = self.row("buckets.csv", bucket_bytes="")  # one collective a tensor: 62 x 10 us + 10 MB at 10 GB/s
+        self.assertEqual(numbers(row, "p50_s", "p95_s", "p99_s", "communication_s"), [0.3, 0.3, 0.3, 0.06])
+        self.assertAlmostEqual(float(row["communication_by_fit_s"]), 62 * 1e-5 + 1e-3, places=8)
+        self.assertEqual(numbers(row, "gain_over_per_tensor", "communication_gain"), [1.0, 1.0])
+
+    def test_inference_is_a_table_of_its_own(self):
+        row = self.row("inference.csv", model="resnet18")
+        self.assertEqual(numbers(row, "loss", "accuracy", "samples", "p50_s", "p95_s"), [1.25, 0.5, 3, 0.06, 0.069])
 
     def test_tables_without_rows_are_not_written(self):
         self.assertIn("tessera_overhead.csv", self.files)
@@ -159,6 +171,8 @@ class Page(unittest.TestCase):
     def test_says_what_won_and_why(self):
         # alpha 10 us, 1/beta 10 GB/s: half-way at 100000 bytes.
         self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
+        self.assertIn("3.00 times in communication alone, which is 20 % of a step", self.page)
+        self.assertIn("made-up &lt;images&gt;", self.page)
         self.assertRegex(self.page, r"alpha = 10 µs and 1/beta = 10 GB/s: below 97\.7 KiB")
 
     def test_shows_every_section_and_what_is_missing(self):

@@ -49,6 +49,17 @@ class TesseraBench(unittest.TestCase):
         for name in CASE:
             with self.subTest(name), self.assertRaisesRegex(tessera_bench.BenchFailed, f'no "{name}"'):
                 tessera_bench.checked("collectives", {"cases": [{k: v for k, v in CASE.items() if k != name}]})
+        model = {"model": "m", "data": "d", "gradient_bytes": 4, "per_tensor_collectives": 2, "per_tensor_samples_s": [1.0],
+                 "per_tensor_communication_s": [0.5], "reductions": [{"bytes": 4, "samples_s": [1e-6]}],
+                 "sweep": [{"bucket_bytes": 4, "collectives": 1, "samples_s": [1.0], "communication_s": [0.1]}],
+                 "inference": {"loss": 1.0, "accuracy": 0.5, "samples_s": [1.0]}}
+        tessera_bench.checked("buckets", {"models": [model]})
+        for holder in (model, model["sweep"][0], model["inference"]):
+            for name in list(holder):
+                value = holder.pop(name)
+                with self.subTest(name), self.assertRaisesRegex(tessera_bench.BenchFailed, f'no "{name}"'):
+                    tessera_bench.checked("buckets", {"models": [model]})
+                holder[name] = value
         with self.assertRaisesRegex(tessera_bench.BenchFailed, "a row has not 2 columns"):
             tessera_bench.checked("overhead", {"columns": ["a", "b"], "rows": [[1]]})
 

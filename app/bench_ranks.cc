@@ -1,0 +1,44 @@
+#include "app/bench_ranks.h"
+
+#include <fstream>
+
+#include "runtime/comm/topology.h"
+#include "runtime/launch/launcher.h"
+#include "tessera/error.h"
+
+namespace tessera::app {
+
+bool starts_ranks(const BenchCommand& command) {
+  const auto topology = resolve_topology();
+  return topology.ok() && topology->launcher == "single" && command.ranks > 1;
+}
+
+int launch_ranks(const std::string& section, const BenchCommand& command) {
+  LaunchOptions launching;
+  launching.ranks = command.ranks;
+  launching.prefix = false;
+  launching.command = {"/proc/self/exe", "bench", section};
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) launching.command.insert(launching.command.end(), {option, value});
+  };
+  if (command.quick) launching.command.push_back("--quick");
+  add("--json", command.json);
+  add("--csv", command.csv);
+  add("--cifar10", command.cifar10);
+  add("--transport", command.transport);
+  return launch(launching);
+}
+
+TransportChoice transport_of(const BenchCommand& command) {
+  if (command.transport == "host") return TransportChoice::kHost;
+  return command.transport == "gloo" ? TransportChoice::kGloo : TransportChoice::kAuto;
+}
+
+void write_text(const std::string& text, const std::string& path) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  if (!file.flush()) throw Error(ExitCode::kCannotCreate, path + ": cannot be written");
+}
+
+}  // namespace tessera::app

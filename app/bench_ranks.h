@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/commands.h"
+#include "runtime/base/strategy.h"
+
+namespace tessera::app {
+
+/// Whether this process is alone though the command wants more ranks: then it starts them.
+bool starts_ranks(const BenchCommand& command);
+
+/// `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns as launch does.
+int launch_ranks(const std::string& section, const BenchCommand& command);
+
+/// "host", "gloo", or empty: what is best.
+TransportChoice transport_of(const BenchCommand& command);
+
+/// Writes `text` where `path` names a file; an empty path is none. Throws tessera::Error (73).
+void write_text(const std::string& text, const std::string& path);
+
+}  // namespace tessera::app

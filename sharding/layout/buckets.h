@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+/// A gradient on its way into a bucket.
+struct BucketItem {
+  std::int64_t bytes = 0;     ///< on the wire, without padding
+  DType dtype = DType::kF32;  ///< of its parameter: a bucket holds one dtype, so that it is one flat buffer
+};
+
+/// Largest bytes of a bucket. An item that is larger is a bucket by itself.
+struct BucketLimits {
+  std::int64_t first_bytes = 0;  ///< of the first bucket of each dtype, which is short so that it is complete early
+  std::int64_t cap_bytes = 0;    ///< of the others, and of the first where this is less; 0: one item a bucket
+};
+
+/// Puts items into buckets in the order given; an item that does not fit closes its dtype's bucket and begins the next.
+/// Returns the items' numbers, bucket by bucket in the order in which buckets begin.
+///
+/// Invariants: every item is in exactly one bucket; a dtype's items are in order across its buckets and inside them; a
+/// bucket beyond its limit holds one item.
+std::vector<std::vector<std::size_t>> fill_buckets(std::span<const BucketItem> items, const BucketLimits& limits);
+
+}  // namespace tessera

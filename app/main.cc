@@ -80,11 +80,11 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* command = app.add_subcommand(
-      "bench", "measure this machine's collectives and optimizer steps beside its limits, and buckets beside each other");
+      "bench", "measure collectives and optimizer steps beside this machine's limits, and buckets beside each other");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
-  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB, a ResNet-18 and a GPT");
+  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB: ResNet-18, GPT");
   for (CLI::App* each : {collectives, buckets}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->check(CLI::PositiveNumber)

@@ -38,11 +38,13 @@ int run_bench_buckets(const BenchCommand& command) {
     comm.transport = transport_of(command);
     const Mesh mesh = init(comm);
     if (mesh.world_size() < 2) {
-      throw Error(ExitCode::kUsage, "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. hint: "
-                                    "leave --ranks out");
+      throw Error(ExitCode::kUsage,
+                  "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. hint: "
+                  "leave --ranks out");
     }
     if (mesh.rank() == 0) {
-      for (const std::string& path : {command.json, command.csv}) write_text("", path);  // what cannot be written ends here
+      for (const std::string& path : {command.json, command.csv})
+        write_text("", path);  // what cannot be written ends here
     }
     set_threads_of_rank(mesh.topology().local_world_size);
     const BucketReport report = study_buckets(mesh, options_of(command));

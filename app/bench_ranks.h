@@ -11,7 +11,8 @@ namespace tessera::app {
 /// Whether this process is alone though the command wants more ranks: then it starts them.
 bool starts_ranks(const BenchCommand& command);
 
-/// `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns as launch does.
+/// `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns what
+/// launch does.
 int launch_ranks(const std::string& section, const BenchCommand& command);
 
 /// "host", "gloo", or empty: what is best.

@@ -30,25 +30,25 @@ std::vector<const BucketTiming*> all_of(const BucketModelReport& model) {
   return timings;
 }
 
-double step_gain(const BucketModelReport& model, const BucketTiming& timing) {
-  return model.per_tensor.step.median_s() / timing.step.median_s();
-}
-double communication_gain(const BucketModelReport& model, const BucketTiming& timing) {
-  return model.per_tensor.communication.median_s() / timing.communication.median_s();
-}
 double fitted_s(const BucketModelReport& model, const BucketTiming& timing) {
   return model.fit.seconds_of(timing.collectives, model.gradient_bytes());
 }
 
 std::string table_of(const BucketModelReport& model) {
-  TextTable table({{"bucket"}, {"collectives", Align::kRight}, {"p50 ms", Align::kRight}, {"p95 ms", Align::kRight},
-                   {"p99 ms", Align::kRight}, {"communication ms", Align::kRight}, {"by the fit ms", Align::kRight},
-                   {"step gain", Align::kRight}, {"communication gain", Align::kRight}});
+  TextTable table({{"bucket"},
+                   {"collectives", Align::kRight},
+                   {"p50 ms", Align::kRight},
+                   {"p95 ms", Align::kRight},
+                   {"p99 ms", Align::kRight},
+                   {"communication ms", Align::kRight},
+                   {"by the fit ms", Align::kRight},
+                   {"step gain", Align::kRight},
+                   {"communication gain", Align::kRight}});
   for (const BucketTiming* timing : all_of(model)) {
     table.add_row({label_of(*timing), std::to_string(timing->collectives), milliseconds(timing->step.median_s()),
                    milliseconds(timing->step.quantile_s(0.95)), milliseconds(timing->step.quantile_s(0.99)),
                    milliseconds(timing->communication.median_s()), milliseconds(fitted_s(model, *timing)),
-                   times(step_gain(model, *timing)), times(communication_gain(model, *timing))});
+                   times(model.step_gain(*timing)), times(model.communication_gain(*timing))});
   }
   return table.to_string();
 }
@@ -61,7 +61,7 @@ std::string judged(double gain) {
 std::string verdict_of(const BucketModelReport& model) {
   const BucketTiming& best = model.best();
   return "the best bucket is " + label_of(best) + ": over one parameter a bucket, a step is " +
-         judged(step_gain(model, best)) + ", its communication alone " + judged(communication_gain(model, best)) + "\n";
+         judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
 /// Why: what starts and bytes cost, by the fit, beside what is measured.
@@ -71,11 +71,11 @@ std::string reason_of(const BucketModelReport& model) {
   const double starts = static_cast<double>(tensors.collectives - best.collectives) * fit.alpha_s;
   const double saved = tensors.communication.median_s() - best.communication.median_s();
   const double share = tensors.communication.median_s() / tensors.step.median_s();
-  return "a reduction of b bytes takes alpha + beta b, alpha = " + microseconds(fit.alpha_s) + " us, 1/beta = " +
-         formatted(1e-9 / fit.beta_s_per_byte, "%.2f") + " GB/s; " + std::to_string(tensors.collectives - best.collectives) +
-         " fewer starts are " + milliseconds(starts) + " ms by the fit, " + milliseconds(saved) +
-         " ms of communication by measurement; communication is " + formatted(100 * share, "%.0f") +
-         " % of a step with one parameter a bucket\n";
+  return "a reduction of b bytes takes alpha + beta b, alpha = " + microseconds(fit.alpha_s) +
+         " us, 1/beta = " + formatted(1e-9 / fit.beta_s_per_byte, "%.2f") + " GB/s; " +
+         std::to_string(tensors.collectives - best.collectives) + " fewer starts are " + milliseconds(starts) +
+         " ms by the fit, " + milliseconds(saved) + " ms of communication by measurement; communication is " +
+         formatted(100 * share, "%.0f") + " % of a step with one parameter a bucket\n";
 }
 
 std::string points_of(const BucketModelReport& model) {
@@ -90,9 +90,10 @@ std::string points_of(const BucketModelReport& model) {
 std::string inference_of(const BucketModelReport& model) {
   const InferenceTiming& inference = model.inference;
   return "loss in training " + formatted(model.first_loss, "%.3f") + " -> " + formatted(model.last_loss, "%.3f") +
-         "; on held-out data " + formatted(inference.loss, "%.3f") + ", " + formatted(100 * inference.accuracy, "%.1f") +
-         " % right; forward of a batch p50 " + milliseconds(inference.batch.median_s()) + " ms, p95 " +
-         milliseconds(inference.batch.quantile_s(0.95)) + ", p99 " + milliseconds(inference.batch.quantile_s(0.99)) + "\n";
+         "; on held-out data " + formatted(inference.loss, "%.3f") + ", " +
+         formatted(100 * inference.accuracy, "%.1f") + " % right; forward of a batch p50 " +
+         milliseconds(inference.batch.median_s()) + " ms, p95 " + milliseconds(inference.batch.quantile_s(0.95)) +
+         ", p99 " + milliseconds(inference.batch.quantile_s(0.99)) + "\n";
 }
 
 nlohmann::json seconds_of(const Samples& samples) {
@@ -116,6 +117,7 @@ nlohmann::json json_of(const BucketModelReport& model) {
           {"data", model.data},
           {"parameters", model.parameters},
           {"gradient_bytes", model.gradient_bytes()},
+          {"steps_a_round", model.steps_a_round},
           {"first_loss", model.first_loss},
           {"last_loss", model.last_loss},
           {"per_tensor_collectives", model.per_tensor.collectives},
@@ -134,9 +136,10 @@ nlohmann::json json_of(const BucketModelReport& model) {
 std::string to_text(const BucketReport& report) {
   std::string text = report.transport + ", " + std::to_string(report.ranks) + " ranks\n";
   for (const BucketModelReport& model : report.models) {
-    text += "\n" + model.name + ": " + std::to_string(model.parameters) + " parameters in " + std::to_string(model.tensors) +
-            " tensors, " + format_bytes(model.gradient_bytes()) + " of gradients; " + model.data + "\n" + table_of(model) +
-            verdict_of(model) + reason_of(model) + points_of(model) + inference_of(model);
+    text += "\n" + model.name + ": " + std::to_string(model.parameters) + " parameters in " +
+            std::to_string(model.tensors) + " tensors, " + format_bytes(model.gradient_bytes()) + " of gradients; " +
+            model.data + "\n" + table_of(model) + verdict_of(model) + reason_of(model) + points_of(model) +
+            inference_of(model);
   }
   return text;
 }
@@ -150,8 +153,8 @@ std::string to_csv(const BucketReport& report) {
       text += model.name + "," + formatted(timing->cap_mb, "%g") + "," + std::to_string(timing->collectives) + "," +
               std::to_string(timing->step.ns.size());
       for (const double value : {timing->step.median_s(), timing->step.quantile_s(0.95), timing->step.quantile_s(0.99),
-                                 timing->communication.median_s(), fitted_s(model, *timing), step_gain(model, *timing),
-                                 communication_gain(model, *timing)}) {
+                                 timing->communication.median_s(), fitted_s(model, *timing), model.step_gain(*timing),
+                                 model.communication_gain(*timing)}) {
         text += "," + formatted(value, "%.9g");
       }
       text += "\n";

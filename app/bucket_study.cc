@@ -74,6 +74,7 @@ class ModelStudy {
       : mesh_(mesh), group_(group), options_(options), work_(std::move(work)) {
     report_.name = work_.name;
     report_.data = work_.data;
+    report_.steps_a_round = options.timed_steps;
     for (const at::Tensor& parameter : work_.module->parameters()) {
       report_.parameters += parameter.numel();
       ++report_.tensors;
@@ -137,7 +138,8 @@ class ModelStudy {
       const std::string different = expected_loss == result.loss ? expected->difference(values) : "the loss";
       if (different.empty()) continue;
       throw Error(ExitCode::kInternal, work_.name + ", buckets of " + std::to_string(timing->cap_mb) +
-                                           " MiB: after one step " + different + " has other bits than with one parameter a bucket");
+                                           " MiB: after one step " + different +
+                                           " has other bits than with one parameter a bucket");
     }
     initial.restore(*work_.module);
   }
@@ -151,7 +153,8 @@ class ModelStudy {
       losses_.push_back(step(engine, batch).loss);
       if (i < 0) continue;
       timing.step.ns.push_back(nanoseconds_since(begin));
-      timing.communication.ns.push_back(static_cast<std::int64_t>((engine.traffic().reduction_seconds - communication) * 1e9));
+      timing.communication.ns.push_back(
+          static_cast<std::int64_t>((engine.traffic().reduction_seconds - communication) * 1e9));
     }
   }
 
@@ -166,7 +169,9 @@ class ModelStudy {
       auto* const values = reinterpret_cast<float*>(memory_->data() + next_part(reduction.bytes));
       throw_if_error(group_.barrier("start").wait());
       const Clock::time_point begin = Clock::now();
-      throw_if_error(group_.all_reduce("bucket", values, DType::kF32, values, static_cast<std::size_t>(reduction.bytes / 4)).wait());
+      throw_if_error(
+          group_.all_reduce("bucket", values, DType::kF32, values, static_cast<std::size_t>(reduction.bytes / 4))
+              .wait());
       if (call >= 0) reduction.call.ns.push_back(nanoseconds_since(begin));
     }
   }
@@ -211,7 +216,8 @@ class ModelStudy {
     report_.inference.loss = mean_over_ranks(group_, report_.inference.loss);
     report_.inference.accuracy = mean_over_ranks(group_, report_.inference.accuracy);
     const std::size_t last = std::min<std::size_t>(10, losses_.size());
-    report_.last_loss = std::accumulate(losses_.end() - static_cast<std::ptrdiff_t>(last), losses_.end(), 0.0) / static_cast<double>(last);
+    report_.last_loss = std::accumulate(losses_.end() - static_cast<std::ptrdiff_t>(last), losses_.end(), 0.0) /
+                        static_cast<double>(last);
   }
 
   const Mesh& mesh_;
@@ -227,9 +233,18 @@ class ModelStudy {
 
 }  // namespace
 
+double BucketModelReport::step_gain(const BucketTiming& timing) const {
+  return ratio_by_turns(per_tensor.step, timing.step, static_cast<std::size_t>(steps_a_round));
+}
+
+double BucketModelReport::communication_gain(const BucketTiming& timing) const {
+  return ratio_by_turns(per_tensor.communication, timing.communication, static_cast<std::size_t>(steps_a_round));
+}
+
 const BucketTiming& BucketModelReport::best() const {
-  return *std::min_element(sweep.begin(), sweep.end(),
-                           [](const BucketTiming& a, const BucketTiming& b) { return a.step.median_s() < b.step.median_s(); });
+  return *std::max_element(sweep.begin(), sweep.end(), [this](const BucketTiming& a, const BucketTiming& b) {
+    return step_gain(a) < step_gain(b);
+  });
 }
 
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options) {

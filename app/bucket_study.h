@@ -13,13 +13,14 @@ namespace tessera::app {
 
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB, beside one parameter a bucket
-  int rounds = 5;         ///< all buckets are gone through so many times, each with an Engine of its own,
+  int rounds = 12;        ///< all buckets are gone through so many times, each with an Engine of its own,
   double budget_s = 105;  ///< fewer times, but once at least, where a model would take longer:
-  int warm_up_steps = 2;  ///< not counted, then
-  int timed_steps = 8;
+  int warm_up_steps = 1;  ///< not counted, then
+  int timed_steps = 4;
   std::vector<std::int64_t> reduction_bytes;  ///< single reductions, for the fit
-  std::int64_t reduction_round_bytes = 32 << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round, but
-  int most_reductions = 40;                       ///< no more than this, and once at least
+  std::int64_t reduction_round_bytes = 32
+                                       << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round, but
+  int most_reductions = 40;                    ///< no more than this, and once at least
   int held_out_batches = 40;
   ImageSource images;
   bool small_models = false;
@@ -30,7 +31,7 @@ struct BucketTiming {
   double cap_mb = 0;             ///< 0: one parameter a bucket
   std::int64_t collectives = 0;  ///< reductions a step
   Samples step;                  ///< forward, backward and update; the slowest rank's
-  /// In reductions, a step; that of the rank that waited least for the others, so what is late otherwise does not count.
+  /// In reductions, a step; that of the rank that waited least for the others, so that what came late is left out.
   Samples communication;
 };
 
@@ -57,8 +58,13 @@ struct BucketModelReport {
   AlphaBeta fit;  ///< of the reductions' medians
   InferenceTiming inference;
 
+  int steps_a_round = 1;  ///< timed, of each bucket
+
   std::int64_t gradient_bytes() const { return 4 * parameters; }
-  /// The sweep's bucket with the least median step.
+  /// How many times as fast as one parameter a bucket: the median over rounds, each of which measures both.
+  double step_gain(const BucketTiming& timing) const;
+  double communication_gain(const BucketTiming& timing) const;
+  /// The sweep's bucket with the largest step_gain.
   const BucketTiming& best() const;
 };
 

@@ -54,7 +54,8 @@ LabelledBatch chain_sample(std::uint64_t seed, std::uint64_t number, std::int64_
   for (std::int64_t t = 0; t <= seq_len; ++t) {
     state = mix64(state + 0x9e3779b97f4a7c15u);
     const bool follows = t > 0 && state % 8 != 0;
-    out[t] = static_cast<std::int64_t>(follows ? successor(static_cast<std::uint64_t>(out[t - 1])) : (state >> 8) % kChainTokens);
+    out[t] = static_cast<std::int64_t>(follows ? successor(static_cast<std::uint64_t>(out[t - 1]))
+                                               : (state >> 8) % kChainTokens);
   }
   return {tokens.narrow(1, 0, seq_len).contiguous(), tokens.narrow(1, 1, seq_len).contiguous()};
 }

@@ -14,7 +14,7 @@
 
 namespace tessera::app {
 
-/// What is classified, and into what: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and the tokens that follow.
+/// What is classified, and into what: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and those that follow.
 struct LabelledBatch {
   at::Tensor input, target;
 };

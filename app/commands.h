@@ -65,8 +65,8 @@ struct BenchCommand {
 };
 /// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
 int run_bench_collectives(const BenchCommand& command);
-/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. Alone, it starts
-/// its ranks itself.
+/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. Alone, it
+/// starts its ranks itself.
 int run_bench_buckets(const BenchCommand& command);
 /// Times a step and its parts under every strategy, beside ranks that train alone; puts memory beside the plan; measures
 /// what an operator costs the host. Alone, they start their ranks themselves.

@@ -6,7 +6,8 @@
 
 namespace tessera::app {
 
-absl::StatusOr<ImageBatches> ImageBatches::create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling) {
+absl::StatusOr<ImageBatches> ImageBatches::create(std::shared_ptr<const ImageDataset> dataset,
+                                                  SamplerOptions sampling) {
   sampling.num_samples = dataset->num_images();
   TESSERA_ASSIGN_OR_RETURN(DistributedSampler sampler, DistributedSampler::create(sampling));
   return ImageBatches(std::move(dataset), sampling.batch, std::move(sampler));

@@ -81,12 +81,12 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* command = app.add_subcommand(
-      "bench", "measure steps, memory and host time, and this machine's collectives and optimizer steps beside its limits");
+      "bench", "measure steps, memory, buckets, and collectives and optimizer steps beside this machine's limits");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
-  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB, a ResNet-18 and a GPT");
-  CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy, beside ranks that train alone");
+  CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB: ResNet-18, GPT");
+  CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy");
   CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");
   CLI::App* overhead = command->add_subcommand("overhead", "what an operator costs the host");
   for (CLI::App* each : {collectives, buckets, step, memory, overhead}) {

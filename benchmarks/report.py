@@ -272,9 +272,9 @@ class Page:
         studies = tables.bucket_studies(self.results)
         if not studies:
             return ""
-        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, beside one collective a tensor (the lines without bucket bytes). Communication is "
-                 "what a step spends in reductions, on the rank that waits least for the others; by fit: alpha times the "
-                 "collectives plus beta times the bytes.</p>"]
+        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, beside one collective a tensor (the lines "
+                 "without bucket bytes). Communication is what a step spends in reductions, on the rank that waits "
+                 "least for the others; by fit: alpha times the collectives plus beta times the bytes.</p>"]
         for study in studies:
             alpha, beta = study["alpha_s"], study["beta_s_per_byte"]
             fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]
@@ -291,15 +291,17 @@ class Page:
                 + svg.lines("Single reductions and their fit",
                             [{"label": "measured", "points": sorted(study["points"])},
                              {"label": "alpha + beta b", "points": fit}], "time", svg.time_label))
-        return ("".join(parts) + _table(tables.buckets(self.results)) + "<h3>Inference</h3><p>Forward passes of the trained "
-                "models over held-out batches, without gradients.</p>" + _table(tables.inference(self.results)))
+        return ("".join(parts) + _table(tables.buckets(self.results)) + "<h3>Inference</h3><p>Forward passes of the "
+                "trained models over held-out batches, without gradients.</p>"
+                + _table(tables.inference(self.results)))
 
     @staticmethod
     def _bucket_curves(title, study, samples, y_label):
         curve = sorted((entry["bucket_bytes"], stats.median(entry[samples])) for entry in study["sweep"])
         per_tensor = stats.median(study["all"][0][samples])
+        level = [(size, per_tensor) for size, _ in curve]
         return svg.lines(title, [{"label": "buckets", "points": curve},
-                                 {"label": "one collective a tensor", "points": [(size, per_tensor) for size, _ in curve]}],
+                                 {"label": "one collective a tensor", "points": level}],
                          y_label, svg.time_label, "bytes of a bucket")
 
     @staticmethod

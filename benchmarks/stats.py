@@ -29,6 +29,16 @@ def summary(samples):
             "p90": percentile(samples, 90)}
 
 
+def ratio_by_turns(longer, shorter, a_turn):
+    """How many times as long `longer` takes: both were measured by turns, `a_turn` samples each time. The median over
+    turns of the ratios of their medians, so that what slows the machine for longer than a turn slows both."""
+    turns = min(len(longer), len(shorter)) // a_turn
+    if turns == 0:
+        raise ValueError("a ratio needs a whole turn of both")
+    return median([median(longer[k:k + a_turn]) / median(shorter[k:k + a_turn])
+                   for k in range(0, turns * a_turn, a_turn)])
+
+
 def alpha_beta_fit(points):
     """Fits seconds = alpha + beta * bytes (Hockney's model) to (bytes, seconds); returns (alpha s, beta s/byte).
 

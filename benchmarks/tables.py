@@ -199,17 +199,21 @@ def bucket_studies(results):
     for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
         points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]
         alpha, beta = stats.alpha_beta_fit(points)
-        best = min(model["sweep"], key=lambda entry: stats.median(entry["samples_s"]))
         per_tensor = {"bucket_bytes": None, "collectives": model["per_tensor_collectives"],
-                      "samples_s": model["per_tensor_samples_s"], "communication_s": model["per_tensor_communication_s"]}
+                      "samples_s": model["per_tensor_samples_s"],
+                      "communication_s": model["per_tensor_communication_s"]}
+        every = [per_tensor, *({} | entry for entry in model["sweep"])]
+        for entry in every:
+            for gain, samples in (("gain", "samples_s"), ("communication_gain", "communication_s")):
+                entry[gain] = stats.ratio_by_turns(per_tensor[samples], entry[samples], model["steps_a_round"])
+        best = max(every[1:], key=lambda entry: entry["gain"])
         studies.append({"model": model["model"], "data": model["data"], "best_bytes": best["bucket_bytes"],
                         "best_collectives": best["collectives"],
                         "per_tensor_s": stats.median(per_tensor["samples_s"]),
-                        "gain": _ratio(per_tensor["samples_s"], best["samples_s"]),
-                        "communication_gain": _ratio(per_tensor["communication_s"], best["communication_s"]),
+                        "gain": best["gain"], "communication_gain": best["communication_gain"],
                         "communication_share": _ratio(per_tensor["communication_s"], per_tensor["samples_s"]),
                         "alpha_s": alpha, "beta_s_per_byte": beta, "gradient_bytes": model["gradient_bytes"],
-                        "points": points, "sweep": model["sweep"], "all": [per_tensor, *model["sweep"]],
+                        "points": points, "sweep": every[1:], "all": every,
                         "inference": model["inference"]})
     return studies
 
@@ -220,14 +224,12 @@ def buckets(results):
                "communication_by_fit_s", "gain_over_per_tensor", "communication_gain"]
     rows = []
     for study in bucket_studies(results):
-        per_tensor = study["all"][0]
         for entry in study["all"]:
             quantiles = [stats.percentile(entry["samples_s"], percent) for percent in (50, 95, 99)]
-            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], len(entry["samples_s"]), *quantiles,
-                         stats.median(entry["communication_s"]),
+            rows.append([study["model"], entry["bucket_bytes"], entry["collectives"], len(entry["samples_s"]),
+                         *quantiles, stats.median(entry["communication_s"]),
                          study["alpha_s"] * entry["collectives"] + study["beta_s_per_byte"] * study["gradient_bytes"],
-                         _ratio(per_tensor["samples_s"], entry["samples_s"]),
-                         _ratio(per_tensor["communication_s"], entry["communication_s"])])
+                         entry["gain"], entry["communication_gain"]])
     return {"title": "Buckets", "columns": columns, "rows": rows}
 
 

@@ -8,13 +8,15 @@
     optimizer    {"cases": [{"name", "numel", "samples_s": [...], "limit_s": seconds or null}]}, one thread. Names that
                  have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters), "mixed_bf16_moments".
     buckets      {"transport", "ranks",
-                  "models": [{"model", "data", "parameters", "gradient_bytes", "first_loss", "last_loss",
+                  "models": [{"model", "data", "parameters", "gradient_bytes", "steps_a_round",
+                              "first_loss", "last_loss",
                               "per_tensor_collectives", "per_tensor_samples_s": [...],
                               "per_tensor_communication_s": [...],
                               "sweep": [{"bucket_bytes", "collectives", "samples_s": [...], "communication_s": [...]}],
                               "reductions": [{"bytes", "samples_s": [...]}],
                               "inference": {"loss", "accuracy", "samples_s": [...]}}]}
-                 samples_s of the sweep: steps with that bucket, of the slowest rank; communication_s: what of each was
+                 steps_a_round: buckets are measured by turns, so many samples of each a round, in order. samples_s of
+                 the sweep: steps with that bucket, of the slowest rank; communication_s: what of each was
                  spent in reductions, of the rank that waited least for others; reductions: single collectives, for the
                  alpha-beta fit; inference: forwards of the trained model over held-out batches.
     step, memory, overhead
@@ -32,8 +34,8 @@ import tempfile
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
 _CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
                 "optimizer": ("name", "numel", "samples_s", "limit_s")}
-_MODEL_FIELDS = ("model", "data", "gradient_bytes", "per_tensor_collectives", "per_tensor_samples_s",
-                 "per_tensor_communication_s", "sweep", "reductions", "inference")
+_MODEL_FIELDS = ("model", "data", "gradient_bytes", "steps_a_round", "per_tensor_collectives",
+                 "per_tensor_samples_s", "per_tensor_communication_s", "sweep", "reductions", "inference")
 TIMEOUT_S = 600
 
 

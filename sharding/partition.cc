@@ -150,7 +150,8 @@ class Partitioner {
 
 BucketLimits limits_of(const UnitsConfig& units) {
   constexpr double kMiB = 1 << 20;
-  return {static_cast<std::int64_t>(units.first_bucket_mb * kMiB), static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
+  return {static_cast<std::int64_t>(units.first_bucket_mb * kMiB),
+          static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
 }
 
 /// What is frozen stays with the root; the rest becomes buckets behind it, the one to be reduced first at the end.

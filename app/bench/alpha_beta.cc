@@ -6,7 +6,8 @@
 namespace tessera {
 
 AlphaBeta fit_alpha_beta(std::span<const TimedBytes> points) {
-  const bool one_size = std::all_of(points.begin(), points.end(), [&](const TimedBytes& p) { return p.bytes == points[0].bytes; });
+  const bool one_size =
+      std::all_of(points.begin(), points.end(), [&](const TimedBytes& p) { return p.bytes == points[0].bytes; });
   if (one_size) throw std::invalid_argument("a line needs points of two sizes or more");
   // Normal equations of the rows (1/t, b/t) with right-hand side 1.
   double a11 = 0, a12 = 0, a22 = 0, b1 = 0, b2 = 0;

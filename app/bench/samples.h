@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -14,5 +15,10 @@ struct Samples {
   double quantile_s(double p) const;
   double median_s() const { return quantile_s(0.5); }
 };
+
+/// How many times as long `longer` takes: both were measured by turns, `a_turn` samples each time, and the median over
+/// turns is that of the ratios of their medians. What slows the machine for longer than a turn thus slows both.
+/// 0 without a whole turn of both. REQUIRES: a_turn > 0.
+double ratio_by_turns(const Samples& longer, const Samples& shorter, std::size_t a_turn);
 
 }  // namespace tessera

@@ -42,7 +42,8 @@ StrategyRule bucket_strategy_rule() {
 
 StrategyRule bucket_units_rule() {
   return {{"/units/bucket_cap_mb", "/units/classes", "/units/modules", "/units/min_numel"},
-          "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and min_numel 0.",
+          "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and "
+          "min_numel 0.",
           [](const Strategy& s) -> std::string {
             const UnitsConfig& units = s.units;
             const bool others = !units.classes.empty() || !units.modules.empty() || units.min_numel > 0;

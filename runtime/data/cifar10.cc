@@ -21,7 +21,8 @@ absl::Status corrupt(const MappedFile& file, std::size_t offset, const std::stri
 }
 
 absl::Status check(const MappedFile& file) {
-  if (file.size() == 0) return corrupt(file, 0, fmt::format("want records of {} bytes, got an empty file", kRecordBytes));
+  if (file.size() == 0)
+    return corrupt(file, 0, fmt::format("want records of {} bytes, got an empty file", kRecordBytes));
   if (file.size() % kRecordBytes != 0) {
     return corrupt(file, file.size() / kRecordBytes * kRecordBytes,
                    fmt::format("want whole records of {} bytes, got {} bytes at the end of {}", kRecordBytes,
@@ -29,16 +30,19 @@ absl::Status check(const MappedFile& file) {
   }
   for (std::size_t at = 0; at < file.size(); at += kRecordBytes) {
     const int label = std::to_integer<int>(file.bytes()[at]);
-    if (label >= ImageDataset::kClasses) return corrupt(file, at, fmt::format("want a label from 0 to 9, got {}", label));
+    if (label >= ImageDataset::kClasses)
+      return corrupt(file, at, fmt::format("want a label from 0 to 9, got {}", label));
   }
   return absl::OkStatus();
 }
 
 class Cifar10 : public ImageDataset {
  public:
-  Cifar10(std::filesystem::path folder, std::vector<MappedFile> files) : folder_(std::move(folder)), files_(std::move(files)) {
+  Cifar10(std::filesystem::path folder, std::vector<MappedFile> files)
+      : folder_(std::move(folder)), files_(std::move(files)) {
     std::int64_t records = 0;
-    for (const MappedFile& file : files_) ends_.push_back(records += static_cast<std::int64_t>(file.size() / kRecordBytes));
+    for (const MappedFile& file : files_)
+      ends_.push_back(records += static_cast<std::int64_t>(file.size() / kRecordBytes));
   }
 
   std::int64_t num_images() const override { return ends_.back(); }
@@ -56,7 +60,9 @@ class Cifar10 : public ImageDataset {
     return std::to_integer<std::int64_t>(record[0]);
   }
 
-  std::string describe() const override { return fmt::format("{}: CIFAR-10, {} images", folder_.string(), num_images()); }
+  std::string describe() const override {
+    return fmt::format("{}: CIFAR-10, {} images", folder_.string(), num_images());
+  }
 
  private:
   std::filesystem::path folder_;
@@ -75,10 +81,11 @@ absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem
   for (const std::string& name : names) {
     absl::StatusOr<MappedFile> file = MappedFile::open(folder / name);
     if (!file.ok()) {
-      return make_error(exit_code_of(file.status()),
-                        fmt::format("{}. hint: name the folder of CIFAR-10's binary version, which holds data_batch_1.bin "
-                                    "to data_batch_5.bin and test_batch.bin",
-                                    message_of(file.status())));
+      return make_error(
+          exit_code_of(file.status()),
+          fmt::format("{}. hint: name the folder of CIFAR-10's binary version, which holds data_batch_1.bin "
+                      "to data_batch_5.bin and test_batch.bin",
+                      message_of(file.status())));
     }
     TESSERA_RETURN_IF_ERROR(check(*file));
     files.push_back(*std::move(file));

@@ -48,7 +48,9 @@ class GeneratedImages : public ImageDataset {
   std::int64_t copy(std::int64_t i, std::span<float> pixels) const override {
     const std::int64_t number = first_ + i, label = number % kClasses;
     Words words(seed_, static_cast<std::uint64_t>(kClasses + number));
-    const auto shift = [&] { return static_cast<std::int64_t>(words.next() % (2 * kMostShift + 1)) + kSide - kMostShift; };
+    const auto shift = [&] {
+      return static_cast<std::int64_t>(words.next() % (2 * kMostShift + 1)) + kSide - kMostShift;
+    };
     const std::int64_t down = shift(), right = shift();
     for (std::int64_t p = 0; p < kNumel; ++p) {
       const std::int64_t row = (p % kPlane / kSide + down) % kSide, column = (p % kSide + right) % kSide;
@@ -71,7 +73,8 @@ class GeneratedImages : public ImageDataset {
         const auto across = static_cast<float>(words.next() % 3), along = static_cast<float>(1 + words.next() % 3);
         const float phase = words.uniform();
         for (std::int64_t p = 0; p < kPlane; ++p) {
-          const float turns = (across * static_cast<float>(p / kSide) + along * static_cast<float>(p % kSide)) / kSide + phase;
+          const float turns =
+              (across * static_cast<float>(p / kSide) + along * static_cast<float>(p % kSide)) / kSide + phase;
           pattern[channel * kPlane + p] +=
               kPatternDeviation * std::sqrt(2.0f / kWaves) * std::sin(2 * std::numbers::pi_v<float> * turns);
         }

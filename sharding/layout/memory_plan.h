@@ -70,7 +70,7 @@ struct PlanInput {
   MasterKind master = MasterKind::kSplitBF16;
   int optimizer_states = 2;
   StateDType state_dtype = StateDType::kF32;
-  int buckets_in_flight = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to neighbours in turns
+  int buckets_in_flight = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line.

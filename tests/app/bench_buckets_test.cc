@@ -26,7 +26,8 @@ class BenchBuckets : public Workplace {
       bytes += static_cast<char>(i % 10);
       bytes += std::string(3072, static_cast<char>(20 * i));
     }
-    for (const char* name : {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
+    for (const char* name :
+         {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
       write_file(folder + "/" + name + ".bin", bytes);
     return folder;
   }
@@ -34,8 +35,9 @@ class BenchBuckets : public Workplace {
 
 TEST_F(BenchBuckets, MeasuresBothModelsUnderEveryBucket) {
   const Ended ended = run(bench({"--json", path("out.json"), "--csv", path("out.csv")}));
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("host, 2 ranks"), HasSubstr("resnet18: "), HasSubstr("gpt: "), HasSubstr("the best bucket is "),
-                               HasSubstr("goal 1.20x"), HasSubstr("alpha = "), HasSubstr("generated images"), HasSubstr("% right")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("host, 2 ranks"), HasSubstr("resnet18: "), HasSubstr("gpt: "),
+                               HasSubstr("the best bucket is "), HasSubstr("goal 1.20x"), HasSubstr("alpha = "),
+                               HasSubstr("generated images"), HasSubstr("% right")));
   const auto report = nlohmann::json::parse(read_file(path("out.json")));
   EXPECT_EQ(report.at("ranks"), 2);
   ASSERT_EQ(report.at("models").size(), 2u);

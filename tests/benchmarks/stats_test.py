@@ -117,5 +117,17 @@ class Sampling(unittest.TestCase):
         self.assertEqual(sampler.peak, 5)
 
 
+class RatioByTurns(unittest.TestCase):
+    def test_what_slows_both_does_not_move_it(self):
+        # Twice as fast in every turn, though the machine became three times slower in between.
+        longer, shorter = [20, 20, 20, 60, 60, 60, 60, 60, 60], [10, 10, 90, 30, 30, 30, 30, 30, 30]
+        self.assertEqual(stats.ratio_by_turns(longer, shorter, 3), 2.0)
+        self.assertEqual(stats.ratio_by_turns(longer, shorter[:6], 3), 2.0)
+
+    def test_refuses_less_than_a_turn(self):
+        with self.assertRaises(ValueError):
+            stats.ratio_by_turns([1.0], [1.0, 2.0], 2)
+
+
 if __name__ == "__main__":
     unittest.main()

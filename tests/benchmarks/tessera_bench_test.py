@@ -49,8 +49,9 @@ class TesseraBench(unittest.TestCase):
         for name in CASE:
             with self.subTest(name), self.assertRaisesRegex(tessera_bench.BenchFailed, f'no "{name}"'):
                 tessera_bench.checked("collectives", {"cases": [{k: v for k, v in CASE.items() if k != name}]})
-        model = {"model": "m", "data": "d", "gradient_bytes": 4, "per_tensor_collectives": 2, "per_tensor_samples_s": [1.0],
-                 "per_tensor_communication_s": [0.5], "reductions": [{"bytes": 4, "samples_s": [1e-6]}],
+        model = {"model": "m", "data": "d", "gradient_bytes": 4, "steps_a_round": 1, "per_tensor_collectives": 2,
+                 "per_tensor_samples_s": [1.0], "per_tensor_communication_s": [0.5],
+                 "reductions": [{"bytes": 4, "samples_s": [1e-6]}],
                  "sweep": [{"bucket_bytes": 4, "collectives": 1, "samples_s": [1.0], "communication_s": [0.1]}],
                  "inference": {"loss": 1.0, "accuracy": 0.5, "samples_s": [1.0]}}
         tessera_bench.checked("buckets", {"models": [model]})

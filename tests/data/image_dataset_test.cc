@@ -90,7 +90,8 @@ TEST(Cifar10, RefusesFilesThatAreWrong) {
     folder.write("test_batch.bin", row.bytes);
     const auto images = open_cifar10(folder.path(), Cifar10Split::kTest);
     EXPECT_EQ(exit_code_of(images.status()), ExitCode::kCorruptData) << row.said;
-    EXPECT_THAT(message_of(images.status()), AllOf(HasSubstr("test_batch.bin"), HasSubstr(row.said), HasSubstr("hint: ")));
+    EXPECT_THAT(message_of(images.status()),
+                AllOf(HasSubstr("test_batch.bin"), HasSubstr(row.said), HasSubstr("hint: ")));
   }
 }
 

@@ -62,7 +62,8 @@ std::int64_t bytes_of(const Unit& unit, std::int64_t element_bytes) {
 }
 
 TEST(Buckets, HoldEveryTrainableParameterOnceInReverse) {
-  for (const TinyOptions& options : {TinyOptions{}, TinyOptions{.tied_head = true}, TinyOptions{.frozen_first_block = true}}) {
+  for (const TinyOptions& options :
+       {TinyOptions{}, TinyOptions{.tied_head = true}, TinyOptions{.frozen_first_block = true}}) {
     for (const double cap : {0.0, 2 * kKiB, 4 * kKiB, 25.0}) {
       Tiny model = make_tiny(options, true);
       const auto units = partition(*model, bucket_strategy(cap), 1);
@@ -92,7 +93,8 @@ TEST(Buckets, OfATiedParameterKnowBothNames) {
   }
   ASSERT_TRUE(aliases.count("head") || aliases.count("embedding.weight"));
   EXPECT_EQ(aliases.count("head") + aliases.count("embedding.weight"), 1u);
-  for (const auto& [name, others] : aliases) EXPECT_EQ(others.size(), name == "head" || name == "embedding.weight" ? 1u : 0u);
+  for (const auto& [name, others] : aliases)
+    EXPECT_EQ(others.size(), name == "head" || name == "embedding.weight" ? 1u : 0u);
 }
 
 TEST(Buckets, AreCountedInBytesOnTheWireAndHoldOneDtype) {
@@ -146,10 +148,11 @@ void expect_same_training(const Trained& a, const Trained& b) {
 
 TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
   using enum DType;
-  for (const Case& c : {Case{kF32, kF32, 1, 1, GradientSync::kEachMicrobatch}, Case{kF32, kF32, 2, 1, GradientSync::kEachMicrobatch},
-                        Case{kF32, kF32, 3, 2, GradientSync::kEachMicrobatch}, Case{kF32, kF32, 2, 2, GradientSync::kLastMicrobatch},
-                        Case{kBF16, kBF16, 2, 1, GradientSync::kEachMicrobatch}, Case{kBF16, kF32, 3, 2, GradientSync::kEachMicrobatch},
-                        Case{kF16, kF16, 2, 2, GradientSync::kLastMicrobatch}}) {
+  for (const Case& c :
+       {Case{kF32, kF32, 1, 1, GradientSync::kEachMicrobatch}, Case{kF32, kF32, 2, 1, GradientSync::kEachMicrobatch},
+        Case{kF32, kF32, 3, 2, GradientSync::kEachMicrobatch}, Case{kF32, kF32, 2, 2, GradientSync::kLastMicrobatch},
+        Case{kBF16, kBF16, 2, 1, GradientSync::kEachMicrobatch}, Case{kBF16, kF32, 3, 2, GradientSync::kEachMicrobatch},
+        Case{kF16, kF16, 2, 2, GradientSync::kLastMicrobatch}}) {
     const auto adjusted = [&](Strategy strategy) {
       strategy.mixed_precision.reduce = c.reduce;
       strategy.mixed_precision.keep_fp32 = {"LayerNorm"};
@@ -159,18 +162,21 @@ TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
       return strategy;
     };
     std::vector<TinyOptions> models = {{}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};
-    // A block that runs twice under recomputation gives two gradients in one backward. Where buckets are shared, the second
-    // may come before or after its bucket is reduced, so that the order of the sum depends on the bucket.
+    // A block that runs twice under recomputation gives two gradients in one backward. Where buckets are shared, the
+    // second may come before or after its bucket is reduced, so that the order of the sum depends on the bucket.
     if (c.reduce == kF32 && c.accumulation == 1) models.push_back({.shared_block = true, .recompute = true});
     for (std::size_t m = 0; m < models.size(); ++m) {
       const TinyOptions& model = models[m];
       const TrainOptions options{.model = model, .steps = 4, .batch = 12};
       const ThreadRanks ranks{.ranks = c.ranks};
-      const Trained blocks = train_on_threads(ranks, adjusted(tiny_strategy(ShardingStrategy::kNoShard, c.dtype)), options);
+      const Trained blocks =
+          train_on_threads(ranks, adjusted(tiny_strategy(ShardingStrategy::kNoShard, c.dtype)), options);
       for (const double cap : {0.0, 4 * kKiB, 25.0}) {
-        SCOPED_TRACE(std::string(name_of(c.dtype)) + " over " + std::string(name_of(c.reduce)) + ", " + std::to_string(c.ranks) +
-                     " ranks, " + std::to_string(c.accumulation) + " microbatches, cap " + std::to_string(cap) + ", model " + std::to_string(m));
-        expect_same_training(train_on_threads(ranks, adjusted(bucket_strategy(cap, 1 * kKiB, c.dtype)), options), blocks);
+        SCOPED_TRACE(std::string(name_of(c.dtype)) + " over " + std::string(name_of(c.reduce)) + ", " +
+                     std::to_string(c.ranks) + " ranks, " + std::to_string(c.accumulation) + " microbatches, cap " +
+                     std::to_string(cap) + ", model " + std::to_string(m));
+        expect_same_training(train_on_threads(ranks, adjusted(bucket_strategy(cap, 1 * kKiB, c.dtype)), options),
+                             blocks);
       }
     }
   }

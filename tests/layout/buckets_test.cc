@@ -43,8 +43,10 @@ TEST(Buckets, KeepTheirInvariantsWhateverComes) {
   std::mt19937 random(7);
   for (int trial = 0; trial < 300; ++trial) {
     std::vector<BucketItem> items(random() % 40);
-    for (BucketItem& item : items) item = {static_cast<std::int64_t>(random() % 30), random() % 2 ? DType::kF32 : DType::kBF16};
-    const BucketLimits limits{static_cast<std::int64_t>(1 + random() % 30), static_cast<std::int64_t>(1 + random() % 40)};
+    for (BucketItem& item : items)
+      item = {static_cast<std::int64_t>(random() % 30), random() % 2 ? DType::kF32 : DType::kBF16};
+    const BucketLimits limits{static_cast<std::int64_t>(1 + random() % 30),
+                              static_cast<std::int64_t>(1 + random() % 40)};
     std::set<std::size_t> seen;
     std::map<DType, std::size_t> next;  // items of a dtype come in order
     std::set<DType> begun;

@@ -114,7 +114,13 @@ class TesseraRunner:
         run.peak_bytes = sampler.peak
         return run
 
-    def _train(self, contender, work, folder, steps=None, watch=None):
+    def trace(self, contender, work, folder):
+        """The Chrome trace of the last steps of a run."""
+        file = folder / "trace.json"
+        self._train(contender, work, folder, steps=work.warm_up + 1, more=["--trace", file])
+        return json.loads(file.read_text())
+
+    def _train(self, contender, work, folder, steps=None, watch=None, more=()):
         count = steps or work.warm_up + work.steps + work.cool_down
         files = [folder / f"metrics.{rank}.jsonl" for rank in range(RANKS)]
         for file in files:
@@ -123,7 +129,7 @@ class TesseraRunner:
         (folder / "model.json").write_text(json.dumps(work.model))
         command = [self._binary, "train", "--model", folder / "model.json", "--strategy", folder / "strategy.json",
                    "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", 1, "--steps", count,
-                   "--log-every", count, "--metrics", folder / "metrics.{rank}.jsonl"]
+                   "--log-every", count, "--metrics", folder / "metrics.{rank}.jsonl", *more]
         environments = [{} for _ in range(RANKS)] if contender.alone else ranks.rank_environments(RANKS)
         ranks.run_ranks(command, environments, TIMEOUT_S, watch)
         reports = [read_metrics(file) for file in files if file.exists()]

@@ -77,7 +77,9 @@ def _judged(rows):
 
 def _step_ratios(results):
     for work in results.works:
-        for peer, ours, target in targets.STEPS:
+        for of_work, peer, ours, target in targets.STEPS:
+            if of_work not in (None, work):
+                continue
             ratio = _ratio(results.step_samples(work, peer), results.step_samples(work, ours))
             yield [f"step, {work}", _label(results, peer), _label(results, ours), target, ratio]
 
@@ -85,8 +87,12 @@ def _step_ratios(results):
 def _memory_ratios(results):
     for work in results.works:
         for peer, ours, target in targets.MEMORY:
-            theirs, mine = results.memory(work, peer), results.memory(work, ours)
-            ratio = _above_baseline(theirs) / _above_baseline(mine) if theirs and mine else None
+            mine = results.memory(work, ours)
+            theirs = mine if peer == "plan" else results.memory(work, peer)
+            ratio = None
+            if theirs and mine:
+                bytes_of_peer = mine["planned_bytes"] if peer == "plan" else _above_baseline(theirs)
+                ratio = bytes_of_peer / _above_baseline(mine)
             yield [f"peak memory, {work}", _label(results, peer), _label(results, ours), target, ratio]
 
 
@@ -120,6 +126,15 @@ def _collective_ratios(results):
         yield [f"{collective}, {chosen} bytes", "Gloo", "Tessera, private memory", target, ratio]
 
 
+def _limit_ratios(results):
+    for collective in [collective for collective, size, _ in targets.COLLECTIVES if size is None]:
+        cases = [case for case in results.bench_collectives(collective=collective, memory="private") if case["limit_s"]]
+        if cases:
+            largest = max(cases, key=lambda case: case["bytes"])
+            yield [f"{collective}, {largest['bytes']} bytes", "limit", "Tessera, private memory",
+                   targets.COLLECTIVES_OF_LIMIT, largest["limit_s"] / stats.median(largest["samples_s"])]
+
+
 def _bucket_ratios(results):
     for study in bucket_studies(results):
         bucket = f"{study['best_bytes']} bytes"
@@ -129,7 +144,8 @@ def _bucket_ratios(results):
 
 
 def ratios(results):
-    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios, _bucket_ratios)
+    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios,
+                                    _limit_ratios, _bucket_ratios)
             for row in source(results)]
     return {"title": "Ratios", "columns": ["what", "peer", "tessera", "target", "measured_ratio", "reached"],
             "rows": _judged(rows)}

@@ -5,6 +5,7 @@
     chain_bf16      what mixed precision costs in PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the
                     fp32 masters, copy back to bf16
     deepspeed_fp32  DeepSpeedCPUAdam(adamw_mode=True) on fp32 parameters and gradients
+    deepspeed_chain_bf16  chain_bf16 with DeepSpeedCPUAdam on the masters
 
 Prints one JSON line: {"peer", "numel", "threads", "samples_s": [...]}.
 """
@@ -34,12 +35,12 @@ def deepspeed_fp32(numel):
     return DeepSpeedCPUAdam([parameter], adamw_mode=True, **ADAMW).step
 
 
-def chain_bf16(numel):
+def chain_bf16(numel, make_optimizer=lambda master: torch.optim.AdamW([master], fused=True, **ADAMW)):
     master = torch.nn.Parameter(torch.randn(numel))
     parameter = master.detach().bfloat16()
     gradient = (torch.randn(numel) * 1e-3).bfloat16()
     master.grad = torch.zeros(numel)
-    optimizer = torch.optim.AdamW([master], fused=True, **ADAMW)
+    optimizer = make_optimizer(master)
 
     def step():
         master.grad.copy_(gradient)
@@ -50,7 +51,13 @@ def chain_bf16(numel):
     return step
 
 
-CONTENDERS = {"fused_fp32": fused_fp32, "chain_bf16": chain_bf16, "deepspeed_fp32": deepspeed_fp32}
+def deepspeed_chain_bf16(numel):
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    return chain_bf16(numel, lambda master: DeepSpeedCPUAdam([master], adamw_mode=True, **ADAMW))
+
+
+CONTENDERS = {"fused_fp32": fused_fp32, "chain_bf16": chain_bf16, "deepspeed_fp32": deepspeed_fp32,
+              "deepspeed_chain_bf16": deepspeed_chain_bf16}
 
 
 def main():

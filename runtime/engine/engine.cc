@@ -227,19 +227,14 @@ StepResult Engine::step() {
   return s.or_abort("step", [&] { return s.step(); });
 }
 
-const AgreedStep& Engine::State::agree() {
-  const Span span("agree", {}, &agreement_seconds);
-  if (residency) local.gathered = residency->gathered();
-  return agreement->agree(local);
-}
-
 double Engine::State::communication_seconds() const {
   const double gathers = residency ? residency->counts().gather_seconds : 0;
-  return gathers + reducer->counts().reduction_seconds + agreement_seconds + update->publish_seconds();
+  return gathers + reducer->counts().reduction_seconds + agreement->exchange_seconds() + update->publish_seconds();
 }
 
 StepResult Engine::State::step() {
-  const AgreedStep& agreed = agree();
+  if (residency) local.gathered = residency->gathered();
+  const AgreedStep& agreed = agreement->agree(local);
   StepResult result;
   result.step = ++attempts;
   result.loss = agreed.loss;

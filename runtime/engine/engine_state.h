@@ -27,7 +27,6 @@ struct Engine::State {
   void set_up();
   void check_transport() const;
   StepResult step();
-  const AgreedStep& agree();
   bool scales_loss() const { return strategy.mixed_precision.param == DType::kF16; }
   double loss_scale() const { return scales_loss() ? scaler.scale() : 1.0; }
   double communication_seconds() const;
@@ -65,7 +64,7 @@ struct Engine::State {
   std::int64_t microbatch = 0;  ///< since the last step
   std::int64_t attempts = 0, applied = 0;
   LocalStep local;
-  double agreement_seconds = 0, communication_before = 0;
+  double communication_before = 0;
   std::chrono::steady_clock::time_point last_step_end;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/base/trace.h"
 #include "runtime/engine/gather_order.h"
 #include "tessera/error.h"
 
@@ -55,7 +56,7 @@ StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, co
 
 const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   write_message(local);
-  throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
+  exchange();
   std::vector<char> used = std::move(agreed_.used);
   used.assign(used.capacity(), 0);
   agreed_ = {};
@@ -81,6 +82,11 @@ void StepAgreement::write_message(const LocalStep& local) {
     nodes += nodes_.size() * sizeof(NormNode);
   });
   std::memcpy(message_.data(), &header, sizeof header);
+}
+
+void StepAgreement::exchange() {
+  const Span span("agree", {}, &exchange_seconds_);
+  throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
 }
 
 void StepAgreement::read_message(int rank) {

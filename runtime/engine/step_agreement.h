@@ -44,8 +44,12 @@ class StepAgreement {
   /// Collective. The result is valid until the next call. Throws (70) where ranks gathered units in different orders.
   const AgreedStep& agree(const LocalStep& local);
 
+  /// Spent so far on the exchange of messages.
+  double exchange_seconds() const { return exchange_seconds_; }
+
  private:
   void write_message(const LocalStep& local);
+  void exchange();
   void read_message(int rank);
   void add_up_norm();
   void check_gathers(std::span<const int> own) const;
@@ -60,6 +64,7 @@ class StepAgreement {
   std::vector<std::byte> message_, messages_;
   std::vector<NormNode> nodes_, combined_;  ///< of one group: from all ranks, and scratch
   AgreedStep agreed_;
+  double exchange_seconds_ = 0;
 };
 
 }  // namespace tessera

@@ -139,9 +139,16 @@ TEST(Awkward, RecomputationOfABlockUsedTwice) {
 // ---- units, prefetch, dtypes -------------------------------------------------------------------------------------
 
 TEST(Awkward, AnyCutIntoUnitsGivesTheSameValues) {
-  const auto classes = [](std::vector<std::string> names) { return UnitsConfig{std::move(names), {}, 0}; };
-  const auto modules = [](std::vector<std::string> paths) { return UnitsConfig{{}, std::move(paths), 0}; };
-  const auto size = [](std::int64_t min_numel) { return UnitsConfig{{}, {}, min_numel}; };
+  const auto units = [](std::vector<std::string> classes, std::vector<std::string> modules, std::int64_t min_numel) {
+    UnitsConfig config;
+    config.classes = std::move(classes);
+    config.modules = std::move(modules);
+    config.min_numel = min_numel;
+    return config;
+  };
+  const auto classes = [&](std::vector<std::string> names) { return units(std::move(names), {}, 0); };
+  const auto modules = [&](std::vector<std::string> paths) { return units({}, std::move(paths), 0); };
+  const auto size = [&](std::int64_t min_numel) { return units({}, {}, min_numel); };
   const std::vector<std::pair<std::string, UnitsConfig>> cuts = {
       {"root only", {}},
       {"by class", classes({"Block"})},

@@ -1,0 +1,88 @@
+// `tessera bench step | memory | overhead`, as a user runs them.
+
+#include <gmock/gmock.h>
+
+#include "workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using nlohmann::json;
+
+class BenchTables : public Workplace {
+ protected:
+  /// What the section wrote, with a row for each of its things.
+  json bench(const std::string& section) const {
+    run({TESSERA_PROGRAM, "bench", section, "--quick", "--json", path("out.json")});
+    return json::parse(read_file(path("out.json")));
+  }
+};
+
+json cell(const json& table, const std::string& row_name, const std::string& column) {
+  const auto& columns = table.at("columns");
+  const auto at = std::find(columns.begin(), columns.end(), column) - columns.begin();
+  for (const json& row : table.at("rows")) {
+    if (row.at(0) == row_name) return row.at(static_cast<std::size_t>(at));
+  }
+  ADD_FAILURE() << "no row " << row_name;
+  return nullptr;
+}
+
+std::vector<std::string> names(const json& table) {
+  std::vector<std::string> names;
+  for (const json& row : table.at("rows")) names.push_back(row.at(0));
+  return names;
+}
+
+TEST_F(BenchTables, StepPutsEveryStrategyBesideRanksThatTrainAlone) {
+  const json table = bench("step");
+  EXPECT_THAT(names(table), ElementsAre("no communication", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP",
+                                        "FULL_SHARD", "FULL_SHARD, private copies"));
+  EXPECT_TRUE(cell(table, "no communication", "exposed_s").is_null());
+  for (const std::string& name : names(table)) {
+    const double step = cell(table, name, "median_s"), forward = cell(table, name, "forward_s");
+    EXPECT_GT(step, 0) << name;
+    EXPECT_GT(forward, 0) << name;
+    EXPECT_LE(cell(table, name, "p10_s").get<double>(), step) << name;
+    EXPECT_GE(cell(table, name, "p90_s").get<double>(), step) << name;
+    if (name == "no communication") continue;
+    EXPECT_DOUBLE_EQ(cell(table, name, "exposed_s").get<double>(),
+                     step - cell(table, "no communication", "median_s").get<double>());
+    EXPECT_GT(cell(table, name, "communication_s").get<double>(), 0) << name;
+  }
+}
+
+TEST_F(BenchTables, MemoryIsWhatWasPlanned) {
+  const json table = bench("memory");
+  EXPECT_EQ(names(table).size(), 6u);
+  for (const std::string& name : names(table)) {
+    const double planned = cell(table, name, "planned_bytes"), measured = cell(table, name, "measured_bytes");
+    EXPECT_EQ(cell(table, name, "allocated_bytes"), planned) << name;
+    // The kernel counts pages, and a small model's libraries still take some of their own: half a MiB.
+    EXPECT_GE(measured, 0.98 * planned) << name;
+    EXPECT_LE(measured, planned + (1 << 19)) << name;
+  }
+  const double parameters = cell(table, "NO_SHARD", "formula_bytes").get<double>() / 16;
+  EXPECT_EQ(cell(table, "FULL_SHARD", "formula_bytes"), 8 * parameters);
+  EXPECT_EQ(cell(table, "SHARD_GRADIENTS", "formula_bytes"), 10 * parameters);
+}
+
+TEST_F(BenchTables, OverheadIsBesideThePlainModules) {
+  const json table = bench("overhead");
+  EXPECT_EQ(names(table).size(), 6u);
+  EXPECT_EQ(cell(table, "plain module", "over_plain_s"), 0.0);
+  for (const std::string& name : names(table)) EXPECT_GT(cell(table, name, "median_s").get<double>(), 0) << name;
+}
+
+TEST_F(BenchTables, OneRankIsRefused) {
+  for (const std::string section : {"step", "memory", "overhead"}) {
+    const Ended ended = run_program({TESSERA_PROGRAM, "bench", section, "--quick", "--ranks", "1"}, path("run"));
+    EXPECT_EQ(ended.code, 64) << section;
+    EXPECT_THAT(ended.err, HasSubstr("wants 2 ranks or more"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

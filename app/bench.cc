@@ -38,7 +38,8 @@ void write_json(const nlohmann::json& json, const std::string& path) {
 
 std::string table_of(const CollectivesReport& report) {
   TextTable table({{"collective"}, {"dtype"}, {"memory"}, {"bytes", Align::kRight}, {"p50 us", Align::kRight},
-                   {"p95 us", Align::kRight}, {"p99 us", Align::kRight}, {"GB/s", Align::kRight}, {"of limit", Align::kRight}});
+                   {"p95 us", Align::kRight}, {"p99 us", Align::kRight}, {"GB/s", Align::kRight},
+                   {"of limit", Align::kRight}});
   for (const CollectiveTiming& timing : report.timings) {
     const bool has_limit = !timing.limit.empty();
     table.add_row({std::string(name_of(timing.what.operation)), std::string(name_of(timing.what.dtype)),
@@ -73,7 +74,8 @@ CollectivesBenchOptions options_of(const BenchCommand& command) {
 }
 
 /// A section that is a table of what Engines on several ranks did.
-int run_table(const std::string& section, const BenchCommand& command, const std::function<BenchTable(const Mesh&)>& study) {
+int run_table(const std::string& section, const BenchCommand& command,
+              const std::function<BenchTable(const Mesh&)>& study) {
   if (starts_ranks(command)) return launch_ranks(section, command);
   set_log_quiet();  // there is an Engine for every row, each with its plan
   return run([&] {
@@ -108,7 +110,8 @@ int run_bench_collectives(const BenchCommand& command) {
 
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
-    const auto timings = bench_optimizer(command.quick ? std::size_t{1} << 20 : std::size_t{32} << 20, command.quick ? 3 : 9);
+    const std::size_t numel = std::size_t{command.quick ? 1u : 32u} << 20;
+    const auto timings = bench_optimizer(numel, command.quick ? 3 : 9);
     write_json(to_json(timings), command.json);
     std::printf("one thread; the mixed steps take the gradient's norm first\n%s", table_of(timings).c_str());
   });

@@ -68,8 +68,8 @@ int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. Alone, it
 /// starts its ranks itself.
 int run_bench_buckets(const BenchCommand& command);
-/// Times a step and its parts under every strategy, beside ranks that train alone; puts memory beside the plan; measures
-/// what an operator costs the host. Alone, they start their ranks themselves.
+/// Times a step and its parts under every strategy, beside ranks that train alone; puts memory beside the plan;
+/// measures what an operator costs the host. Alone, they start their ranks themselves.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);

@@ -66,7 +66,8 @@ Measured measure(const Mesh& mesh, Collectives& world, const Strategy& strategy,
 }  // namespace
 
 BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config) {
-  BenchTable table{{"strategy", "planned_bytes", "allocated_bytes", "measured_bytes", "measured_over_plan", "formula_bytes"},
+  BenchTable table{{"strategy", "planned_bytes", "allocated_bytes", "measured_bytes", "measured_over_plan",
+                    "formula_bytes"},
                    {}};
   const auto world = value_or_throw(mesh.axes(1, mesh.world_size())).world;
   const auto parameters = static_cast<double>(models::parameter_count(config));

@@ -27,7 +27,9 @@ struct Leaf : torch::nn::Module {
 /// Four units of one small parameter each.
 struct Leaves : torch::nn::Module {
   Leaves() {
-    for (int i = 0; i < kUnits; ++i) leaves.push_back(register_module("leaf" + std::to_string(i), std::make_shared<Leaf>()));
+    for (int i = 0; i < kUnits; ++i) {
+      leaves.push_back(register_module("leaf" + std::to_string(i), std::make_shared<Leaf>()));
+    }
   }
   std::vector<std::shared_ptr<Leaf>> leaves;
 };
@@ -67,7 +69,8 @@ class OverheadStudy {
     BenchTable table{{"operator", "median_s", "p10_s", "p90_s", "over_plain_s"}, {}};
     const double plain = samples_[0].second.median_s();
     for (const auto& [name, each] : samples_) {
-      table.rows.push_back({name, each.median_s(), each.quantile_s(0.1), each.quantile_s(0.9), each.median_s() - plain});
+      const double median = each.median_s();
+      table.rows.push_back({name, median, each.quantile_s(0.1), each.quantile_s(0.9), median - plain});
     }
     return table;
   }
@@ -82,9 +85,12 @@ class OverheadStudy {
 
 BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   const auto other = [](const Leaves&, const at::Tensor& x, int) { return at::add(x, x); };
-  const auto same = [](const Leaves& module, const at::Tensor& x, int) { return at::add(x, module.leaves[0]->weight); };
-  const auto two = [](const Leaves& module, const at::Tensor& x, int i) { return at::add(x, module.leaves[i % 2]->weight); };
-  const auto all = [](const Leaves& module, const at::Tensor& x, int i) { return at::add(x, module.leaves[i % kUnits]->weight); };
+  const auto in_turns = [](int units) {
+    return [units](const Leaves& module, const at::Tensor& x, int i) {
+      return at::add(x, module.leaves[static_cast<std::size_t>(i % units)]->weight);
+    };
+  };
+  const auto same = in_turns(1), two = in_turns(2), all = in_turns(kUnits);
   OverheadStudy study(mesh, operators);
   study.time("plain module", std::nullopt, same, rounds);
   study.time("one copy for all ranks (host_sharing): nothing is watched", strategy_of(1, true), same, rounds);

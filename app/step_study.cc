@@ -33,7 +33,8 @@ class Trial {
   /// Trains one step, and adds to `timing`. Returns its loss.
   double step(StepTiming& timing) {
     const Clock::time_point begin = Clock::now();
-    const at::Tensor loss = model_->forward(tokens_.narrow(1, 0, tokens_.size(1) - 1), tokens_.narrow(1, 1, tokens_.size(1) - 1));
+    const std::int64_t length = tokens_.size(1) - 1;
+    const at::Tensor loss = model_->forward(tokens_.narrow(1, 0, length), tokens_.narrow(1, 1, length));
     const Clock::time_point forward = Clock::now();
     engine_.backward(loss);
     const Clock::time_point backward = Clock::now();
@@ -82,8 +83,9 @@ std::vector<Contender> contenders() {
     return strategy;
   };
   std::vector<Contender> all = {{"no communication", under(ShardingStrategy::kNoShard), true}};
-  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
-                                      ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
+  for (const ShardingStrategy kind :
+       {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
+        ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     all.push_back({std::string(name_of(kind)), under(kind)});
   }
   all.push_back({"FULL_SHARD, private copies", under(ShardingStrategy::kFullShard)});

@@ -11,7 +11,8 @@
 
 namespace tessera::app {
 
-/// What `bench step` and `bench memory` train: a GPT of 10.6 million parameters, a sequence a rank; `small`: 0.2 million.
+/// What `bench step` and `bench memory` train: a GPT of 10.6 million parameters, a sequence a rank; `small`: 0.2
+/// million.
 models::GPTConfig studied_gpt(bool small);
 
 /// How a contender is called, and what it trains under. Without a strategy: each rank for itself, all at the same time.
@@ -38,8 +39,8 @@ struct StepTiming {
   Samples communication;  ///< rank 0's time in collectives, waiting included, within these parts
 };
 
-/// Trains under every contender by turns. Collective; `step` is the same on every rank. All strategies must give the same
-/// losses, bit for bit: throws tessera::Error (70) else.
+/// Trains under every contender by turns. Collective; `step` is the same on every rank. All strategies must give the
+/// same losses, bit for bit: throws tessera::Error (70) else.
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
 /// Median, p10 and p90 of the step and its parts; exposed communication (the step less that without communication), its

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Sees gradients while the reduction that completes them still has them in cache; what it makes of them would else be a
-/// pass of its own over memory.
+/// Sees gradients while the reduction that completes them still has them in cache; what it makes of them would else be
+/// a pass of its own over memory.
 class GradientVisitor {
  public:
   /// A reduction of `group` begins: what was seen of its gradient is void.

@@ -4,13 +4,15 @@ namespace tessera {
 
 /// While one lives, every operator of this process has the units among its inputs gathered before it runs and pinned
 /// until it returns: demand gather. That is what lets any module run sharded, unmodified: `forward` may be called from
-/// anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are operators too.
+/// anywhere, weights may be tied, indexed, stacked or passed to functions; backward and recomputation are operators
+/// too.
 ///
-/// It is an at::RecordFunction callback. It looks at tensors, lists and tuples among the inputs, and tells a unit by the
-/// deleter of its storage's data pointer, so an operator without units costs a few comparisons, and threads that run
-/// other ranks or no rank at all share nothing.
+/// It is an at::RecordFunction callback. It looks at tensors, lists and tuples among the inputs, and tells a unit by
+/// the deleter of its storage's data pointer, so an operator without units costs a few comparisons, and threads that
+/// run other ranks or no rank at all share nothing.
 ///
-/// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself throws.
+/// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself
+/// throws.
 class OpWatch {
  public:
   OpWatch();

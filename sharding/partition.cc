@@ -30,7 +30,9 @@ bool is_container(const std::string& class_name) {
   return class_name == "ModuleList" || class_name == "ModuleDict" || class_name == "Sequential";
 }
 
-std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
 
 std::int64_t own_numel(const Module& module) {
   std::int64_t numel = 0;

@@ -21,8 +21,8 @@ at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat) 
   return at::from_blob(memory, flat.sizes, flat.strides, at::TensorOptions(scalar_type_of(dtype)));
 }
 
-/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that would
-/// copy with several threads.
+/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
+/// would copy with several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
          gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
@@ -30,8 +30,8 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
-/// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since an
-/// element of `dtype` is at most as long.
+/// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
+/// an element of `dtype` is at most as long.
 void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
   const Unrecorded unrecorded;
   constexpr std::int64_t kChunk = 1 << 16;
@@ -39,12 +39,13 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
   for (std::int64_t begin = 0; begin < numel; begin += kChunk) {
     const std::int64_t count = std::min(kChunk, numel - begin);
     const at::Tensor narrowed = at::from_blob(memory + begin * 4, {count}, from_type).to(to_type.dtype());
-    std::memcpy(memory + begin * static_cast<std::int64_t>(size_of(dtype)), narrowed.const_data_ptr(), narrowed.nbytes());
+    std::byte* const to = memory + begin * static_cast<std::int64_t>(size_of(dtype));
+    std::memcpy(to, narrowed.const_data_ptr(), narrowed.nbytes());
   }
 }
 
-/// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there), and
-/// shows it to `visitor`.
+/// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
+/// and shows it to `visitor`.
 class Accumulation final : public SumVisitor {
  public:
   Accumulation(const FlatGroup& group, bool adds, GradientVisitor& visitor)
@@ -82,11 +83,15 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
       entry.used.emplace_back(count, 0);
     }
     if (entry.expected > 0) order_.insert(order_.begin(), unit->index);
-    if (plan_.bucket_mode() == BucketMode::kAccumulator) entry.bucket = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
+    if (plan_.bucket_mode() == BucketMode::kAccumulator) {
+      entry.bucket = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
+    }
   }
   if (plan_.bucket_mode() == BucketMode::kShared) {
     root_bucket_ = buckets_.take(plan_.bucket_bytes_of(units[0]->shape()));
-    for (std::int64_t i = 0; i < plan_.shared_buckets(); ++i) shared_buckets_.push_back(buckets_.take(plan_.bucket_bytes()));
+    for (std::int64_t i = 0; i < plan_.shared_buckets(); ++i) {
+      shared_buckets_.push_back(buckets_.take(plan_.bucket_bytes()));
+    }
     bucket_taken_.resize(shared_buckets_.size());
   }
   buckets_.expect_full();

@@ -27,11 +27,11 @@ struct ReducerCounts {
 /// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
 ///
 /// A gradient's way: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
-/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the way
-/// adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
+/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
+/// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
-/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart. They
-/// are added while the unit's bucket is open, and after that reduced once more and added to the sum.
+/// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
+/// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
 class Reducer {
  public:
   /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging. `visitor` sees every

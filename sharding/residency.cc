@@ -114,8 +114,8 @@ void Residency::prefetch() {
   }
 }
 
-/// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push out
-/// only units that are needed later than the one it is for.
+/// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push
+/// out only units that are needed later than the one it is for.
 int Residency::find_slot(const Unit& unit, bool early) const {
   int best = -1;
   std::size_t best_distance = early ? schedule_.distance(unit.index) : 0;

@@ -27,7 +27,8 @@ void FlatGroup::attach(std::byte* memory) {
   full = memory;
   const bool watched = unit->residency() != nullptr;
   c10::StorageImpl& impl = *storage;
-  impl.set_data_ptr_noswap(at::DataPtr(memory, watched ? static_cast<void*>(unit) : nullptr, &leave, at::Device(at::kCPU)));
+  void* const mark = watched ? unit : nullptr;
+  impl.set_data_ptr_noswap(at::DataPtr(memory, mark, &leave, at::Device(at::kCPU)));
   impl.set_nbytes(memory ? gathered_bytes() : 0);
 }
 

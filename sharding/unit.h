@@ -96,7 +96,8 @@ class Unit {
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Marks the parameters' storages as this unit's, so that an operator's inputs lead here (`unit_of`). Null: no longer.
+  /// Marks the parameters' storages as this unit's, so that an operator's inputs lead here (`unit_of`). Null: no
+  /// longer.
   void watch(Residency* residency);
   Residency* residency() const { return residency_; }
   /// The parameters' storages refuse access with `message` from then on: what reads them throws that.

@@ -9,11 +9,12 @@
 
 namespace tessera {
 
-/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the same
-/// bytes in place and computes nothing.
+/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the
+/// same bytes in place and computes nothing.
 struct OptimizerTiming {
-  /// "fp32": AdamW on fp32 parameters. The others take gradients' norm and finite flag first, then unscale, clip, update
-  /// split masters and write bf16 parameters: "mixed" with fp32 moments, "mixed_bf16_moments", "mixed_8bit_moments".
+  /// "fp32": AdamW on fp32 parameters. The others take gradients' norm and finite flag first, then unscale, clip,
+  /// update split masters and write bf16 parameters: "mixed" with fp32 moments, "mixed_bf16_moments",
+  /// "mixed_8bit_moments".
   std::string name;
   std::size_t numel = 0;
   std::size_t bytes = 0;  ///< read and written

@@ -26,8 +26,9 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// `init` with all groups of more than one rank on a backend of the user's own, whose CPU tensors may live anywhere.
 ///
 /// Needed of it, on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast`, `barrier`, and
-/// `getBackendName`, which messages and `comm.transport` checks show. Sums are Tessera's, over exchanged parts, so results
-/// have the bits of every other transport. A call that fails or times out must throw from the call or from Work::wait.
+/// `getBackendName`, which messages and `comm.transport` checks show. Sums are Tessera's, over exchanged parts, so
+/// results have the bits of every other transport. A call that fails or times out must throw from the call or from
+/// Work::wait.
 ///
 /// Errors: those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
 Mesh init(const CommConfig& comm, const MakeBackend& make);

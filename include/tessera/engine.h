@@ -56,8 +56,8 @@ struct TrafficCounts {
 /// Making one is collective: all ranks make it with equal modules and strategies. It moves the module's parameters into
 /// flat buffers (each keeps its TensorImpl, so optimizers' and users' references stay good), materialises deferred ones
 /// unit by unit, gives every rank rank 0's values of parameters and buffers, and shards them. From then on
-/// parameters read outside an operator need a `Gathered` guard, `.grad` is taken by the engine as soon as it is made, and a
-/// parameter's dtype is mixed_precision.param.
+/// parameters read outside an operator need a `Gathered` guard, `.grad` is taken by the engine as soon as it is made,
+/// and a parameter's dtype is mixed_precision.param.
 ///
 /// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values;
 /// sharded ones refuse access.

@@ -9,8 +9,8 @@ namespace tessera {
 /// `tessera launch`; none: one rank), meets the other ranks, and returns the mesh of all of them. Call once, before any
 /// Engine. Give it the strategy's `comm`, which chooses transport and time limits.
 ///
-/// Throws tessera::Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not come
-/// within comm.init_timeout_s (it names them).
+/// Throws tessera::Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not
+/// come within comm.init_timeout_s (it names them).
 Mesh init(const CommConfig& comm = {});
 
 }  // namespace tessera

@@ -18,9 +18,9 @@ class Trace {
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
-  /// What was recorded, as elements of "traceEvents" in Chrome's trace format (complete events, microseconds), separated
-  /// by commas. `process` is the pid of all of them; threads count from 0 in the order in which they first recorded.
-  /// Names are what was done and to what: "all_gather blocks.3".
+  /// What was recorded, as elements of "traceEvents" in Chrome's trace format (complete events, microseconds),
+  /// separated by commas. `process` is the pid of all of them; threads count from 0 in the order in which they first
+  /// recorded. Names are what was done and to what: "all_gather blocks.3".
   static std::string events_as_json(int process);
 
  private:

@@ -72,9 +72,9 @@ class SumVisitor {
 ///     transport that notices a difference fails on all ranks with both calls and both ranks in the message.
 ///  2. One call at a time per object, from any thread. Two objects are independent: neither waits behind the other.
 ///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*: neighbours are added (0+1, 2+3, ...; an odd last one
-///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but `size()`,
-///     so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over aligned
-///     blocks of 2^k ranks followed by a sum over the blocks equal the sum over all.
+///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but
+///     `size()`, so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over
+///     aligned blocks of 2^k ranks followed by a sum over the blocks equal the sum over all.
 ///  4. `label` names the unit (at most 63 bytes are kept); messages and the signature of the call hold it.
 ///  5. After the first failure every later call returns that same status at once (sticky), on this rank; `abort` makes
 ///     it so on all ranks.

@@ -26,8 +26,8 @@ void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 /// (GroupBlock::verdict): it is over on all ranks, or on none.
 ///
 /// Waiting spins for some microseconds, yielding its core now and then (at every look where ranks outnumber cores),
-/// then sleeps in slices of 50 ms; after each slice it asks whether the missing ranks still live, have left or failed, and whether time is
-/// up.
+/// then sleeps in slices of 50 ms; after each slice it asks whether the missing ranks still live, have left or failed,
+/// and whether time is up.
 ///
 /// One thread at a time calls `start` and `meet`; `fail` and `status` are for any thread. After the first
 /// failure every `meet` returns it.

@@ -55,7 +55,8 @@ class Mesh {
   /// Ok, or the reason that this rank gave to `abort`.
   absl::Status status() const;
 
-  /// Says that an exception which ends this rank will come to `abort` with its text (tessera::run and run_ranks do that).
+  /// Says that an exception which ends this rank will come to `abort` with its text (tessera::run and run_ranks do
+  /// that).
   void expect_report() const;
   /// For what an exception destroys on its way: keeps the groups, so that the report still reaches the peers. False if
   /// none is expected: then only the caller can tell them.

@@ -52,7 +52,8 @@ struct DatasetOptions {
 };
 
 /// Opens `path`. Errors name file, offset, wanted and got: 66 missing, 65 wrong content or no tokens at all, 77 no
-/// permission. Under `kAuto`, archives and pickles (.pt, .npy, .parquet, .gz, ...) are refused rather than read as text.
+/// permission. Under `kAuto`, archives and pickles (.pt, .npy, .parquet, .gz, ...) are refused rather than read as
+/// text.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const std::filesystem::path& path,
                                                            const DatasetOptions& options = {});
 

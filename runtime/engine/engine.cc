@@ -61,8 +61,9 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason that
-/// they are told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not ours.
+/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason
+/// that they are told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not
+/// ours.
 template <class Body>
 auto Engine::State::or_abort(const char* what, const Body& body) {
   try {
@@ -78,8 +79,12 @@ auto Engine::State::or_abort(const char* what, const Body& body) {
   }
 }
 
-Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given, const Mesh& mesh_given)
-    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), scaler(strategy.mixed_precision.loss_scale) {
+Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
+                     const Mesh& mesh_given)
+    : module(std::move(module_given)),
+      strategy(strategy_given),
+      mesh(mesh_given),
+      scaler(strategy.mixed_precision.loss_scale) {
   try {
     or_abort("Engine", [&] { set_up(); });
   } catch (...) {
@@ -103,7 +108,8 @@ void Engine::State::set_up() {
   memory = TrainingMemory::allocate(plan, units, axes);
   memory_use = memory.allocated();
   for (auto& unit : units) load_parameters(*unit, *axes.world);
-  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());  // all parts are written
+  // All parts are written before any is read.
+  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
   load_buffers(*module, *axes.world);
   norm.emplace(units);
   reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), *norm);
@@ -136,8 +142,9 @@ void Engine::State::check_transport() const {
 void Engine::State::report_plan() const {
   std::ostringstream text;
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
-       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters " << name_of(strategy.mixed_precision.param)
-       << ", gradients on the wire " << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
+       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
+       << name_of(strategy.mixed_precision.param) << ", gradients on the wire "
+       << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
        << plan.to_table();
   log_info(text.str());
@@ -175,8 +182,8 @@ Engine::~Engine() {
   state_->detach_parameters();
 }
 
-/// Replicated values outlive the engine: with their memory, or as a copy of their own if they shared it. Parameters that the
-/// strategy shards say why they have none.
+/// Replicated values outlive the engine: with their memory, or as a copy of their own if they shared it. Parameters
+/// that the strategy shards say why they have none.
 void Engine::State::detach_parameters() {
   hooks.reset();
   watch.reset();
@@ -202,7 +209,8 @@ void Engine::State::detach_parameters() {
 void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) {
   State& s = *state_;
   TORCH_CHECK(s.microbatch < s.strategy.gradient_accumulation, "backward was called ", s.microbatch + 1,
-              " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation, ": call step() first");
+              " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation,
+              ": call step() first");
   TORCH_CHECK(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes());
   s.or_abort("backward", [&] {
     const Span span("backward");
@@ -222,8 +230,8 @@ bool Engine::step_is_due() const { return state_->microbatch == state_->strategy
 
 StepResult Engine::step() {
   State& s = *state_;
-  TORCH_CHECK(step_is_due(), "step wants ", s.strategy.gradient_accumulation, " microbatches (gradient_accumulation), backward was called ",
-              s.microbatch, " times");
+  TORCH_CHECK(step_is_due(), "step wants ", s.strategy.gradient_accumulation,
+              " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
   return s.or_abort("step", [&] { return s.step(); });
 }
 
@@ -242,15 +250,18 @@ StepResult Engine::State::step() {
   result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
   result.lr = learning_rate(agreed);
-  const double mean = 1.0 / (static_cast<double>(mesh.world_size()) * static_cast<double>(strategy.gradient_accumulation) * result.loss_scale);
+  const auto microbatches = static_cast<double>(mesh.world_size() * strategy.gradient_accumulation);
+  const double mean = 1.0 / (microbatches * result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
   if (!result.overflow) {
     // torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
-    const double clip = strategy.gradient_clipping > 0 ? std::min(1.0, strategy.gradient_clipping / (result.grad_norm + 1e-6)) : 1.0;
+    const double most = strategy.gradient_clipping;
+    const double clip = most > 0 ? std::min(1.0, most / (result.grad_norm + 1e-6)) : 1.0;
     update->apply(static_cast<float>(mean * clip), static_cast<float>(result.lr), agreed.used);
     ++applied;
   } else {
-    log_warning("step " + std::to_string(attempts) + ": a gradient is infinite or NaN; the step is skipped on all ranks" +
+    log_warning("step " + std::to_string(attempts) +
+                ": a gradient is infinite or NaN; the step is skipped on all ranks" +
                 (scales_loss() ? ", loss scale " + std::to_string(result.loss_scale) : std::string()));
   }
   if (scales_loss()) scaler.update(result.overflow);
@@ -324,7 +335,8 @@ MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, cons
   const MeshPosition position = position_in(shape, topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer);
   const bool shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
-  return make_plan(partition(module, strategy, parts_for(strategy, position)), strategy, position, shares_memory, *optimizer);
+  const auto units = partition(module, strategy, parts_for(strategy, position));
+  return make_plan(units, strategy, position, shares_memory, *optimizer);
 }
 
 }  // namespace tessera

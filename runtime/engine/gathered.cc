@@ -11,8 +11,8 @@ namespace tessera {
 
 namespace {
 
-/// Private copies of units whose ranks share one: what a rank writes under a guard is its own until the guard stores it.
-/// Collective over the ranks that share.
+/// Private copies of units whose ranks share one: what a rank writes under a guard is its own until the guard stores
+/// it. Collective over the ranks that share.
 class PrivateCopies {
  public:
   PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {
@@ -68,7 +68,8 @@ struct Gathered::State {
 
 namespace {
 
-std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units, const std::vector<at::Tensor>& parameters) {
+std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units,
+                              const std::vector<at::Tensor>& parameters) {
   std::vector<Unit*> found;
   for (const auto& unit : units) {
     const auto holds = [&](const at::Tensor& wanted) {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// While it lives, backward hands each trainable parameter's gradient to the reducer as soon as it is complete (autograd's
-/// post-accumulate hook), and the parameter's `.grad` is empty again.
+/// While it lives, backward hands each trainable parameter's gradient to the reducer as soon as it is complete
+/// (autograd's post-accumulate hook), and the parameter's `.grad` is empty again.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer);

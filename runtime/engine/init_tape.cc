@@ -258,8 +258,8 @@ std::vector<InitTape::Need> InitTape::needed_for(std::unordered_set<StorageId> w
   return needs;
 }
 
-/// Sets the shared generator to where the node began; the first time, remembers where it was. For operators that take no
-/// generator as an argument (randn, dropout); all others replay on a generator of their own.
+/// Sets the shared generator to where the node began; the first time, remembers where it was. For operators that take
+/// no generator as an argument (randn, dropout); all others replay on a generator of their own.
 void InitTape::rewind(const Node& node, std::vector<std::pair<at::Generator, at::Tensor>>& restore) {
   at::Generator generator = node.generator;
   const auto known = [&](const auto& entry) { return entry.first == generator; };

@@ -56,7 +56,8 @@ void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   if (!group.trainable || group.dtype == DType::kF32) return;
   const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
   if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, values.mutable_data_ptr<float>());
-  const at::Tensor master = flat_at(reinterpret_cast<std::byte*>(group.master), DType::kF32, group.optimizer_part.numel);
+  auto* const memory = reinterpret_cast<std::byte*>(group.master);
+  const at::Tensor master = flat_at(memory, DType::kF32, group.optimizer_part.numel);
   const at::Tensor same = master.to(scalar_type_of(group.dtype)).to(at::kFloat).eq(values);
   values.copy_(at::where(same, master, values));
 }

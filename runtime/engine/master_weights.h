@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-/// Writes this rank's parts of parameters and masters from `flat` [layout.numel()], the group's values: fp32 where it trains
-/// (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
+/// Writes this rank's parts of parameters and masters from `flat` [layout.numel()], the group's values: fp32 where it
+/// trains (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
 void write_values(FlatGroup& group, const at::Tensor& flat);
 
-/// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its exact
-/// master takes the value's place in `flat`, within this rank's optimizer part.
+/// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its
+/// exact master takes the value's place in `flat`, within this rank's optimizer part.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);
 
 }  // namespace tessera

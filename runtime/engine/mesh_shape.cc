@@ -20,7 +20,8 @@ std::string shapes_that_fit(int world_size) {
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   const std::int64_t world = topology.world_size;
   std::int64_t replicate = strategy.mesh.replicate, shard = strategy.mesh.shard;
-  if (replicate == 0 && shard == 0) replicate = strategy.strategy == ShardingStrategy::kHybridShard ? topology.num_hosts() : 1;
+  const bool hybrid = strategy.strategy == ShardingStrategy::kHybridShard;
+  if (replicate == 0 && shard == 0) replicate = hybrid ? topology.num_hosts() : 1;
   if (replicate == 0) replicate = shard > 0 && world % shard == 0 ? world / shard : 1;
   if (shard == 0) shard = world % replicate == 0 ? world / replicate : world;
   if (replicate * shard != world) {

@@ -37,7 +37,8 @@ struct Replay : torch::CustomClassHolder {
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector included.
+  /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector
+  /// included.
   static variable_list forward(AutogradContext* context, at::TensorList inputs, c10::intrusive_ptr<Replay> replay) {
     for (const at::Tensor& input : inputs) replay->requires_grad.push_back(input.requires_grad());
     context->save_for_backward(inputs.vec());

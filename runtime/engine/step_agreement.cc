@@ -97,7 +97,8 @@ void StepAgreement::read_message(int rank) {
   agreed_.tokens += header.tokens;
   agreed_.samples += header.samples;
   agreed_.finite = agreed_.finite && header.finite != 0;
-  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(message[sizeof(Header) + i]);
+  const std::byte* flags = message + sizeof(Header);
+  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
 }
 
 /// Ranks of one shard group gather together; other groups may have gone other ways.

@@ -34,8 +34,8 @@ struct AgreedStep {
 /// Makes every rank agree, with one small all-gather a step. The norm is a sum over fixed blocks of each unit's layout,
 /// combined in block order, so it has the same bits however gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, and each trainable group's norm nodes, filled up to
-/// the most it can have. Its size is fixed, so everything is allocated once.
+/// A rank's message is a header, a flag for each trainable parameter, and each trainable group's norm nodes, filled up
+/// to the most it can have. Its size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
@@ -53,7 +53,9 @@ class StepAgreement {
   void read_message(int rank);
   void add_up_norm();
   void check_gathers(std::span<const int> own) const;
-  const std::byte* message_of(int rank) const { return messages_.data() + message_.size() * static_cast<std::size_t>(rank); }
+  const std::byte* message_of(int rank) const {
+    return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
+  }
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MeshAxes& axes_;

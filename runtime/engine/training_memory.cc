@@ -23,7 +23,8 @@ Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const Me
 void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena) {
   const bool whole = placement.shared || group.parameter_part.numel == group.layout.numel();
   const bool in_place = placement.keep_gathered || whole;
-  std::byte* memory = arena.take((in_place ? group.layout.numel() : group.parameter_part.numel) * group.element_bytes());
+  const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
+  std::byte* memory = arena.take(numel * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
   group.storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()),
@@ -51,7 +52,8 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
   const StatePiece piece = state_piece(input.state_dtype, group.optimizer_part.numel);
   for (int i = 0; i < input.optimizer_states; ++i) {
     group.state[i].data = memory.optimizer.take(piece.data_bytes);
-    if (piece.scale_bytes > 0) group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
+    if (piece.scale_bytes == 0) continue;
+    group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
   }
 }
 
@@ -98,7 +100,9 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       if (group->trainable) place_training_state(*group, memory, input);
     }
   }
-  for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) arena->expect_full();
+  for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) {
+    arena->expect_full();
+  }
   return memory;
 }
 

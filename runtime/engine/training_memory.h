@@ -19,8 +19,8 @@ struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   int owners_of_parameters = 1;  ///< ranks that hold `parameters` together
 
-  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and the
-  /// reducer to take. Collective.
+  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and
+  /// the reducer to take. Collective.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes);
   MemoryUse allocated() const;
@@ -30,9 +30,9 @@ struct TrainingMemory {
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                      const MeshPosition& mesh, bool shares_memory, const Optimizer& optimizer);
 
-/// Gives parameters their values and their places: materialises deferred ones, sends rank 0's to all, writes masters and
-/// shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32 beyond
-/// the plan while it runs. Collective.
+/// Gives parameters their values and their places: materialises deferred ones, sends rank 0's to all, writes masters
+/// and shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32
+/// beyond the plan while it runs. Collective.
 void load_parameters(Unit& unit, Collectives& world);
 /// The same for values that are gathered now (after Gathered::kWrite): rank 0's become everybody's.
 void store_parameters(Unit& unit, Collectives& world);

@@ -75,8 +75,8 @@ StateSlice Update::state_of(const FlatGroup::State& state, std::int64_t begin, s
 }
 
 /// Where the optimizer is cut finer than the parameters are, owners' parts go to the ranks that hold copies: over the
-/// replicate axis first, since its parts lie inside those of the shard axis. Ranks that share one copy only wait for each
-/// other, once, in `apply`.
+/// replicate axis first, since its parts lie inside those of the shard axis. Ranks that share one copy only wait for
+/// each other, once, in `apply`.
 void Update::publish(FlatGroup& group) {
   const Placement& placement = plan_.input().placement;
   const bool over_replicas = placement.optimizer.replicate && axes_.replicate_size > 1;
@@ -87,8 +87,8 @@ void Update::publish(FlatGroup& group) {
   if (over_replicas) {
     const Extent outer = owned({placement.optimizer.shard, false}, plan_.input().mesh, group.layout.numel());
     std::byte* base = group.shard + (outer.offset - group.parameter_part.offset) * element;
-    throw_if_error(
-        axes_.replicate->all_gather(group.unit->name, group.updated(), base, group.optimizer_part.numel * element).wait());
+    const std::int64_t bytes = group.optimizer_part.numel * element;
+    throw_if_error(axes_.replicate->all_gather(group.unit->name, group.updated(), base, bytes).wait());
   }
   if (over_shards) {
     const std::int64_t part = group.layout.numel() / axes_.shard_size;

@@ -10,15 +10,15 @@
 
 namespace tessera {
 
-/// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks that
-/// hold copies of them.
+/// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
+/// that hold copies of them.
 class Update {
  public:
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
          const MeshAxes& axes);
 
-  /// `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and all, and its bias
-  /// correction counts only the steps it took part in, as in PyTorch.
+  /// `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and all, and its
+  /// bias correction counts only the steps it took part in, as in PyTorch.
   void apply(float gradient_scale, float lr, const std::vector<char>& used);
 
   /// Spent so far on making values known.

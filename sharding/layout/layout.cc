@@ -6,7 +6,9 @@
 namespace tessera {
 namespace {
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 /// True if a tensor at `offset` has every shard boundary inside it on one of its blocks.
 bool respects_blocks(const LayoutItem& item, std::int64_t offset, std::int64_t shard_numel) {

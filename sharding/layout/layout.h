@@ -30,8 +30,8 @@ struct LayoutItem {
 /// Invariants:
 ///  1. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of kQuantum, so that a shard begins on
 ///     a block of the gradient norm and of 8-bit optimizer states.
-///  2. Tensors lie in the order given, do not overlap, and begin at multiples of `align` elements (kAlign: 128 bytes of fp32).
-///  3. With block 1 everywhere the offsets do not depend on `parts`.
+///  2. Tensors lie in the order given, do not overlap, and begin at multiples of `align` elements (kAlign: 128 bytes of
+///  fp32). 3. With block 1 everywhere the offsets do not depend on `parts`.
 ///  4. No shard boundary cuts a block.
 class Layout {
  public:

@@ -91,8 +91,8 @@ class MemoryPlan {
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
   /// Slots that sharded units share; each is `slot_bytes()`. The root unit has one of its own, since it is used first
-  /// and last in both directions. With Placement::keep_gathered and ::shared there are none: units stay in their parameter
-  /// memory.
+  /// and last in both directions. With Placement::keep_gathered and ::shared there are none: units stay in their
+  /// parameter memory.
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }

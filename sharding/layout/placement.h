@@ -26,8 +26,9 @@ struct Placement {
 
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
 
-/// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut over
-/// that axis, one copy of the parameters serves all its ranks; where each rank updates everything, nothing changes.
+/// `placement` on a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer is cut
+/// over that axis, one copy of the parameters serves all its ranks; where each rank updates everything, nothing
+/// changes.
 Placement share_parameters(Placement placement);
 
 /// This rank's place in a mesh of replicate x shard ranks.

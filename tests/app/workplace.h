@@ -19,7 +19,8 @@ class Workplace : public ::testing::Test {
   ~Workplace() override;
 
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  /// A strategy file named `name`: two microbatches a step, bf16 parameters, and `more` keys, such as R"(, "prefetch": 2)".
+  /// A strategy file named `name`: two microbatches a step, bf16 parameters, and `more` keys, such as R"(, "prefetch":
+  /// 2)".
   std::string strategy(const std::string& name, const std::string& more = "") const;
   /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;

@@ -1,5 +1,5 @@
-// What a steady step takes from the heap, beyond what the module itself does: nothing. Every operator new of the process
-// is counted, by the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
+// What a steady step takes from the heap, beyond what the module itself does: nothing. Every operator new of the
+// process is counted, by the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

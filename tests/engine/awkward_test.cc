@@ -118,8 +118,8 @@ TEST(Awkward, RecomputationChangesNoBit) {
   }
 }
 
-// A block that is used twice *and* recomputed gives two gradients a backward. When the second one comes the unit may have
-// been reduced: sum(a) + sum(b) instead of sum(a + b), equal up to rounding, and the same for all strategies.
+// A block that is used twice *and* recomputed gives two gradients a backward. When the second one comes the unit may
+// have been reduced: sum(a) + sum(b) instead of sum(a + b), equal up to rounding, and the same for all strategies.
 TEST(Awkward, RecomputationOfABlockUsedTwice) {
   const TrainOptions plainly = options_for({.shared_block = true});
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});

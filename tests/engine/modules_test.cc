@@ -64,7 +64,8 @@ at::Tensor recurrent_loss(Module& module, const at::Tensor& rows) {
   return at::mse_loss(model.head(std::get<0>(model.lstm(rows))), rows.roll(1, 1));
 }
 
-/// Attention, a GRU, a convolution with group norm and PReLU, a bilinear layer: whatever has parameters of its own kind.
+/// Attention, a GRU, a convolution with group norm and PReLU, a bilinear layer: whatever has parameters of its own
+/// kind.
 struct AssortmentImpl : Module {
   AssortmentImpl()
       : attention(MultiheadAttentionOptions(8, 2)),
@@ -247,8 +248,8 @@ Problem resnet() {
   return {"ResNet", {"BasicBlock"}, {2, 8, 8}, make, loss};
 }
 
-// As under DDP, each rank normalises by its own rows and keeps its own running statistics. So more ranks are not one rank
-// with a larger batch; but every strategy is any other, buffers included, rank by rank.
+// As under DDP, each rank normalises by its own rows and keeps its own running statistics. So more ranks are not one
+// rank with a larger batch; but every strategy is any other, buffers included, rank by rank.
 TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);

@@ -1,5 +1,5 @@
-// Masters and optimizer state in fewer bytes: the same bits under every strategy, the bytes of the plan, and training that
-// follows the run with everything in fp32.
+// Masters and optimizer state in fewer bytes: the same bits under every strategy, the bytes of the plan, and training
+// that follows the run with everything in fp32.
 
 #include <gtest/gtest.h>
 

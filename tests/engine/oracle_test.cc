@@ -1,5 +1,5 @@
-// A small GPT trained by PyTorch's own DDP and FSDP2 on two Gloo ranks, and by Tessera on two ranks from the same weights
-// and batches: the same losses and the same clipping norms, step by step.
+// A small GPT trained by PyTorch's own DDP and FSDP2 on two Gloo ranks, and by Tessera on two ranks from the same
+// weights and batches: the same losses and the same clipping norms, step by step.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

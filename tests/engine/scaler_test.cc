@@ -13,8 +13,8 @@
 namespace tessera::testing {
 namespace {
 
-// Growth after three finite steps, a finite run cut short, overflows in a row, growth after falls, an overflow in the very
-// step that would have grown, and one at the end.
+// Growth after three finite steps, a finite run cut short, overflows in a row, growth after falls, an overflow in the
+// very step that would have grown, and one at the end.
 const std::string kPattern = "....x..xx...x......x..x...xxx......x";
 constexpr double kInitial = 512;
 constexpr std::int64_t kGrowthInterval = 3;

@@ -17,7 +17,8 @@ namespace {
 // may only push out what is needed later. So the first microbatch of a step gathers 1 + U + (U - S).
 // Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in place, and
 // gathers U - S in each direction.
-// SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy none. Each microbatch reduces each of the 1 + U units once.
+// SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy none. Each microbatch reduces each
+// of the 1 + U units once.
 TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
   const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
     Session session(mesh, strategy, {.blocks = blocks});

@@ -1,0 +1,307 @@
+#include "runtime/comm/launcher_variables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.h"
+
+namespace tessera {
+
+extern const Dialect kTorchrun = {
+    "torchrun",   "torchrun",         "RANK", "WORLD_SIZE",
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", 0,      "give every host the same --nproc-per-node"};
+
+extern const Dialect kSlurm = {"slurm",
+                            "Slurm",
+                            "SLURM_PROCID",
+                            "SLURM_NTASKS",
+                            "SLURM_LOCALID",
+                            "",
+                            2,
+                            "use srun --distribution=block"};
+
+namespace {
+
+constexpr Dialect kMpi[] = {
+    {"openmpi", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", 1, "use mpirun --map-by slot with as many slots on every host"},
+    {"pmi", "PMI (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 1,
+     "use mpiexec -ppn with the same number on every host"},
+    {"mvapich2", "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE", 1, "use mpirun_rsh with hosts in blocks"}};
+
+absl::Status config_error(std::string message) { return make_error(ExitCode::kConfig, std::move(message)); }
+
+// ---------------------------------------------------------------------------------------------- one launcher's set
+
+absl::Status check_ranges(const Candidate& c) {
+  const Dialect& d = *c.dialect;
+  if (c.rank >= c.world_size)
+    return config_error(fmt::format("{}={} but {}={} ({}): a rank is below the world size", d.rank, c.rank,
+                                    d.world_size, c.world_size, d.title));
+  if (!c.knows_locals()) return absl::OkStatus();
+  if (c.local_rank >= c.local_world_size)
+    return config_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host",
+                                    d.local_rank, c.local_rank, c.local_origin, c.local_world_size, d.title));
+  if (c.local_world_size > c.world_size)
+    return config_error(fmt::format("{}={} but {}={} ({}): a host cannot hold more ranks than the world",
+                                    c.local_origin, c.local_world_size, d.world_size, c.world_size, d.title));
+  return absl::OkStatus();
+}
+
+/// Reads rank and world size; the two locals only where they are set.
+absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const Dialect& d) {
+  Candidate c;
+  c.dialect = &d;
+  TESSERA_ASSIGN_OR_RETURN(c.world_size, variables.number(d, d.world_size, 1, kMostRanks));
+  TESSERA_ASSIGN_OR_RETURN(c.rank, variables.number(d, d.rank, 0, kMostRanks));
+  if (variables.has(d.local_rank)) {
+    TESSERA_ASSIGN_OR_RETURN(c.local_rank, variables.number(d, d.local_rank, 0, kMostRanks));
+  }
+  if (variables.has(d.local_world_size)) {
+    TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(d, d.local_world_size, 1, kMostRanks));
+    c.local_origin = d.local_world_size;
+  }
+  return c;
+}
+
+/// torchrun: all four of rank, world size and the two locals, or none.
+absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& variables) {
+  const Dialect& d = kTorchrun;
+  const std::vector<const char*> names = {d.rank, d.world_size, d.local_rank, d.local_world_size};
+  std::size_t found = 0;
+  for (const char* name : names) found += variables.has(name);
+  if (found == 0) return std::optional<Candidate>();
+  if (found < names.size()) return partial_error(variables, d, names);
+  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
+  TESSERA_RETURN_IF_ERROR(check_ranges(c));
+  if (variables.has("GROUP_RANK")) {  // torchrun's index of the host
+    TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
+    if (group != c.rank / c.local_world_size)
+      return config_error(
+          fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
+                      "hint: {}",
+                      group, c.rank, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
+  }
+  return std::optional<Candidate>(c);
+}
+
+/// The MPIs: rank and size, or neither. Slurm's PMI plug-in sets them without the locals, which Slurm tells itself.
+absl::StatusOr<std::optional<Candidate>> read_mpi(const LauncherVariables& variables, const Dialect& d) {
+  const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
+  if (!rank && !size) return std::optional<Candidate>();
+  if (!rank || !size)
+    return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
+  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
+  TESSERA_RETURN_IF_ERROR(check_ranges(c));
+  return std::optional<Candidate>(c);
+}
+
+// ------------------------------------------------------------------------------------------------------------ Slurm
+
+/// Tasks of every host from "4(x2),3", which means 4, 4, 3. Nothing if the text is not of that form.
+std::optional<std::vector<int>> parse_tasks_per_node(std::string_view text) {
+  std::vector<int> tasks;
+  const auto number = [&](int& value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || value < 1 || value > kMostRanks) return false;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return true;
+  };
+  const auto skip = [&](std::string_view token) {
+    if (!text.starts_with(token)) return false;
+    text.remove_prefix(token.size());
+    return true;
+  };
+  do {
+    int count = 0, repeat = 1;
+    if (!number(count)) return std::nullopt;
+    if (skip("(x") && !(number(repeat) && skip(")"))) return std::nullopt;
+    if (repeat > kMostRanks - static_cast<int>(tasks.size())) return std::nullopt;
+    tasks.insert(tasks.end(), static_cast<std::size_t>(repeat), count);
+  } while (skip(","));
+  return text.empty() ? std::optional(tasks) : std::nullopt;
+}
+
+/// The step's own list first: what sbatch was asked for does not bind a smaller srun inside it.
+absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
+  std::string other;  // lists that count other tasks than this step's
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    const auto text = variables.text(name);
+    if (!text) continue;
+    const auto tasks = parse_tasks_per_node(*text);
+    if (!tasks)
+      return config_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
+    if (std::accumulate(tasks->begin(), tasks->end(), std::int64_t{0}) != c.world_size) {
+      other = fmt::format("{}={}", name, *text);
+      continue;
+    }
+    if (std::any_of(tasks->begin(), tasks->end(), [&](int count) { return count != tasks->front(); }))
+      return config_error(
+          fmt::format("{}={} (Slurm): every node must hold as many tasks. hint: give srun "
+                      "--ntasks-per-node",
+                      name, *text));
+    c.local_world_size = tasks->front();
+    c.local_origin = name;
+    return absl::OkStatus();
+  }
+  if (variables.has("SLURM_NTASKS_PER_NODE")) {
+    TESSERA_ASSIGN_OR_RETURN(c.local_world_size,
+                             variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
+    c.local_origin = "SLURM_NTASKS_PER_NODE";
+  } else if (!other.empty()) {
+    return config_error(
+        fmt::format("{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node", other,
+                    c.world_size));
+  }
+  return absl::OkStatus();
+}
+
+/// A process is a Slurm task if srun started it. An allocation alone (salloc) sets no SLURM_PROCID; the batch script is
+/// rank 0 of a step of its own, which SLURM_NTASKS does not count.
+bool is_batch_script(const LauncherVariables& variables) {
+  return variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
+}
+
+absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& variables) {
+  const Dialect& d = kSlurm;
+  if (!variables.has(d.rank) || is_batch_script(variables)) return std::optional<Candidate>();
+  if (!variables.has(d.world_size) || !variables.has(d.local_rank))
+    return partial_error(variables, d, {d.rank, d.world_size, d.local_rank});
+  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
+  TESSERA_RETURN_IF_ERROR(read_slurm_local_size(variables, c));
+  if (c.world_size == 1 && c.local_world_size < 0) c.local_world_size = 1;
+  TESSERA_RETURN_IF_ERROR(check_ranges(c));
+  if (c.knows_locals() && variables.has("SLURM_NODEID")) {
+    TESSERA_ASSIGN_OR_RETURN(const int node, variables.number(d, "SLURM_NODEID", 0, kMostRanks));
+    if (node != c.rank / c.local_world_size)
+      return config_error(fmt::format(
+          "SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
+          "are numbered host by host. hint: {}",
+          node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
+  }
+  return std::optional<Candidate>(c);
+}
+
+// ------------------------------------------------------------------------------------------- which launcher counts
+
+/// The same process, seen by two launchers in the same way.
+bool agree(const Candidate& a, const Candidate& b) {
+  const bool locals = !a.knows_locals() || !b.knows_locals() ||
+                      (a.local_rank == b.local_rank && a.local_world_size == b.local_world_size);
+  return a.rank == b.rank && a.world_size == b.world_size && locals;
+}
+
+/// True if `outer` only started one agent a host (or one at all), which then started the ranks that `inner` counts:
+/// torchrun, mpirun or `tessera launch` inside an allocation. torchrun may go on with fewer hosts than Slurm gave it,
+/// so its own agent is believed; exported RANK and WORLD_SIZE are not.
+bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
+  if (outer.dialect->outerness <= inner.dialect->outerness) return false;
+  if (inner.world_size == 1 && outer.world_size > 1) return false;  // a forgotten WORLD_SIZE=1
+  if (outer.world_size == 1) return true;
+  if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
+  const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;
+  // Open MPI's daemons on the other hosts are a Slurm step that leaves out the first host.
+  const int hosts = inner.world_size / inner.local_world_size;
+  return trusted || outer.world_size == hosts ||
+         (inner.dialect != &kTorchrun && outer.world_size == hosts - 1);
+}
+
+std::string say(const Candidate& c) {
+  return fmt::format("{}={}, {}={} ({})", c.dialect->rank, c.rank, c.dialect->world_size, c.world_size,
+                     c.dialect->title);
+}
+
+absl::Status refuse_batch_script(const LauncherVariables& variables) {
+  const std::string tasks = variables.text("SLURM_NTASKS").value_or("1");
+  if (!is_batch_script(variables) || tasks == "1") return absl::OkStatus();
+  return config_error(
+      fmt::format("this is the batch script of a Slurm job with SLURM_NTASKS={}, not one of its "
+                  "tasks. hint: start the program with srun, or with `tessera launch`",
+                  tasks));
+}
+
+absl::StatusOr<Candidate> choose(const std::vector<Candidate>& candidates, bool torchrun_agent) {
+  Candidate best = candidates.front();
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    const Candidate& next = candidates[i];
+    if (agree(best, next)) {
+      if (!best.knows_locals() && next.knows_locals()) best = next;
+    } else if (is_agent_of(best, next, torchrun_agent)) {
+      best = next;
+    } else if (!is_agent_of(next, best, torchrun_agent)) {
+      return config_error(
+          fmt::format("two launchers disagree: {}, but {}. hint: unset the variables of the one that "
+                      "did not start this program",
+                      say(best), say(next)));
+    }
+  }
+  return best;
+}
+
+absl::StatusOr<std::vector<Candidate>> read_candidates(const LauncherVariables& variables) {
+  std::vector<Candidate> found;
+  TESSERA_ASSIGN_OR_RETURN(auto torchrun, read_torchrun(variables));
+  if (torchrun) found.push_back(*torchrun);
+  TESSERA_ASSIGN_OR_RETURN(auto slurm, read_slurm(variables));
+  if (slurm) found.push_back(*slurm);
+  for (const Dialect& dialect : kMpi) {
+    TESSERA_ASSIGN_OR_RETURN(auto mpi, read_mpi(variables, dialect));
+    if (mpi) found.push_back(*mpi);
+  }
+  return found;
+}
+
+}  // namespace
+
+absl::Status partial_error(const LauncherVariables& variables, const Dialect& d,
+                           const std::vector<const char*>& wanted) {
+  std::string set, missing;
+  for (const char* name : wanted) {
+    if (auto value = variables.text(name)) {
+      set += fmt::format("{}{}={}", set.empty() ? "" : ", ", name, *value);
+    } else {
+      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", name);
+    }
+  }
+  return config_error(
+      fmt::format("only a part of {}'s variables is set: {} without {}. hint: start the program with "
+                  "torchrun, srun, mpirun or `tessera launch`, or unset them for one rank",
+                  d.title, set, missing));
+}
+
+std::optional<std::string> LauncherVariables::text(const std::string& name) const {
+  auto value = name.empty() ? std::nullopt : environment_(name);
+  return value && !value->empty() ? value : std::nullopt;
+}
+
+absl::StatusOr<int> LauncherVariables::number(const Dialect& dialect, const std::string& name, int low,
+                                              int high) const {
+  const std::string value = text(name).value_or("");
+  int result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size() || result < low || result > high)
+    return config_error(
+        fmt::format("{}={} ({}): want a whole number from {} to {}", name, value, dialect.title, low, high));
+  return result;
+}
+
+absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables) {
+  TESSERA_ASSIGN_OR_RETURN(const auto candidates, read_candidates(variables));
+  if (candidates.empty()) {
+    TESSERA_RETURN_IF_ERROR(refuse_batch_script(variables));
+    return std::nullopt;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Candidate chosen, choose(candidates, variables.has("TORCHELASTIC_RUN_ID")));
+  return std::optional<Candidate>(chosen);
+}
+
+}  // namespace tessera

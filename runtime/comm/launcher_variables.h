@@ -1,0 +1,66 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/topology.h"
+
+namespace tessera {
+
+constexpr int kMostRanks = 1 << 24;  ///< a larger number is a mistake, and products of two stay within 64 bits
+
+/// The variables in which one launcher tells a process who it is. Empty name: this launcher has no such variable.
+struct Dialect {
+  const char* launcher;
+  const char* title;  ///< for messages
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+  int outerness;           ///< a launcher may start one agent a host of another launcher of lower outerness
+  const char* order_hint;  ///< how to make it number ranks host by host
+};
+
+extern const Dialect kTorchrun;  ///< whose words `tessera launch` uses too
+extern const Dialect kSlurm;
+
+/// What one launcher said about this process.
+struct Candidate {
+  const Dialect* dialect = nullptr;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = -1;        ///< -1: not said
+  int local_world_size = -1;  ///< -1: not said
+  std::string local_origin;   ///< the variable local_world_size was read from
+
+  bool knows_locals() const { return local_rank >= 0 && local_world_size > 0; }
+};
+
+/// Reads one environment, remembering nothing. Empty values count as unset, as in `RANK= ./train`.
+class LauncherVariables {
+ public:
+  explicit LauncherVariables(const Environment& environment) : environment_(environment) {}
+
+  std::optional<std::string> text(const std::string& name) const;
+  bool has(const std::string& name) const { return text(name).has_value(); }
+  /// The variable as an integer of [low, high].
+  absl::StatusOr<int> number(const Dialect& dialect, const std::string& name, int low, int high) const;
+
+ private:
+  const Environment& environment_;
+};
+
+/// The error for a set of variables of which some are missing: names them all, those that are set and those that are
+/// not.
+absl::Status partial_error(const LauncherVariables& variables, const Dialect& dialect,
+                           const std::vector<const char*>& wanted);
+
+/// What the launcher that counts said, of all whose variables are set: nothing where none is. A launcher that only
+/// started one agent a host gives way to the one that the agent is.
+/// Errors (78): partial sets, non-numbers, a rank beyond its world, two launchers that disagree.
+absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables);
+
+}  // namespace tessera

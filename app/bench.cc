@@ -9,6 +9,7 @@
 #include "app/bench_ranks.h"
 #include "app/commands.h"
 #include "app/memory_study.h"
+#include "app/number_text.h"
 #include "app/overhead_study.h"
 #include "app/step_study.h"
 #include "app/threads.h"
@@ -16,7 +17,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/text_table.h"
 #include "tessera/error.h"
-#include "tessera/init.h"
 #include "tessera/run.h"
 
 namespace tessera::app {
@@ -24,13 +24,7 @@ namespace {
 
 using Align = TextTable::Align;
 
-std::string fixed(double value, const char* format) {
-  char text[32];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
-std::string microseconds(double seconds) { return fixed(seconds * 1e6, "%.2f"); }
+std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
 void write_json(const nlohmann::json& json, const std::string& path) {
   if (!path.empty()) write_text(json.dump() + "\n", path);
@@ -45,8 +39,8 @@ std::string table_of(const CollectivesReport& report) {
     table.add_row({std::string(name_of(timing.what.operation)), std::string(name_of(timing.what.dtype)),
                    std::string(name_of(timing.what.memory)), format_bytes(static_cast<std::int64_t>(timing.what.bytes)),
                    microseconds(timing.call.median_s()), microseconds(timing.call.quantile_s(0.95)),
-                   microseconds(timing.call.quantile_s(0.99)), fixed(timing.gigabytes_per_s(), "%.2f"),
-                   has_limit ? fixed(timing.of_limit(), "%.2f") : "-"});
+                   microseconds(timing.call.quantile_s(0.99)), number_text(timing.gigabytes_per_s(), "%.2f"),
+                   has_limit ? number_text(timing.of_limit(), "%.2f") : "-"});
   }
   return table.to_string();
 }
@@ -57,8 +51,9 @@ std::string table_of(const std::vector<OptimizerTiming>& timings) {
   for (const OptimizerTiming& timing : timings) {
     const double median = timing.step.median_s();
     table.add_row({timing.name, std::to_string(timing.numel), format_bytes(static_cast<std::int64_t>(timing.bytes)),
-                   fixed(median * 1e3, "%.2f"), fixed(static_cast<double>(timing.bytes) / median * 1e-9, "%.2f"),
-                   fixed(timing.limit.median_s() / median, "%.2f")});
+                   number_text(median * 1e3, "%.2f"),
+                   number_text(static_cast<double>(timing.bytes) / median * 1e-9, "%.2f"),
+                   number_text(timing.limit.median_s() / median, "%.2f")});
   }
   return table.to_string();
 }
@@ -79,9 +74,7 @@ int run_table(const std::string& section, const BenchCommand& command,
   if (starts_ranks(command)) return launch_ranks(section, command);
   set_log_quiet();  // there is an Engine for every row, each with its plan
   return run([&] {
-    CommConfig comm;
-    comm.transport = transport_of(command);
-    const Mesh mesh = init(comm);
+    const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
       throw Error(ExitCode::kUsage, "bench " + section + " wants 2 ranks or more, got 1. hint: leave --ranks out");
     }
@@ -98,9 +91,7 @@ int run_table(const std::string& section, const BenchCommand& command,
 int run_bench_collectives(const BenchCommand& command) {
   if (starts_ranks(command)) return launch_ranks("collectives", command);
   return run([&] {
-    CommConfig comm;
-    comm.transport = transport_of(command);
-    const Mesh mesh = init(comm);
+    const Mesh mesh = join_ranks(command);
     const CollectivesReport report = value_or_throw(bench_collectives(mesh, options_of(command)));
     if (mesh.rank() != 0) return;
     write_json(to_json(report), command.json);

@@ -7,7 +7,6 @@
 #include "app/threads.h"
 #include "runtime/base/log.h"
 #include "tessera/error.h"
-#include "tessera/init.h"
 #include "tessera/run.h"
 
 namespace tessera::app {
@@ -34,9 +33,7 @@ int run_bench_buckets(const BenchCommand& command) {
   if (starts_ranks(command)) return launch_ranks("buckets", command);
   set_log_quiet();  // there is an Engine for every bucket and round, each with its plan
   return run([&] {
-    CommConfig comm;
-    comm.transport = transport_of(command);
-    const Mesh mesh = init(comm);
+    const Mesh mesh = join_ranks(command);
     if (mesh.world_size() < 2) {
       throw Error(ExitCode::kUsage,
                   "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. hint: "

@@ -5,6 +5,7 @@
 #include "runtime/comm/topology.h"
 #include "runtime/launch/launcher.h"
 #include "tessera/error.h"
+#include "tessera/init.h"
 
 namespace tessera::app {
 
@@ -29,9 +30,11 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
   return launch(launching);
 }
 
-TransportChoice transport_of(const BenchCommand& command) {
-  if (command.transport == "host") return TransportChoice::kHost;
-  return command.transport == "gloo" ? TransportChoice::kGloo : TransportChoice::kAuto;
+Mesh join_ranks(const BenchCommand& command) {
+  CommConfig comm;
+  if (command.transport == "host") comm.transport = TransportChoice::kHost;
+  if (command.transport == "gloo") comm.transport = TransportChoice::kGloo;
+  return init(comm);
 }
 
 void write_text(const std::string& text, const std::string& path) {

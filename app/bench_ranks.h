@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "app/commands.h"
-#include "runtime/base/strategy.h"
+#include "runtime/comm/mesh.h"
 
 namespace tessera::app {
 
@@ -15,8 +15,8 @@ bool starts_ranks(const BenchCommand& command);
 /// launch does.
 int launch_ranks(const std::string& section, const BenchCommand& command);
 
-/// "host", "gloo", or empty: what is best.
-TransportChoice transport_of(const BenchCommand& command);
+/// Joins the other ranks, over the transport that the command names ("host", "gloo"; empty: what is best).
+Mesh join_ranks(const BenchCommand& command);
 
 /// Writes `text` where `path` names a file; an empty path is none. Throws tessera::Error (73).
 void write_text(const std::string& text, const std::string& path);

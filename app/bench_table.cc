@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
+#include "app/number_text.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 
@@ -17,12 +17,6 @@ double number(const std::variant<std::string, double>& cell) {
   return value ? *value : std::nan("");
 }
 
-std::string printed(double value, const char* format) {
-  char text[48];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
 /// How the cells of one column are shown.
 struct Form {
   std::string title;
@@ -34,7 +28,7 @@ struct Form {
     if (const auto* text = std::get_if<std::string>(&cell)) return *text;
     const double value = number(cell);
     if (std::isnan(value)) return "-";
-    return bytes ? format_bytes(std::llround(value)) : printed(value * factor, format);
+    return bytes ? format_bytes(std::llround(value)) : number_text(value * factor, format);
   }
 };
 

@@ -1,7 +1,6 @@
 #include "app/bucket_report.h"
 
-#include <cstdio>
-
+#include "app/number_text.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 
@@ -10,18 +9,13 @@ namespace {
 
 using Align = TextTable::Align;
 
-std::string formatted(double value, const char* format) {
-  char text[40];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-std::string milliseconds(double seconds) { return formatted(seconds * 1e3, "%.2f"); }
-std::string microseconds(double seconds) { return formatted(seconds * 1e6, "%.1f"); }
-std::string times(double ratio) { return formatted(ratio, "%.2f") + "x"; }
+std::string milliseconds(double seconds) { return number_text(seconds * 1e3, "%.2f"); }
+std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.1f"); }
+std::string times(double ratio) { return number_text(ratio, "%.2f") + "x"; }
 
 std::int64_t bytes_of(double mib) { return static_cast<std::int64_t>(mib * (1 << 20)); }
 std::string label_of(const BucketTiming& timing) {
-  return timing.cap_mb == 0 ? "per tensor" : formatted(timing.cap_mb, "%g MiB");
+  return timing.cap_mb == 0 ? "per tensor" : number_text(timing.cap_mb, "%g MiB");
 }
 
 std::vector<const BucketTiming*> all_of(const BucketModelReport& model) {
@@ -72,10 +66,10 @@ std::string reason_of(const BucketModelReport& model) {
   const double saved = tensors.communication.median_s() - best.communication.median_s();
   const double share = tensors.communication.median_s() / tensors.step.median_s();
   return "a reduction of b bytes takes alpha + beta b, alpha = " + microseconds(fit.alpha_s) +
-         " us, 1/beta = " + formatted(1e-9 / fit.beta_s_per_byte, "%.2f") + " GB/s; " +
+         " us, 1/beta = " + number_text(1e-9 / fit.beta_s_per_byte, "%.2f") + " GB/s; " +
          std::to_string(tensors.collectives - best.collectives) + " fewer starts are " + milliseconds(starts) +
          " ms by the fit, " + milliseconds(saved) + " ms of communication by measurement; communication is " +
-         formatted(100 * share, "%.0f") + " % of a step with one parameter a bucket\n";
+         number_text(100 * share, "%.0f") + " % of a step with one parameter a bucket\n";
 }
 
 std::string points_of(const BucketModelReport& model) {
@@ -89,9 +83,9 @@ std::string points_of(const BucketModelReport& model) {
 
 std::string inference_of(const BucketModelReport& model) {
   const InferenceTiming& inference = model.inference;
-  return "loss in training " + formatted(model.first_loss, "%.3f") + " -> " + formatted(model.last_loss, "%.3f") +
-         "; on held-out data " + formatted(inference.loss, "%.3f") + ", " +
-         formatted(100 * inference.accuracy, "%.1f") + " % right; forward of a batch p50 " +
+  return "loss in training " + number_text(model.first_loss, "%.3f") + " -> " + number_text(model.last_loss, "%.3f") +
+         "; on held-out data " + number_text(inference.loss, "%.3f") + ", " +
+         number_text(100 * inference.accuracy, "%.1f") + " % right; forward of a batch p50 " +
          milliseconds(inference.batch.median_s()) + " ms, p95 " + milliseconds(inference.batch.quantile_s(0.95)) +
          ", p99 " + milliseconds(inference.batch.quantile_s(0.99)) + "\n";
 }
@@ -150,12 +144,12 @@ std::string to_csv(const BucketReport& report) {
       "communication_gain\n";
   for (const BucketModelReport& model : report.models) {
     for (const BucketTiming* timing : all_of(model)) {
-      text += model.name + "," + formatted(timing->cap_mb, "%g") + "," + std::to_string(timing->collectives) + "," +
+      text += model.name + "," + number_text(timing->cap_mb, "%g") + "," + std::to_string(timing->collectives) + "," +
               std::to_string(timing->step.ns.size());
       for (const double value : {timing->step.median_s(), timing->step.quantile_s(0.95), timing->step.quantile_s(0.99),
                                  timing->communication.median_s(), fitted_s(model, *timing), model.step_gain(*timing),
                                  model.communication_gain(*timing)}) {
-        text += "," + formatted(value, "%.9g");
+        text += "," + number_text(value, "%.9g");
       }
       text += "\n";
     }

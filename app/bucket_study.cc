@@ -3,36 +3,20 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "app/rank_samples.h"
 #include "tessera/engine.h"
 #include "tessera/error.h"
 
 namespace tessera::app {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-std::int64_t nanoseconds_since(Clock::time_point begin) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
-}
-
-const std::int64_t& larger(const std::int64_t& a, const std::int64_t& b) { return std::max(a, b); }
-const std::int64_t& smaller(const std::int64_t& a, const std::int64_t& b) { return std::min(a, b); }
-
-/// Every sample becomes `choose` of all ranks'. Collective.
-template <class Choose>
-void agree_on(Collectives& group, Samples& samples, Choose choose) {
-  const std::size_t count = samples.ns.size();
-  std::vector<std::int64_t> all(count * group.size());
-  throw_if_error(group.all_gather("samples", samples.ns.data(), all.data(), count * sizeof(std::int64_t)).wait());
-  for (std::size_t i = 0; i < all.size(); ++i) samples.ns[i % count] = choose(samples.ns[i % count], all[i]);
-}
+using Clock = SampleClock;
 
 double mean_over_ranks(Collectives& group, double value) {
   std::vector<double> all(group.size());
@@ -203,16 +187,16 @@ class ModelStudy {
   /// What was measured on this rank becomes what all report.
   void finish() {
     for (BucketTiming* timing : timings_) {
-      agree_on(group_, timing->step, larger);
-      agree_on(group_, timing->communication, smaller);
+      agree_on_samples(group_, timing->step, larger);
+      agree_on_samples(group_, timing->communication, smaller);
     }
     std::vector<TimedBytes> points;
     for (ReductionTiming& reduction : report_.reductions) {
-      agree_on(group_, reduction.call, larger);
+      agree_on_samples(group_, reduction.call, larger);
       points.push_back({reduction.bytes, reduction.call.median_s()});
     }
     report_.fit = fit_alpha_beta(points);
-    agree_on(group_, report_.inference.batch, larger);
+    agree_on_samples(group_, report_.inference.batch, larger);
     report_.inference.loss = mean_over_ranks(group_, report_.inference.loss);
     report_.inference.accuracy = mean_over_ranks(group_, report_.inference.accuracy);
     const std::size_t last = std::min<std::size_t>(10, losses_.size());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "app/image_batches.h"
+#include "app/step_study.h"
 #include "models/gpt.h"
 #include "models/resnet.h"
 #include "runtime/data/cifar10.h"
@@ -92,8 +93,7 @@ BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool
 
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small) {
   at::manual_seed(seed);
-  models::GPTConfig config{.vocab_size = 8192, .seq_len = 64, .layers = 8, .width = 256, .heads = 8};
-  if (small) config = {.vocab_size = 256, .seq_len = 32, .layers = 4, .width = 64, .heads = 4};
+  const models::GPTConfig config = studied_gpt(small);
   models::GPT model(config);
   BucketWorkload work;
   work.name = "gpt";

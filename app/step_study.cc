@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "app/rank_samples.h"
 #include "models/gpt.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
@@ -15,11 +16,7 @@
 namespace tessera::app {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-std::int64_t ns_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
-}
+using Clock = SampleClock;
 
 /// One contender in one round: its own model, data and Engine.
 class Trial {
@@ -40,10 +37,10 @@ class Trial {
     const Clock::time_point backward = Clock::now();
     const StepResult result = engine_.step();
     const Clock::time_point end = Clock::now();
-    timing.step.ns.push_back(ns_between(begin, end));
-    timing.forward.ns.push_back(ns_between(begin, forward));
-    timing.backward.ns.push_back(ns_between(forward, backward));
-    timing.update.ns.push_back(ns_between(backward, end));
+    timing.step.ns.push_back(nanoseconds_between(begin, end));
+    timing.forward.ns.push_back(nanoseconds_between(begin, forward));
+    timing.backward.ns.push_back(nanoseconds_between(forward, backward));
+    timing.update.ns.push_back(nanoseconds_between(backward, end));
     timing.communication.ns.push_back(static_cast<std::int64_t>(result.communication_seconds * 1e9));
     return result.loss;
   }
@@ -58,13 +55,6 @@ class Trial {
   Engine engine_;
   at::Tensor tokens_;
 };
-
-/// The longest of the ranks' samples, one by one.
-void take_slowest(std::vector<std::int64_t>& ns, Collectives& world) {
-  std::vector<std::int64_t> all(ns.size() * static_cast<std::size_t>(world.size()));
-  throw_if_error(world.all_gather("samples", ns.data(), all.data(), ns.size() * sizeof ns[0]).wait());
-  for (std::size_t i = 0; i < all.size(); ++i) ns[i % ns.size()] = std::max(ns[i % ns.size()], all[i]);
-}
 
 void append(Samples& to, const Samples& from) { to.ns.insert(to.ns.end(), from.ns.begin(), from.ns.end()); }
 
@@ -114,7 +104,7 @@ std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& op
       if (!all[i].alone && losses != *expected) {
         throw Error(ExitCode::kInternal, all[i].name + " gives other losses than " + all[1].name);
       }
-      take_slowest(timing.step.ns, *world);
+      agree_on_samples(*world, timing.step, larger);
       timings[i].name = all[i].name;
       append(timings[i].step, timing.step);
       append(timings[i].forward, timing.forward);

@@ -11,8 +11,8 @@
 
 namespace tessera::app {
 
-/// What `bench step` and `bench memory` train: a GPT of 10.6 million parameters, a sequence a rank; `small`: 0.2
-/// million.
+/// What `bench step`, `bench memory` and `bench buckets` train: a GPT of 10.6 million parameters, a sequence a rank;
+/// `small`: 0.2 million.
 models::GPTConfig studied_gpt(bool small);
 
 /// How a contender is called, and what it trains under. Without a strategy: each rank for itself, all at the same time.

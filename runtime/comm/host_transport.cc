@@ -81,6 +81,7 @@ class HostSpace : public SharedSpace {
   void watch(int peer, pid_t pid) { peers_[peer] = ProcessHandle(pid); }
 
  private:
+  class SegmentAllocation;
   class HostAllocation;
   class CommonAllocation;
 
@@ -97,14 +98,35 @@ class HostSpace : public SharedSpace {
   std::uint64_t allocations_ = 0;
 };
 
-// An offer is the number of the file descriptor; the process behind it is in the peer's RankBlock.
-class HostSpace::HostAllocation : public Allocation {
+// An offer is the number of a segment's file descriptor, open until the offer is gone; the process behind it is in the
+// peer's RankBlock. A rank without a segment offers -1.
+class HostSpace::SegmentAllocation : public Allocation {
  public:
-  HostAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
+  SegmentAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
       : space_(space), id_(id), own_(std::move(own)), fd_(own_.release_fd()), bytes_(bytes) {}
-  ~HostAllocation() override { close(fd_); }
+  ~SegmentAllocation() override {
+    if (fd_ >= 0) close(fd_);
+  }
 
   Location publish() override { return {id_, static_cast<std::uint64_t>(fd_)}; }
+
+ protected:
+  std::unique_ptr<CommBuffer> keep(std::vector<MemorySegment> parts) {
+    space_.table_->add(id_, std::move(parts));
+    return std::make_unique<HostBuffer>(space_.table_, id_, bytes_);
+  }
+
+  HostSpace& space_;
+  const std::uint64_t id_;
+  MemorySegment own_;
+  const int fd_;
+  const std::size_t bytes_;
+};
+
+// A segment of each rank's own.
+class HostSpace::HostAllocation : public SegmentAllocation {
+ public:
+  using SegmentAllocation::SegmentAllocation;
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) override {
     std::vector<MemorySegment> parts(offers.size());
@@ -113,16 +135,8 @@ class HostSpace::HostAllocation : public Allocation {
       TESSERA_ASSIGN_OR_RETURN(parts[q], space_.open(static_cast<int>(q), offers[q], own_.bytes()));
     }
     parts[space_.rank_] = std::move(own_);
-    space_.table_->add(id_, std::move(parts));
-    return std::unique_ptr<CommBuffer>(std::make_unique<HostBuffer>(space_.table_, id_, bytes_));
+    return keep(std::move(parts));
   }
-
- private:
-  HostSpace& space_;
-  const std::uint64_t id_;
-  MemorySegment own_;
-  const int fd_;
-  const std::size_t bytes_;
 };
 
 absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate(std::size_t bytes) {
@@ -132,15 +146,9 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate(std
 }
 
 // The first rank's segment, which all map.
-class HostSpace::CommonAllocation : public Allocation {
+class HostSpace::CommonAllocation : public SegmentAllocation {
  public:
-  CommonAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
-      : space_(space), id_(id), own_(std::move(own)), fd_(own_.release_fd()), bytes_(bytes) {}
-  ~CommonAllocation() override {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  Location publish() override { return {id_, static_cast<std::uint64_t>(fd_)}; }
+  using SegmentAllocation::SegmentAllocation;
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) override {
     if (space_.rank_ != 0) {
@@ -148,16 +156,8 @@ class HostSpace::CommonAllocation : public Allocation {
     }
     std::vector<MemorySegment> parts;
     parts.push_back(std::move(own_));
-    space_.table_->add(id_, std::move(parts));
-    return std::unique_ptr<CommBuffer>(std::make_unique<HostBuffer>(space_.table_, id_, bytes_));
+    return keep(std::move(parts));
   }
-
- private:
-  HostSpace& space_;
-  const std::uint64_t id_;
-  MemorySegment own_;
-  const int fd_;
-  const std::size_t bytes_;
 };
 
 absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate_common(std::size_t bytes) {

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <string_view>
 #include <utility>

@@ -62,7 +62,6 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   agreed_ = {};
   agreed_.used = std::move(used);
   for (int rank = 0; rank < axes_.world->size(); ++rank) read_message(rank);
-  agreed_.all_used = std::all_of(agreed_.used.begin(), agreed_.used.end(), [](char used) { return used != 0; });
   check_gathers(local.gathered);
   add_up_norm();
   return agreed_;

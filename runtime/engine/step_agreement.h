@@ -28,7 +28,6 @@ struct AgreedStep {
   bool finite = true;
   /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
   std::vector<char> used;
-  bool all_used = true;
 };
 
 /// Makes every rank agree, with one small all-gather a step. The norm is a sum over fixed blocks of each unit's layout,

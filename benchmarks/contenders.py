@@ -61,13 +61,13 @@ class PeerRunner:
     def __init__(self, python):
         self._python = python
 
-    def run(self, contender, work, folder, measure_memory=False):
+    def run(self, contender, work, folder, measure_memory=False, count=RANKS):
         program = {"torch": "torch_step.py", "deepspeed": "deepspeed_step.py"}[contender.family]
         (folder / "model.json").write_text(json.dumps(work.model))
         command = [self._python, FOLDER / "peers" / program, "--contender", contender.argument,
                    "--model", folder / "model.json", "--tokens", folder / "tokens.bin", "--dtype", work.dtype,
                    "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down]
-        lines = peer_lines(command + (["--memory"] if measure_memory else []), RANKS)
+        lines = peer_lines(command + (["--memory"] if measure_memory else []), count)
         peak = sum(line["peak_bytes"] for line in lines) / len(lines) if measure_memory else None
         return Run([line["samples_s"] for line in lines], [line["loss"] for line in lines], peak)
 
@@ -99,10 +99,10 @@ class TesseraRunner:
     def __init__(self, binary):
         self._binary = binary
 
-    def run(self, contender, work, folder, measure_memory=False, steps=None):
+    def run(self, contender, work, folder, measure_memory=False, steps=None, count=RANKS):
         """`steps`: run only so many, and take no samples (for checks)."""
         if not measure_memory:
-            return self._train(contender, work, folder, steps)
+            return self._train(contender, work, folder, steps, count=count)
         sampler = None
 
         def watch(pids):
@@ -120,17 +120,17 @@ class TesseraRunner:
         self._train(contender, work, folder, steps=work.warm_up + 1, more=["--trace", file])
         return json.loads(file.read_text())
 
-    def _train(self, contender, work, folder, steps=None, watch=None, more=()):
-        count = steps or work.warm_up + work.steps + work.cool_down
-        files = [folder / f"metrics.{rank}.jsonl" for rank in range(RANKS)]
+    def _train(self, contender, work, folder, steps=None, watch=None, more=(), count=RANKS):
+        all_steps = steps or work.warm_up + work.steps + work.cool_down
+        files = [folder / f"metrics.{rank}.jsonl" for rank in range(count)]
         for file in files:
             file.unlink(missing_ok=True)
         (folder / "strategy.json").write_text(json.dumps(strategy_file(contender, work)))
         (folder / "model.json").write_text(json.dumps(work.model))
         command = [self._binary, "train", "--model", folder / "model.json", "--strategy", folder / "strategy.json",
-                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", 1, "--steps", count,
-                   "--log-every", count, "--metrics", folder / "metrics.{rank}.jsonl", *more]
-        environments = [{} for _ in range(RANKS)] if contender.alone else ranks.rank_environments(RANKS)
+                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", 1, "--steps", all_steps,
+                   "--log-every", all_steps, "--metrics", folder / "metrics.{rank}.jsonl", *more]
+        environments = [{} for _ in range(count)] if contender.alone else ranks.rank_environments(count)
         ranks.run_ranks(command, environments, TIMEOUT_S, watch)
         reports = [read_metrics(file) for file in files if file.exists()]
         first, last = (0, 0) if steps else (work.warm_up, work.warm_up + work.steps)

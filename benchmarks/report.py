@@ -13,6 +13,7 @@ results.json, made by benchmarks/run, is one object:
     memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
     optimizer    [{contender, numel, rounds_s}]        one thread
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]
+    crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null
     missing      [{what, why}]                         what the page leaves out
@@ -137,8 +138,8 @@ class Page:
     def text(self):
         sections = [self._head(), self._ratios(), *map(self._steps, self.data["works"]),
                     *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
-                    self._buckets(), self._timeline(), *map(self._bench_table, ("step", "memory", "overhead")),
-                    self._missing()]
+                    self._crowded(), self._buckets(), self._timeline(),
+                    *map(self._bench_table, ("step", "memory", "overhead")), self._missing()]
         return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Tessera: benchmarks</title>'
                 f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{''.join(sections)}</body></html>\n")
 
@@ -267,6 +268,14 @@ class Page:
             return ""
         return ("<h2>Latencies of single collectives</h2><p>All samples, ten bins a decade. A unit's bucket is one "
                 "such collective.</p>" + svg.histograms("Latencies of collectives", rows))
+
+    def _crowded(self):
+        table = tables.crowded(self.results)
+        if not table["rows"]:
+            return ""
+        title = html.escape(self.data["crowded"][0]["title"])
+        return (f"<h2>More ranks than cores</h2><p>{title}, on {self.data['machine']['cores']} cores. Tokens a second "
+                "of all ranks together, and the same over that of the fewest ranks.</p>" + _table(table))
 
     def _buckets(self):
         studies = tables.bucket_studies(self.results)

@@ -135,6 +135,17 @@ def _limit_ratios(results):
                    targets.COLLECTIVES_OF_LIMIT, largest["limit_s"] / stats.median(largest["samples_s"])]
 
 
+def _crowded_ratios(results):
+    rows = [row for row in crowded(results)["rows"] if row[0] == _label(results, "tessera_full_shard")]
+    for label, ranks, *_, over_fewest in rows[1:]:
+        yield [f"work a second of {ranks} ranks", f"{rows[0][1]} ranks", label, targets.CROWDED, over_fewest]
+    for _, ranks, *_ in rows:
+        yield [f"step, {ranks} ranks on the same cores", _label(results, "torch_fsdp2"),
+               _label(results, "tessera_full_shard"), None,
+               _ratio(*(results.samples("crowded", contender=contender, ranks=ranks)
+                        for contender in ("torch_fsdp2", "tessera_full_shard")))]
+
+
 def _bucket_ratios(results):
     for study in bucket_studies(results):
         bucket = f"{study['best_bytes']} bytes"
@@ -145,7 +156,7 @@ def _bucket_ratios(results):
 
 def ratios(results):
     rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios,
-                                    _limit_ratios, _bucket_ratios)
+                                    _limit_ratios, _crowded_ratios, _bucket_ratios)
             for row in source(results)]
     return {"title": "Ratios", "columns": ["what", "peer", "tessera", "target", "measured_ratio", "reached"],
             "rows": _judged(rows)}
@@ -200,6 +211,22 @@ def collectives(results):
         of_limit = case["limit_s"] / stats.median(case["samples_s"]) if case["limit_s"] else None
         rows.append(_collective_row("tessera", case, case["memory"], case["dtype"], case["samples_s"], of_limit))
     return {"title": "Collectives", "columns": columns, "rows": rows}
+
+
+def crowded(results):
+    """Ranks that outnumber the cores; by contender, fewest ranks first."""
+    columns = ["contender", "ranks", "samples", "median_s", "p10_s", "p90_s", "tokens_per_s", "over_fewest_ranks"]
+    rows = []
+    order = list(results.contenders)
+    entries = sorted(results.data["crowded"], key=lambda entry: (order.index(entry["contender"]), entry["ranks"]))
+    fewest = {}
+    for entry in entries:
+        of = stats.summary(results.samples("crowded", contender=entry["contender"], ranks=entry["ranks"]))
+        rate = entry["ranks"] * entry["tokens_a_rank"] / of["median"]
+        fewest.setdefault(entry["contender"], rate)
+        rows.append([_label(results, entry["contender"]), entry["ranks"], of["n"], of["median"], of["p10"], of["p90"],
+                     rate, rate / fewest[entry["contender"]]])
+    return {"title": "More ranks than cores", "columns": columns, "rows": rows}
 
 
 def _collective_row(contender, case, memory_kind, dtype, samples, of_limit):
@@ -268,7 +295,7 @@ def of_bench(results, section):
 def all_tables(results):
     """{file stem: table} of those that have rows."""
     tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results),
-              "optimizer": optimizer(results), "collectives": collectives(results), "buckets": buckets(results),
-              "inference": inference(results)}
+              "optimizer": optimizer(results), "collectives": collectives(results), "crowded": crowded(results),
+              "buckets": buckets(results), "inference": inference(results)}
     tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}
     return {name: table for name, table in tables.items() if table["rows"]}

@@ -47,5 +47,8 @@ COLLECTIVES = (
 # What the largest of each of these, in private memory, is to reach of a loop that only reads and writes as much.
 COLLECTIVES_OF_LIMIT = 0.9
 
+# Work a second of all ranks together where they outnumber the cores, over that of the fewest ranks.
+CROWDED = 0.9
+
 # The best bucket over one collective a tensor.
 BUCKETS = 1.2

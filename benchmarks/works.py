@@ -51,6 +51,13 @@ def full_works():
     ]
 
 
+def crowded_work(quick):
+    """What more and more ranks train on the same cores."""
+    layers, width = (2, 64) if quick else (8, 256)
+    return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32",
+                steps=2 if quick else 12, warm_up=1 if quick else 3, cool_down=0 if quick else 2)
+
+
 def quick_works():
     """Small enough for a smoke test of the whole path; its figures mean nothing."""
     return [Work("quick", "GPT of 1 M parameters, bf16 with fp32 masters (smoke test)", _gpt(4, 128, 4, 1024), "bf16",

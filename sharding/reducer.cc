@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "runtime/base/trace.h"
 #include "runtime/comm/pairwise_sum.h"
@@ -44,16 +45,19 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
   }
 }
 
+}  // namespace
+
+static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
+
 /// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
 /// and shows it to `visitor`.
-class Accumulation final : public SumVisitor {
+class Reducer::Accumulation final : public SumVisitor {
  public:
   Accumulation(const FlatGroup& group, bool adds, GradientVisitor& visitor)
-      : group_(group), adds_(adds), visitor_(visitor) {
-    visitor_.begin(group_);
-  }
+      : group_(group), adds_(adds), visitor_(visitor) {}
 
   void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    if (offset == 0) visitor_.begin(group_);
     if (adds_) {
       float* gradient = group_.gradient + offset;
       pairwise_sum(std::array<const void*, 2>{gradient, values}, DType::kF32, gradient, numel);
@@ -68,7 +72,24 @@ class Accumulation final : public SumVisitor {
   GradientVisitor& visitor_;
 };
 
-}  // namespace
+struct Reducer::GroupReduction {
+  FlatGroup* group;
+  bool adds;                  ///< onto what earlier reductions of the step left
+  float* sum;                 ///< over the shard axis
+  std::int64_t numel;         ///< of `sum`
+  Accumulation accumulation;
+  Work work;                  ///< over the shard axis. The last member, since it uses the others.
+};
+
+struct Reducer::UnitReduction {
+  Bucket bucket;
+  float* scratch = nullptr;   ///< planned
+  std::int64_t scratch_taken = 0;
+  std::vector<Arena> overflow_scratch;
+  std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
+};
+
+Reducer::~Reducer() = default;
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
                  GradientVisitor& visitor)
@@ -84,19 +105,22 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     }
     if (entry.expected > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
-      entry.bucket = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
+      entry.bucket.memory = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
     }
   }
   if (plan_.bucket_mode() == BucketMode::kShared) {
-    root_bucket_ = buckets_.take(plan_.bucket_bytes_of(units[0]->shape()));
-    for (std::int64_t i = 0; i < plan_.shared_buckets(); ++i) {
-      shared_buckets_.push_back(buckets_.take(plan_.bucket_bytes()));
-    }
-    bucket_taken_.resize(shared_buckets_.size());
+    slots_.push_back({buckets_.take(plan_.bucket_bytes_of(units[0]->shape()))});
+    for (std::int64_t i = 0; i < plan_.shared_buckets(); ++i) slots_.push_back({buckets_.take(plan_.bucket_bytes())});
   }
   buckets_.expect_full();
-  scratch_numel_ = plan_.scratch_numel();
-  scratch_memory_ = reinterpret_cast<float*>(scratch_.take(scratch_numel_ * 4));
+  std::size_t most_groups = 0;
+  for (Unit* unit : units) most_groups = std::max(most_groups, unit->groups.size());
+  for (std::int64_t i = 0; i < plan_.units_under_way(); ++i) {
+    auto reduction = std::make_unique<UnitReduction>();
+    reduction->scratch = reinterpret_cast<float*>(scratch_.take(plan_.scratch_numel() * 4));
+    reduction->groups.reserve(most_groups);
+    reductions_.push_back(std::move(reduction));
+  }
   scratch_.expect_full();
 }
 
@@ -134,35 +158,30 @@ void Reducer::open(Entry& entry) {
     if (entry.reduced) open_overflow(entry);  // its own place holds the sum
     return;
   }
-  if (entry.unit->index == 0) {
-    entry.bucket = root_bucket_;
+  const auto begin = entry.unit->index == 0 ? slots_.begin() : slots_.begin() + 1;
+  const auto end = entry.unit->index == 0 ? slots_.begin() + 1 : slots_.end();
+  const auto slot = std::find_if(begin, end, [](const Slot& slot) { return !slot.taken; });
+  if (slot == end) {
+    open_overflow(entry);
     return;
   }
-  const auto free = std::find(bucket_taken_.begin(), bucket_taken_.end(), 0);
-  if (free != bucket_taken_.end()) {
-    *free = 1;
-    entry.slot = static_cast<int>(free - bucket_taken_.begin());
-    entry.bucket = shared_buckets_[entry.slot];
-    return;
-  }
-  open_overflow(entry);
+  slot->taken = true;
+  entry.bucket.memory = slot->memory;
+  entry.bucket.slot = static_cast<int>(slot - slots_.begin());
 }
 
 void Reducer::open_overflow(Entry& entry) {
   ++counts_.overflow_buckets;
-  entry.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()));
-  counts_.overflow_bytes += entry.overflow.bytes();
-  entry.bucket = entry.overflow.take(entry.overflow.bytes());
+  Bucket& bucket = entry.bucket;
+  bucket.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()));
+  counts_.overflow_bytes += bucket.overflow.bytes();
+  bucket.memory = bucket.overflow.take(bucket.overflow.bytes());
 }
 
-void Reducer::close(Entry& entry) {
-  entry.phase = Phase::kIdle;
-  if (accumulates()) return;
-  if (entry.slot >= 0) bucket_taken_[entry.slot] = 0;
-  counts_.overflow_bytes -= entry.overflow.bytes();
-  entry.overflow = Arena();
-  entry.slot = -1;
-  entry.bucket = nullptr;
+void Reducer::free(Bucket& bucket) {
+  if (bucket.slot >= 0) slots_[bucket.slot].taken = false;
+  counts_.overflow_bytes -= bucket.overflow.bytes();
+  bucket = Bucket();
 }
 
 void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient) {
@@ -184,9 +203,9 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
-  const bool in_place = plan_.bucket_mode() == BucketMode::kInPlace && entry.overflow.bytes() == 0;
+  const bool in_place = plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
   if (in_place) return reinterpret_cast<std::byte*>(group.gradient);
-  std::byte* bucket = entry.bucket;
+  std::byte* bucket = entry.bucket.memory;
   for (std::size_t i = 0; i < group.index; ++i) {
     const FlatGroup& before = *entry.unit->groups[i];
     if (before.trainable) bucket += before.layout.numel() * size_of(bucket_dtype());
@@ -211,23 +230,35 @@ void Reducer::launch_ready() {
 
 void Reducer::reduce(Entry& entry) {
   const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
+  start(entry);
+  follow(plan_.reduction_lag());
+}
+
+Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
+  return *reductions_[static_cast<std::size_t>(number) % reductions_.size()];
+}
+
+void Reducer::start(Entry& entry) {
+  UnitReduction& reduction = this->reduction(started_++);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     fill_missing(entry, *group);
-    reduce_group(entry, *group);
+    start_group(reduction, *group);
   }
   ++counts_.reductions;
   entry.reduced = true;
   entry.has_sum = true;
-  close(entry);
+  entry.phase = Phase::kIdle;
+  if (!accumulates()) reduction.bucket = std::exchange(entry.bucket, Bucket());
 }
 
 /// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier
 /// reductions of this step left. Each is a reduce-scatter where the placement says sharded, else an all-reduce.
-void Reducer::reduce_group(Entry& entry, FlatGroup& group) {
+void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   const AxisPlacement placement = plan_.input().placement.gradients;
   const MeshPosition& mesh = plan_.input().mesh;
-  const std::string& name = entry.unit->name;
+  const Entry& entry = this->entry(*group.unit);
+  const std::string& name = group.unit->name;
   if (mesh.world_size() == 1) return;  // gradients are taken straight into place
   std::byte* bucket = bucket_of(entry, group);
   DType wire = bucket_dtype();
@@ -236,36 +267,68 @@ void Reducer::reduce_group(Entry& entry, FlatGroup& group) {
     narrow_in_place(bucket, wire, group.layout.numel());
   }
   counts_.reduced_bytes += group.layout.numel() * static_cast<std::int64_t>(size_of(wire));
-  const std::int64_t first_numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
-  const bool replicated = mesh.replicate_size > 1, narrows = replicated && placement.replicate;
-  Accumulation accumulation(group, entry.has_sum, visitor_);
-  float* sum = entry.has_sum || narrows ? scratch(first_numel) : group.gradient;
-  SumVisitor* last = replicated ? nullptr : &accumulation;
-  Work over_shard = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, first_numel, last)
-                                    : axes_.reduce->all_reduce(name, bucket, wire, sum, first_numel, last);
-  throw_if_error(over_shard.wait());
-  if (!replicated) return;
-  float* part = entry.has_sum ? sum + group.gradient_part.offset % first_numel : group.gradient;
-  Work over_replicas =
-      narrows ? axes_.replicate->reduce_scatter(name, sum, DType::kF32, part, group.gradient_part.numel, &accumulation)
-              : axes_.replicate->all_reduce(name, sum, DType::kF32, sum, first_numel, &accumulation);
-  throw_if_error(over_replicas.wait());
+  const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
+  const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
+  float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
+  const Accumulation accumulation(group, adds, visitor_);
+  GroupReduction& started =
+      reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, accumulation, Work()});
+  SumVisitor* last = replicated ? nullptr : &started.accumulation;
+  const Waits waits = plan_.reduction_lag() == 0 ? Waits::kAtOnce : Waits::kLater;
+  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, waits)
+                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, waits);
 }
 
-float* Reducer::scratch(std::int64_t numel) {
-  if (numel > scratch_numel_) {
-    counts_.overflow_bytes += numel * 4 - overflow_scratch_.bytes();
-    overflow_scratch_ = Arena::plain("overflow scratch", numel * 4);
-    scratch_memory_ = reinterpret_cast<float*>(overflow_scratch_.take(numel * 4));
-    scratch_numel_ = numel;
+/// Does this rank's share of all reductions but the last `lag`, and ends all but the last 2 * `lag`.
+void Reducer::follow(std::int64_t lag) {
+  for (; advanced_ < started_ - lag; ++advanced_) {
+    for (GroupReduction& group : reduction(advanced_).groups) throw_if_error(group.work.advance());
   }
-  return scratch_memory_;
+  for (; over_ < started_ - 2 * lag; ++over_) complete(reduction(over_));
+}
+
+void Reducer::complete(UnitReduction& reduction) {
+  for (GroupReduction& group : reduction.groups) {
+    throw_if_error(group.work.wait());
+    if (plan_.input().mesh.replicate_size > 1) sum_over_replicas(group);
+  }
+  reduction.groups.clear();
+  free(reduction.bucket);
+  for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();
+  reduction.overflow_scratch.clear();
+  reduction.scratch_taken = 0;
+}
+
+void Reducer::sum_over_replicas(GroupReduction& reduction) {
+  const FlatGroup& group = *reduction.group;
+  const std::string& name = group.unit->name;
+  float* const sum = reduction.sum;
+  SumVisitor* const last = &reduction.accumulation;
+  if (!plan_.input().placement.gradients.replicate) {
+    throw_if_error(axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last).wait());
+    return;
+  }
+  const Extent part = group.gradient_part;
+  float* const output = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
+  throw_if_error(axes_.replicate->reduce_scatter(name, sum, DType::kF32, output, part.numel, last).wait());
+}
+
+float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
+  if (reduction.scratch_taken + numel <= plan_.scratch_numel()) {
+    float* const memory = reduction.scratch + reduction.scratch_taken;
+    reduction.scratch_taken += numel;
+    return memory;
+  }
+  Arena& arena = reduction.overflow_scratch.emplace_back(Arena::plain("overflow scratch", numel * 4));
+  counts_.overflow_bytes += arena.bytes();
+  return reinterpret_cast<float*>(arena.take(arena.bytes()));
 }
 
 void Reducer::finish(bool reduce_now) {
   if (accumulates()) {
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);
+    end_reductions();
     return;
   }
   // What is left, in order; a unit without a gradient takes part with zeros.
@@ -279,10 +342,17 @@ void Reducer::finish(bool reduce_now) {
   for (int index : order_) {
     if (entries_[index].phase != Phase::kIdle) reduce(entries_[index]);
   }
+  end_reductions();
   for (Entry& entry : entries_) entry.reduced = false;
   next_ = 0;
   if (!order_agreed_) agree_on_order();
   completed_.clear();
+}
+
+void Reducer::end_reductions() {
+  if (over_ == started_) return;
+  const Span span("end reductions", {}, &counts_.reduction_seconds);
+  follow(0);
 }
 
 void Reducer::agree_on_order() {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "runtime/comm/mesh.h"
@@ -17,7 +18,7 @@ struct ReducerCounts {
   std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
   double reduction_seconds = 0;       ///< in reductions, waiting for other ranks included
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
-  std::int64_t overflow_bytes = 0;    ///< held by them now
+  std::int64_t overflow_bytes = 0;    ///< of buckets and scratch beyond the plan, held now
 };
 
 /// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
@@ -30,6 +31,10 @@ struct ReducerCounts {
 /// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
 /// way adds onto earlier microbatches and shows the result to a GradientVisitor, all while it is in cache.
 ///
+/// Where the plan has the buckets for it (MemoryPlan::reduction_lag), a unit that is complete only starts its reduction.
+/// Some units later this rank does its share of it, and some units after that waits for its end; both at places that
+/// are the same on all ranks (Collectives::reduce_scatter).
+///
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
 /// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
 class Reducer {
@@ -38,6 +43,7 @@ class Reducer {
   /// reduced gradient; where there is one rank, nothing is reduced.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
           GradientVisitor& visitor);
+  ~Reducer();
 
   /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
   void take(FlatGroup& group, std::size_t parameter);
@@ -56,51 +62,67 @@ class Reducer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
+  /// Memory for a unit's gradients until they are reduced.
+  struct Bucket {
+    std::byte* memory = nullptr;
+    int slot = -1;   ///< in `slots_`, or -1
+    Arena overflow;  ///< where there was no slot
+  };
+  struct Slot {
+    std::byte* memory = nullptr;
+    bool taken = false;
+  };
   struct Entry {
     Unit* unit = nullptr;
     Phase phase = Phase::kIdle;
-    std::byte* bucket = nullptr;
-    int slot = -1;                            ///< shared bucket, or -1
-    Arena overflow;
+    Bucket bucket;
     std::int64_t expected = 0;                ///< trainable parameters
     std::int64_t arrived_count = 0;
     std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
     std::vector<std::vector<char>> used;      ///< since reset
     bool reduced = false;                     ///< this round
-    bool has_sum = false;                     ///< gradient holds a sum since reset
+    bool has_sum = false;                     ///< gradient holds a sum since reset, or will
   };
+  class Accumulation;
+  struct GroupReduction;
+  struct UnitReduction;
 
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
   /// Whether gradients gather where they are until `finish`; else a unit is reduced as soon as it is complete.
   bool accumulates() const;
   void open(Entry& entry);
   void open_overflow(Entry& entry);
-  void close(Entry& entry);
+  void free(Bucket& bucket);
   void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void fill_missing(const Entry& entry, const FlatGroup& group);
   void launch_ready();
   void reduce(Entry& entry);
-  void reduce_group(Entry& entry, FlatGroup& group);
+  UnitReduction& reduction(std::int64_t number);
+  void start(Entry& entry);
+  void start_group(UnitReduction& reduction, FlatGroup& group);
+  void follow(std::int64_t lag);
+  void complete(UnitReduction& reduction);
+  void end_reductions();
+  void sum_over_replicas(GroupReduction& reduction);
+  float* scratch(UnitReduction& reduction, std::int64_t numel);
   void agree_on_order();
-  float* scratch(std::int64_t numel);
   DType bucket_dtype() const;
 
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
   GradientVisitor& visitor_;
   std::vector<Entry> entries_;
-  Arena buckets_, scratch_, overflow_scratch_;
-  std::byte* root_bucket_ = nullptr;
-  std::vector<std::byte*> shared_buckets_;
-  std::vector<char> bucket_taken_;
+  Arena buckets_, scratch_;
+  std::vector<Slot> slots_;    ///< the root's, then those that the other units share
   std::vector<int> order_;     ///< unit indices
   std::vector<int> completed_; ///< of this round, in this rank's order
   std::size_t next_ = 0;       ///< into order_
   bool order_agreed_ = false;
-  float* scratch_memory_ = nullptr;
-  std::int64_t scratch_numel_ = 0;
+  /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
+  std::vector<std::unique_ptr<UnitReduction>> reductions_;
+  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many
   ReducerCounts counts_;
 };
 

@@ -57,9 +57,9 @@ class C10dCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
   Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor) override;
+                     SumVisitor* visitor, Waits) override;
 
  private:
   class Pending;
@@ -232,7 +232,7 @@ void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* outp
 }
 
 Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, SumVisitor* visitor) {
+                                        std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype))
     return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
@@ -244,7 +244,7 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* inpu
 }
 
 Work C10dCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                    std::size_t numel, SumVisitor* visitor) {
+                                    std::size_t numel, SumVisitor* visitor, Waits) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype))
     return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));

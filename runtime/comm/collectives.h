@@ -13,20 +13,29 @@
 
 namespace tessera {
 
-/// Something started that can be waited for. A default-made Work is done and succeeded. Move-only in spirit: waiting
-/// twice returns the same status.
+/// Something started that can be waited for. A default-made Work is done and succeeded. Waiting twice returns the same
+/// status.
 class Work {
  public:
   struct State {
     virtual ~State() = default;
-    /// Blocks until the operation's outputs may be read and its inputs overwritten.
+    virtual absl::Status advance() { return absl::OkStatus(); }
     virtual absl::Status wait() = 0;
+    /// The Work lets go of it, waited for or not.
+    virtual void release() { delete this; }
   };
 
   Work() = default;
   explicit Work(absl::Status done) : status_(std::move(done)) {}
-  explicit Work(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  explicit Work(std::unique_ptr<State> state) : state_(state.release()) {}
+  /// A state that is not the Work's own: State::release says what happens to it.
+  explicit Work(State* state) : state_(state) {}
 
+  /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
+  /// does it too. Calling it a while earlier spares the peers the wait for this rank.
+  absl::Status advance() { return state_ ? state_->advance() : status_; }
+
+  /// Blocks until the operation's outputs may be read and its inputs overwritten.
   absl::Status wait() {
     if (state_) {
       status_ = state_->wait();
@@ -36,7 +45,10 @@ class Work {
   }
 
  private:
-  std::unique_ptr<State> state_;
+  struct Release {
+    void operator()(State* state) const { state->release(); }
+  };
+  std::unique_ptr<State, Release> state_;
   absl::Status status_;
 };
 
@@ -65,12 +77,19 @@ class SumVisitor {
   ~SumVisitor() = default;
 };
 
+/// When the caller of a reduction means to wait for it.
+enum class Waits {
+  kAtOnce,
+  kLater,  ///< after other calls, of this group too, or after computing: ranks need not meet to start it
+};
+
 /// One group of ranks and the operations every transport has, on flat buffers.
 ///
 /// Rules, the same for all transports:
 ///  1. Every rank of the group makes the same calls in the same order with the same sizes, dtypes and labels. A
 ///     transport that notices a difference fails on all ranks with both calls and both ranks in the message.
-///  2. One call at a time per object, from any thread. Two objects are independent: neither waits behind the other.
+///  2. One call at a time per object, from any thread (advancing a Work and waiting for it are calls too). Two objects
+///     are independent: neither waits behind the other.
 ///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*: neighbours are added (0+1, 2+3, ...; an odd last one
 ///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but
 ///     `size()`, so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over
@@ -83,6 +102,9 @@ class SumVisitor {
 /// `rank 1/4 blocks.3 reduce_scatter #412: rank 2 (pid 4711) is gone`.
 class Collectives {
  public:
+  /// Reductions with Waits::kLater that may be under way at a time.
+  static constexpr int kMostUnderWay = 16;
+
   virtual ~Collectives() = default;
 
   virtual int rank() const = 0;
@@ -114,16 +136,21 @@ class Collectives {
   /// slice of `input` when dtype is fp32. Input is left as it was, except where aliased.
   /// `visitor`, if any, sees `output` and must live until the Work is waited for. (`nccl` has no sums that the host
   /// could see, and refuses one.)
+  ///
+  /// `waits` is kAtOnce where the next thing is to wait. With kLater every rank starts, advances and waits for its calls
+  /// (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait ends
+  /// the group.
   Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                      std::size_t numel_per_rank, SumVisitor* visitor = nullptr) {
-    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor);
+                      std::size_t numel_per_rank, SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
+    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, waits);
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32. `visitor` as in reduce_scatter: it sees all of `output` on every rank.
+  /// `output` may be `input` when dtype is fp32. `visitor` and `waits` as in reduce_scatter: it sees all of `output` on
+  /// every rank.
   Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                  SumVisitor* visitor = nullptr) {
-    return do_all_reduce(label, input, dtype, output, numel, visitor);
+                  SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
+    return do_all_reduce(label, input, dtype, output, numel, visitor, waits);
   }
 
   /// `data` of `root` to all.
@@ -139,9 +166,9 @@ class Collectives {
 
  protected:
   virtual Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                 std::size_t numel_per_rank, SumVisitor* visitor) = 0;
+                                 std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) = 0;
   virtual Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                             SumVisitor* visitor) = 0;
+                             SumVisitor* visitor, Waits waits) = 0;
 };
 
 }  // namespace tessera

@@ -70,16 +70,33 @@ class PublishedCall {
 /// | kLeft    | the rank: its Collectives is gone   | fail, if they need it for a call        |
 enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 
+/// The kinds of meeting that a group has, each with phases of its own (Meeting).
+enum class Lane : std::uint32_t {
+  kCalls,     ///< of calls that block: a phase or more each
+  kStarted,   ///< reductions under way: phase k is over when all have started the k-th
+  kFinished,  ///< phase k is over when all have done their share of the k-th
+};
+constexpr std::size_t kLanes = 3;
+
+/// A rank's side of a lane. Phase k is in [k % slots], as is the call it begins.
+template <std::size_t slots>
+struct LaneBlock {
+  Arrival arrivals[slots];
+  /// The calls in words, for messages. Peers read them only when something is wrong.
+  alignas(128) PublishedCall calls[slots];
+};
+
 struct alignas(128) RankBlock {
   static constexpr std::size_t kMessageBytes = 1024;
+  /// Phase k of kCalls has mailbox k & 1, too: see SharedMemoryCollectives, invariant 2.
+  static constexpr std::size_t kCallSlots = 2;
+  /// Reductions under way at a time, at most.
+  static constexpr std::size_t kReductionSlots = 16;
 
-  /// Phase k is in [k & 1], as are the call it begins and the mailbox it fills: see SharedMemoryCollectives,
-  /// invariant 2.
-  Arrival arrivals[2];
-  /// The calls in words, for messages. Peers read them only when something is wrong.
-  alignas(128) PublishedCall calls[2];
-  std::atomic<std::uint32_t> current;    ///< which of `calls` is the latest
-  std::atomic<std::uint32_t> accessing;  ///< 1 while this rank reads or writes its peers' buffers
+  LaneBlock<kCallSlots> blocking;
+  LaneBlock<kReductionSlots> started, finished;
+  alignas(128) std::atomic<std::uint32_t> current;  ///< where the latest call is, for messages: lane << 16 | slot
+  std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
   std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
   std::uint32_t exit_code;            ///< of kFailed; valid once state says so
@@ -95,9 +112,9 @@ struct alignas(128) GroupBlock {
   std::atomic<std::uint32_t> alarms;             ///< ranks that failed or left
   std::atomic<std::uint32_t> failed;             ///< 1 once a rank failed: no one may begin to access peers
   /// A rank that would give up waiting sets `doubt`; from then on no arrival is taken at its word and every phase is
-  /// put to the vote: `verdict` is 2 * phase + (1 if it is over), and the first vote for a phase counts.
+  /// put to the vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
   std::atomic<std::uint32_t> doubt;
-  std::atomic<std::uint64_t> verdict;
+  std::atomic<std::uint64_t> verdicts[kLanes];
 };
 
 }  // namespace tessera

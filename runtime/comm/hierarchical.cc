@@ -47,11 +47,11 @@ class HierarchicalCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                         std::size_t numel, SumVisitor* visitor) override {
+                         std::size_t numel, SumVisitor* visitor, Waits) override {
     return Work(ended(scatter(label, static_cast<const std::byte*>(input), dtype, output, numel, visitor)));
   }
   Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor) override {
+                     SumVisitor* visitor, Waits) override {
     const absl::Status status =
         ended(reduce(label, static_cast<const std::byte*>(input), dtype, output, numel));
     if (status.ok()) visit_sums(visitor, 0, output, numel);

@@ -37,9 +37,9 @@ class LocalCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
   Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor) override;
+                     SumVisitor* visitor, Waits) override;
 
  private:
   Work widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,

@@ -58,9 +58,9 @@ class NcclCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
   Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor) override;
+                     SumVisitor* visitor, Waits) override;
 
  private:
   class Pending;
@@ -176,7 +176,7 @@ Work NcclCollectives::all_gather(std::string_view label, const void* shard, void
 }
 
 Work NcclCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, SumVisitor* visitor) {
+                                        std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
   at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(wide, scalar_type_of(dtype));
@@ -192,7 +192,7 @@ Work NcclCollectives::do_reduce_scatter(std::string_view label, const void* inpu
 }
 
 Work NcclCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
-                                    std::size_t numel, SumVisitor* visitor) {
+                                    std::size_t numel, SumVisitor* visitor, Waits) {
   if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel, at::kFloat);
   const at::Tensor addend = tensor(input, numel, scalar_type_of(dtype));

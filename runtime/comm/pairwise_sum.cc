@@ -1,10 +1,11 @@
 #include "runtime/comm/pairwise_sum.h"
 
+#include <absl/container/inlined_vector.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <vector>
 
 // One copy of each kernel per instruction set, chosen when the program is loaded. Sanitizers' run-times are
 // not up yet when that choice is made, so their builds have the portable copy only.
@@ -129,7 +130,7 @@ void sum_many(SumFew sum_few, const void* const* sources, int count, float* outp
 }
 
 void sum_in_blocks(std::span<const void* const> sources, DType dtype, float* output, std::size_t numel) {
-  std::vector<const void*> at(sources.size());
+  absl::InlinedVector<const void*, 16> at(sources.size());
   for (std::size_t begin = 0; begin < numel; begin += kBlock) {
     for (std::size_t k = 0; k < at.size(); ++k)
       at[k] = static_cast<const std::byte*>(sources[k]) + begin * size_of(dtype);

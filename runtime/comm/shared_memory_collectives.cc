@@ -14,20 +14,6 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
-constexpr std::size_t kSliceElements =
-    16;  // slices begin at cache lines, so that no two ranks write one line
-
-struct Slice {
-  std::size_t begin, numel;
-};
-
-// The part of [0, numel) that `rank` sums.
-Slice slice_of(std::size_t numel, int rank, int size) {
-  const std::size_t even = (numel + size - 1) / size;
-  const std::size_t step = (even + kSliceElements - 1) / kSliceElements * kSliceElements;
-  const std::size_t begin = std::min(numel, step * rank);
-  return {begin, std::min(numel - begin, step)};
-}
 
 // The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
 std::size_t visited_window(std::size_t elements) {
@@ -61,40 +47,48 @@ SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group gr
     : transport_(std::move(transport)),
       group_(std::move(group)),
       space_(std::move(space)),
-      meeting_(group_, *space_),
+      peers_(group_, *space_),
+      meeting_(peers_, *space_, Lane::kCalls),
+      buffers_(peers_, *space_),
+      started_(peers_, *space_, *this),
       exceptions_at_start_(std::uncaught_exceptions()),
-      inputs_(group_.size()),
-      outputs_(group_.size()),
-      sources_(group_.size()),
-      targets_(group_.size()) {}
+      sources_(group_.size()) {}
 
 // An exception that takes this object with it is the news, not that the rank left. On threads run_ranks,
 // which will catch it, tells the peers its message; between processes nobody else would.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
-    meeting_.leave();
+    peers_.leave();
   } else if (space_->between_processes()) {
-    meeting_.fail(make_error(ExitCode::kPeerLost, "an exception ended " + group_.self())).IgnoreError();
+    peers_.fail(make_error(ExitCode::kPeerLost, "an exception ended " + group_.self())).IgnoreError();
   }
 }
 
-void SharedMemoryCollectives::abort(const absl::Status& reason) { meeting_.fail(reason).IgnoreError(); }
+void SharedMemoryCollectives::abort(const absl::Status& reason) { peers_.fail(reason).IgnoreError(); }
 
-CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
-                                              std::size_t count, int root) {
+CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::string_view label, DType dtype,
+                                                 std::size_t count, int root) {
   CallDescriptor call;
   call.signature = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
   call.signature.sequence = ++sequence_;
-  meeting_.start(call.signature);
+  return call;
+}
+
+// For a call that blocks. A failure of what is waited for first is sticky, so the call finds it.
+CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
+                                              std::size_t count, int root) {
+  started_.finish().IgnoreError();
+  const CallDescriptor call = describe(operation, label, dtype, count, root);
+  peers_.start(call.signature);
   return call;
 }
 
 absl::Status SharedMemoryCollectives::give_up(const absl::Status& why) {
-  return meeting_.fail(make_error(exit_code_of(why), meeting_.prefix() + message_of(why)));
+  return peers_.fail(make_error(exit_code_of(why), peers_.prefix() + message_of(why)));
 }
 
 absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
-  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  TESSERA_RETURN_IF_ERROR(peers_.status());
   return give_up(make_error(ExitCode::kInternal, why));
 }
 
@@ -102,47 +96,25 @@ absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
 
 absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
-  return view_buffers();
+  return buffers_.view(meeting_, meeting_.phase());
 }
 
 absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call) {
   meeting_.publish(call);
   TESSERA_RETURN_IF_ERROR(meeting_.meet());
-  return meeting_.all_published_the_same() ? absl::OkStatus() : disagreement();
-}
-
-absl::Status SharedMemoryCollectives::disagreement() {
-  const CallSignature first = meeting_.call_of(0);
-  int other = 1;
-  while (other + 1 < size() && meeting_.call_of(other) == first) ++other;
-  return meeting_.fail(
-      make_error(ExitCode::kInternal, meeting_.prefix() + "ranks disagree: " + meeting_.who(0) + " calls " +
-                                          first.describe() + ", " + meeting_.who(other) + " calls " +
-                                          meeting_.call_of(other).describe() +
-                                          "; every rank must make the same calls in the same order"));
+  if (meeting_.all_published_the_same(meeting_.phase())) return absl::OkStatus();
+  return meeting_.disagreement(meeting_.phase());
 }
 
 // All ranks name the same place, and none other is touched.
 absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
-                                                        Location (Meeting::*place_of)(int) const) {
+                                                        Location (Meeting::*place_of)(int, std::uint64_t) const) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  const auto place = [&](int q) { return (meeting_.*place_of)(q, meeting_.phase()); };
   for (int q = 1; q < size(); ++q)
-    if (!((meeting_.*place_of)(q) == (meeting_.*place_of)(0)))
-      return give_up(make_error(ExitCode::kInternal, meeting_.who(q) + " and " + meeting_.who(0) +
+    if (!(place(q) == place(0)))
+      return give_up(make_error(ExitCode::kInternal, peers_.who(q) + " and " + peers_.who(0) +
                                                          " name different places of common memory"));
-  return absl::OkStatus();
-}
-
-absl::Status SharedMemoryCollectives::view_buffers() {
-  for (int q = 0; q < size(); ++q) {
-    const Location input = meeting_.input_of(q), output = meeting_.output_of(q);
-    inputs_[q] = input.reachable() ? space_->view(q, input) : nullptr;
-    outputs_[q] = output.reachable() ? space_->view(q, output) : nullptr;
-    if ((input.reachable() && !inputs_[q]) || (output.reachable() && !outputs_[q]))
-      return give_up(
-          make_error(ExitCode::kInternal,
-                     meeting_.who(q) + " uses a CommBuffer whose counterpart was freed on this rank"));
-  }
   return absl::OkStatus();
 }
 
@@ -150,16 +122,12 @@ bool SharedMemoryCollectives::small(std::size_t bytes) const {
   return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
 }
 
-bool SharedMemoryCollectives::all_reachable(const std::vector<std::byte*>& views) const {
-  return std::find(views.begin(), views.end(), nullptr) == views.end();
-}
-
 // Reads and writes peers' buffers, then waits until all ranks have.
 template <typename Access>
 absl::Status SharedMemoryCollectives::access_peers(Access access) {
-  TESSERA_RETURN_IF_ERROR(meeting_.begin_access());
+  TESSERA_RETURN_IF_ERROR(peers_.begin_access());
   access();
-  meeting_.end_access();
+  peers_.end_access();
   return meeting_.meet();
 }
 
@@ -168,10 +136,10 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
                                                 std::size_t window, Load load, Use use) {
-  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  TESSERA_RETURN_IF_ERROR(peers_.status());
   std::size_t begin = 0;
   do {
-    const Round round{begin, std::min(window, total - begin), space_.get(), meeting_.next_parity()};
+    const Round round{begin, std::min(window, total - begin), space_.get(), next_parity()};
     load(round, space_->mailbox(rank(), round.parity));
     TESSERA_RETURN_IF_ERROR(unannounced ? exchange_calls(*unannounced) : meeting_.meet());
     unannounced = nullptr;
@@ -183,13 +151,13 @@ absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounce
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate(std::size_t bytes) {
   const CallDescriptor call = begin(Operation::kAllocate, "", DType::kU8, bytes);
-  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  TESSERA_RETURN_IF_ERROR(peers_.status());
   return open_all(call, space_->allocate(bytes));
 }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate_common(std::size_t bytes) {
   const CallDescriptor call = begin(Operation::kAllocateCommon, "", DType::kU8, bytes);
-  TESSERA_RETURN_IF_ERROR(meeting_.status());
+  TESSERA_RETURN_IF_ERROR(peers_.status());
   return open_all(call, space_->allocate_common(bytes));
 }
 
@@ -199,10 +167,10 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
   call.input = (*allocation)->publish();
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
   std::vector<Location> offers;
-  for (int q = 0; q < size(); ++q) offers.push_back(meeting_.input_of(q));
-  TESSERA_RETURN_IF_ERROR(meeting_.begin_access());
+  for (int q = 0; q < size(); ++q) offers.push_back(meeting_.input_of(q, meeting_.phase()));
+  TESSERA_RETURN_IF_ERROR(peers_.begin_access());
   auto buffer = (*allocation)->open(offers);
-  meeting_.end_access();
+  peers_.end_access();
   if (!buffer.ok()) return give_up(buffer.status());
   TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
   return buffer;
@@ -227,7 +195,8 @@ absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, 
   TESSERA_RETURN_IF_ERROR(meet_about_common(call, &Meeting::output_of));
   bool in_place = true;
   for (int q = 0; q < size(); ++q)
-    in_place &= meeting_.input_of(q) == Location{call.output.segment, call.output.offset + q * bytes};
+    in_place &= meeting_.input_of(q, meeting_.phase()) ==
+                Location{call.output.segment, call.output.offset + q * bytes};
   if (in_place) return absl::OkStatus();
   copy_bytes(full + rank() * bytes, shard, bytes);
   return meeting_.meet();
@@ -237,10 +206,10 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
                                              std::byte* full, std::size_t bytes) {
   if (!small(bytes)) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_reachable(inputs_)) {
+    if (buffers_.inputs_reachable()) {
       return access_peers([&] {
         for (int step = 0; step < size(); ++step)
-          copy_bytes(full + peer(step) * bytes, inputs_[peer(step)], bytes);
+          copy_bytes(full + peer(step) * bytes, buffers_.input(peer(step)), bytes);
       });
     }
   }
@@ -257,12 +226,7 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
 
 // --- Reductions ---
 
-// Offsets in bytes.
-std::span<const void* const> SharedMemoryCollectives::inputs_from(std::size_t offset) {
-  for (int q = 0; q < size(); ++q) sources_[q] = inputs_[q] + offset;
-  return sources_;
-}
-
+// `offset` in bytes.
 std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset) {
   for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
   return sources_;
@@ -270,11 +234,15 @@ std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round
 
 Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype,
                                                 float* output, std::size_t numel_per_rank,
-                                                SumVisitor* visitor) {
-  CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (!is_reducible(dtype))
-    return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+                                                SumVisitor* visitor, Waits waits) {
+  if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
   const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
+  if (waits == Waits::kLater) {
+    CallDescriptor call = describe(Operation::kReduceScatter, label, dtype, numel_per_rank);
+    call.input = space_->locate(input, bytes);
+    return started_.start(call, bytes_of(input), output, visitor);
+  }
+  CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!small(bytes)) call.input = space_->locate(input, bytes);
   return Work(scatter(call, bytes_of(input), output, numel_per_rank, visitor));
 }
@@ -286,10 +254,8 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   const bool is_small = small(numel * size() * element);
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_reachable(inputs_)) {
-      return access_peers([&] {
-        visited_sum(inputs_from(rank() * numel * element), dtype, {&output, 1}, numel, visitor);
-      });
+    if (buffers_.inputs_reachable()) {
+      return access_peers([&] { buffers_.sum_part(dtype, output, numel, visitor); });
     }
   }
   // A mailbox holds one piece for each rank.
@@ -308,17 +274,37 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
 }
 
 Work SharedMemoryCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype,
-                                            float* output, std::size_t numel, SumVisitor* visitor) {
-  CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
-  if (!is_reducible(dtype))
-    return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
-  if (!small(numel * size_of(dtype))) {
+                                            float* output, std::size_t numel, SumVisitor* visitor,
+                                            Waits waits) {
+  if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);
+  const auto locate = [&](CallDescriptor& call) {
     call.input = space_->locate(input, numel * size_of(dtype));
     call.output = space_->locate(output, numel * sizeof(float));
+  };
+  if (waits == Waits::kLater) {
+    CallDescriptor call = describe(Operation::kAllReduce, label, dtype, numel);
+    locate(call);
+    return started_.start(call, bytes_of(input), output, visitor);
   }
+  CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
+  if (!small(numel * size_of(dtype))) locate(call);
   const absl::Status status = reduce(call, bytes_of(input), output, numel);
   if (status.ok()) visit_sums(visitor, 0, output, numel);
   return Work(status);
+}
+
+Work SharedMemoryCollectives::refuse_dtype(Operation operation, std::string_view label, DType dtype,
+                                           std::size_t numel) {
+  begin(operation, label, dtype, numel);
+  return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+}
+
+absl::Status SharedMemoryCollectives::reduce_blocking(const CallDescriptor& call, const std::byte* input,
+                                                      float* output, SumVisitor* visitor) {
+  const std::size_t numel = call.signature.count;
+  if (call.signature.operation == Operation::kReduceScatter)
+    return scatter(call, input, output, numel, visitor);
+  return reduce(call, input, output, numel);
 }
 
 absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input,
@@ -335,19 +321,12 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
     return in_rounds(&call, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
-  return all_reachable(inputs_) && all_reachable(outputs_) ? reduce_direct(dtype, numel)
-                                                           : reduce_in_rounds(dtype, input, output, numel);
+  if (!buffers_.inputs_reachable() || !buffers_.outputs_reachable())
+    return reduce_in_rounds(dtype, input, output, numel);
+  return access_peers([&] { buffers_.sum_slice(dtype, numel); });
 }
 
-// Each rank sums its slice into the outputs of all.
-absl::Status SharedMemoryCollectives::reduce_direct(DType dtype, std::size_t numel) {
-  const Slice mine = slice_of(numel, rank(), size());
-  for (int q = 0; q < size(); ++q) targets_[q] = reinterpret_cast<float*>(outputs_[q]) + mine.begin;
-  return access_peers(
-      [&] { visited_sum(inputs_from(mine.begin * size_of(dtype)), dtype, targets_, mine.numel); });
-}
-
-// The same one window at a time: inputs through one mailbox, summed slices through the other.
+// An all-reduce one window at a time: inputs through one mailbox, summed slices through the other.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
   const std::size_t window = space_->mailbox_bytes() / sizeof(float);
@@ -392,8 +371,8 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
                                              int root) {
   if (!small(bytes)) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (inputs_[root]) {
-      return access_peers([&] { copy_bytes(data, rank() == root ? data : inputs_[root], bytes); });
+    if (buffers_.input(root)) {
+      return access_peers([&] { copy_bytes(data, rank() == root ? data : buffers_.input(root), bytes); });
     }
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
@@ -419,10 +398,10 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
   const bool is_small = small(bytes * size());
   if (!is_small) {
     TESSERA_RETURN_IF_ERROR(meet_about(call));
-    if (all_reachable(inputs_)) {
+    if (buffers_.inputs_reachable()) {
       return access_peers([&] {
         for (int step = 0; step < size(); ++step)
-          copy_bytes(output + peer(step) * bytes, inputs_[peer(step)] + rank() * bytes, bytes);
+          copy_bytes(output + peer(step) * bytes, buffers_.input(peer(step)) + rank() * bytes, bytes);
       });
     }
   }

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/meeting.h"
+#include "runtime/comm/peer_buffers.h"
+#include "runtime/comm/started_reductions.h"
 
 namespace tessera {
 
 /// The collectives of ranks that can read each other's memory: the `thread` and the `host` transport.
 ///
-/// Three ways to move data, chosen by the same rule on every rank:
+/// Three ways to move data in a call that blocks, chosen by the same rule on every rank:
 ///
 /// | way     | when                              | how                                     | meetings      |
 /// |---------|-----------------------------------|-----------------------------------------|---------------|
@@ -30,8 +31,9 @@ namespace tessera {
 ///  4. Within one interval between meetings, no rank writes what a peer may read or write: of an all_reduce, each rank
 ///     reads its own slice of all inputs and writes that slice of all outputs.
 ///
-/// Calls run on the caller's thread and are done when they return: Work::wait costs nothing.
-class SharedMemoryCollectives : public Collectives {
+/// Calls run on the caller's thread and are done when they return: Work::wait costs nothing. Reductions that the caller
+/// means to wait for later are apart (StartedReductions); a call that blocks waits for them first.
+class SharedMemoryCollectives : public Collectives, private StartedReductions::Fallback {
  public:
   SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space);
   ~SharedMemoryCollectives() override;
@@ -52,23 +54,26 @@ class SharedMemoryCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
-                         std::size_t numel_per_rank, SumVisitor* visitor) override;
+                         std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) override;
   Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor) override;
+                     SumVisitor* visitor, Waits waits) override;
+  absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
+                               SumVisitor* visitor) override;
 
  private:
   struct Round;
 
+  CallDescriptor describe(Operation operation, std::string_view label, DType dtype, std::size_t count,
+                          int root = 0);
   CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
                        int root = 0);
   absl::Status give_up(const absl::Status& why);
   absl::Status refuse(const std::string& why);
+  Work refuse_dtype(Operation operation, std::string_view label, DType dtype, std::size_t numel);
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
-  absl::Status disagreement();
-  absl::Status view_buffers();
   bool small(std::size_t bytes) const;
-  bool all_reachable(const std::vector<std::byte*>& views) const;
+  int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }  // of the next phase's mailbox
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
 
   template <typename Access>
@@ -76,19 +81,18 @@ class SharedMemoryCollectives : public Collectives {
   template <typename Load, typename Use>
   absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load,
                          Use use);
-  std::span<const void* const> inputs_from(std::size_t offset);
   std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset);
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
       CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation);
-  absl::Status meet_about_common(const CallDescriptor& call, Location (Meeting::*place_of)(int) const);
+  absl::Status meet_about_common(const CallDescriptor& call,
+                                 Location (Meeting::*place_of)(int, std::uint64_t) const);
   absl::Status gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
                              std::size_t bytes);
   absl::Status gather(const CallDescriptor& call, const std::byte* shard, std::byte* full, std::size_t bytes);
   absl::Status scatter(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel,
                        SumVisitor* visitor);
   absl::Status reduce(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel);
-  absl::Status reduce_direct(DType dtype, std::size_t numel);
   absl::Status reduce_in_rounds(DType dtype, const std::byte* input, float* output, std::size_t numel);
   absl::Status spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root);
   absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
@@ -97,13 +101,13 @@ class SharedMemoryCollectives : public Collectives {
   const std::string transport_;
   const Group group_;
   const std::unique_ptr<SharedSpace> space_;
+  Peers peers_;
   Meeting meeting_;
+  PeerBuffers buffers_;  // of the blocking call under way
+  StartedReductions started_;
   const int exceptions_at_start_;
   std::uint64_t sequence_ = 0;
-  // Of all ranks, for the call under way:
-  std::vector<std::byte*> inputs_, outputs_;  // views of their buffers; null where unreachable
-  std::vector<const void*> sources_;          // scratch of the sums
-  std::vector<float*> targets_;
+  std::vector<const void*> sources_;  // scratch of sums over mailboxes
 };
 
 }  // namespace tessera

@@ -1,9 +1,10 @@
 #include "runtime/comm/visited_sum.h"
 
+#include <absl/container/inlined_vector.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <vector>
 
 #include "runtime/comm/pairwise_sum.h"
 #include "runtime/comm/streaming.h"
@@ -13,6 +14,10 @@ namespace {
 
 constexpr std::size_t kPiece = 512;  // elements: a piece and its sources stay in the first-level cache
 static_assert(kPiece % SumVisitor::kAlignment == 0);
+
+// Of as many ranks without the heap.
+template <class T>
+using OfRanks = absl::InlinedVector<T, 16>;
 
 bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
@@ -31,10 +36,10 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
                  std::size_t numel, SumVisitor* visitor, std::size_t offset) {
   const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
   if (!large && !visitor && outputs.size() == 1) return pairwise_sum(sources, dtype, outputs[0], numel);
-  std::vector<float*> streamed, kept;
+  OfRanks<float*> streamed, kept;
   // What is a source has just been read: its lines are in cache and cost nothing to write.
   for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
-  std::vector<const void*> at(sources.begin(), sources.end());
+  OfRanks<const void*> at(sources.begin(), sources.end());
   alignas(64) std::array<float, kPiece> stack;
   for (std::size_t begin = 0; begin < numel; begin += kPiece) {
     const std::size_t length = std::min(kPiece, numel - begin);

@@ -3,9 +3,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
+#include <cstring>
 #include <string>
 
+#include "runtime/comm/gather_strings.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -24,29 +25,27 @@ std::uint64_t digest_of_gathers(std::span<const int> units) { return XXH3_64bits
 void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
                             const std::vector<std::unique_ptr<Unit>>& units) {
   Collectives& world = *axes.world;
-  const auto ranks = static_cast<std::size_t>(world.size()), shards = static_cast<std::size_t>(axes.shard_size);
-  const std::uint64_t length = own.size();
-  std::vector<std::uint64_t> lengths(ranks);
-  throw_if_error(world.all_gather("gathers of a step", &length, lengths.data(), sizeof length).wait());
-  const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
-  std::vector<int> order(own.begin(), own.end()), orders(ranks * longest);
-  order.resize(longest, kNoUnit);
-  throw_if_error(world.all_gather("order of gathers", order.data(), orders.data(), longest * sizeof(int)).wait());
-
+  const auto* bytes = reinterpret_cast<const char*>(own.data());
+  const auto orders = value_or_throw(gather_strings(world, "gathers of a step", {bytes, own.size_bytes()}));
+  const auto unit_of = [&](int rank, std::size_t gather) {
+    int unit = kNoUnit;
+    const std::string& order = orders[static_cast<std::size_t>(rank)];
+    if (gather < order.size() / sizeof unit) std::memcpy(&unit, &order[gather * sizeof unit], sizeof unit);
+    return unit;
+  };
   const std::string own_name = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size());
-  for (std::size_t first = 0; first < ranks; first += shards) {
-    for (std::size_t rank = first + 1; rank < first + shards; ++rank) {
-      const auto [one, other] = std::mismatch(&orders[first * longest], &orders[first * longest] + longest,
-                                              &orders[rank * longest]);
-      if (one == &orders[first * longest] + longest) continue;
-      throw Error(ExitCode::kInternal,
-                  own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
-                      std::to_string(one - &orders[first * longest] + 1) + " of this step was of " +
-                      describe(*one, units) + " on rank " + std::to_string(first) + ", of " + describe(*other, units) +
-                      " on rank " + std::to_string(rank) +
-                      ". hint: forward must use units in the same order on every rank; a branch on a rank's data may "
-                      "choose only among replicated parameters");
-    }
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const int first = rank - rank % axes.shard_size;
+    if (orders[static_cast<std::size_t>(first)] == orders[static_cast<std::size_t>(rank)]) continue;
+    std::size_t gather = 0;
+    while (unit_of(first, gather) == unit_of(rank, gather)) ++gather;
+    throw Error(ExitCode::kInternal,
+                own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
+                    std::to_string(gather + 1) + " of this step was of " + describe(unit_of(first, gather), units) +
+                    " on rank " + std::to_string(first) + ", of " + describe(unit_of(rank, gather), units) +
+                    " on rank " + std::to_string(rank) +
+                    ". hint: forward must use units in the same order on every rank; a branch on a rank's data may "
+                    "choose only among replicated parameters");
   }
   throw Error(ExitCode::kInternal, own_name + ": ranks' digests of their gathers differ, but not the gathers");
 }

@@ -131,7 +131,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.master = strategy.mixed_precision.master;
   input.optimizer_states = optimizer.num_states();
   input.state_dtype = strategy.optimizer.state_dtype;
-  input.buckets_in_flight = strategy.units.bucket_cap_mb ? 2 : 1;
+  input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   return MemoryPlan(std::move(input));
 }
 

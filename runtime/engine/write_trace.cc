@@ -1,7 +1,7 @@
-#include <algorithm>
 #include <fstream>
 #include <vector>
 
+#include "runtime/comm/gather_strings.h"
 #include "tessera/error.h"
 #include "tessera/trace.h"
 
@@ -28,24 +28,11 @@ bool write_file(const std::string& path, const std::vector<std::string>& texts) 
 
 void write_trace(const std::string& path, const Mesh& mesh) {
   Trace::stop();
-  const std::string own = Trace::events_as_json(mesh.rank());
-  const auto ranks = static_cast<std::size_t>(mesh.world_size());
   const MeshAxes axes = value_or_throw(mesh.axes(1, mesh.world_size()));
   Collectives& world = *axes.world;
-  const std::uint64_t bytes = own.size();
-  std::vector<std::uint64_t> sizes(ranks);
-  throw_if_error(world.all_gather("sizes of traces", &bytes, sizes.data(), sizeof bytes).wait());
-  const std::size_t longest = std::max<std::uint64_t>(1, *std::max_element(sizes.begin(), sizes.end()));
-  std::string padded = own, all(ranks * longest, '\0');
-  padded.resize(longest);
-  throw_if_error(world.all_gather("traces", padded.data(), all.data(), longest).wait());
-
+  const auto texts = value_or_throw(gather_strings(world, "traces", Trace::events_as_json(mesh.rank())));
   char written = 1;
-  if (mesh.rank() == 0) {
-    std::vector<std::string> texts;
-    for (std::size_t rank = 0; rank < ranks; ++rank) texts.push_back(all.substr(rank * longest, sizes[rank]));
-    written = write_file(path, texts) ? 1 : 0;
-  }
+  if (mesh.rank() == 0) written = write_file(path, texts) ? 1 : 0;
   throw_if_error(world.broadcast("trace written", &written, 1, 0).wait());
   if (!written) throw Error(ExitCode::kCannotCreate, path + ": the trace cannot be written");
 }

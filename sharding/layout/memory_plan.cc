@@ -73,28 +73,46 @@ void MemoryPlan::plan_gradients() {
   } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
-  std::int64_t largest_part = 0;
+  std::int64_t largest_part = 0;  // of a unit
   for (std::size_t i = 0; i < input_.units.size(); ++i) {
     const UnitShape& unit = input_.units[i];
+    std::int64_t part = 0;
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
-      const std::int64_t part = owned(axes, input_.mesh, group.layout.numel()).numel;
-      use_[MemoryCategory::kGradients] += part * 4;
-      largest_part = std::max(largest_part, owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel);
+      use_[MemoryCategory::kGradients] += owned(axes, input_.mesh, group.layout.numel()).numel * 4;
+      part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
     }
+    largest_part = std::max(largest_part, part);
     if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
     if (bucket_mode_ == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
-  }
-  if (bucket_mode_ == BucketMode::kShared) {
-    shared_buckets_ = std::min<std::int64_t>(input_.buckets_in_flight, static_cast<std::int64_t>(input_.units.size()) - 1);
-    use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
   // A reduction that is added to what earlier microbatches left, or that goes on over the replicate axis into a smaller
   // part, lands in scratch first.
   const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
   const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
   if (adds || narrows) scratch_numel_ = largest_part;
-  use_[MemoryCategory::kStaging] = scratch_numel_ * 4;
+  reduction_lag_ = affordable_lag();
+  if (bucket_mode_ == BucketMode::kShared) {
+    const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
+    shared_buckets_ = std::min(input_.filling_buckets + 2 * reduction_lag_, others);
+    use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
+  }
+  use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4;
+}
+
+// The sum over a replicate axis follows that over the shard axis at once, so there a rank waits.
+std::int64_t MemoryPlan::affordable_lag() const {
+  constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
+  if (input_.mesh.world_size() == 1 || input_.mesh.replicate_size > 1) return 0;
+  std::int64_t groups = 1;
+  for (const UnitShape& unit : input_.units) {
+    const auto trains = [](const GroupShape& group) { return group.trainable; };
+    groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
+  }
+  const std::int64_t most = (std::max(kMostUnderWay / groups, std::int64_t{1}) - 1) / 2;
+  const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
+  const std::int64_t cost = 2 * (bucket + scratch_numel_ * 4);
+  return cost == 0 ? most : std::min({most, kMostBought, kRoom / cost});
 }
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {

@@ -70,7 +70,7 @@ struct PlanInput {
   MasterKind master = MasterKind::kSplitBF16;
   int optimizer_states = 2;
   StateDType state_dtype = StateDType::kF32;
-  int buckets_in_flight = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
+  int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line.
@@ -84,6 +84,9 @@ StatePiece state_piece(StateDType dtype, std::int64_t numel);
 /// allocates; it compares the two.
 class MemoryPlan {
  public:
+  /// Reductions that transports can have under way at a time.
+  static constexpr std::int64_t kMostUnderWay = 16;
+
   MemoryPlan() = default;
   explicit MemoryPlan(PlanInput input);
 
@@ -96,8 +99,14 @@ class MemoryPlan {
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }
+  /// How many units later a rank does its share of a unit's reduction (Work::advance); twice as many later it waits for
+  /// its end. So a rank may be that many units ahead of another before it waits. 0: it waits where it starts one.
+  /// Where it costs two buckets a unit it is what fits 8 MiB, and 3 at most.
+  std::int64_t reduction_lag() const { return reduction_lag_; }
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
+  /// Scratch of one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel() const { return scratch_numel_; }
+  std::int64_t units_under_way() const { return 2 * reduction_lag_ + 1; }
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
@@ -106,13 +115,14 @@ class MemoryPlan {
  private:
   void plan_parameters();
   void plan_gradients();
+  std::int64_t affordable_lag() const;
   void plan_optimizer();
 
   PlanInput input_;
   MemoryUse use_;
   BucketMode bucket_mode_ = BucketMode::kShared;
   std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
-  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0;
+  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
 };
 

@@ -91,6 +91,14 @@ class Tables(unittest.TestCase):
         row = self.row("collectives.csv", contender="gloo", collective="all_reduce", bytes="1048576")
         self.assertEqual(numbers(row, "bytes_per_s", "share_of_limit"), [1048576e3, 0.1])
 
+    def test_crowded_ranks_are_held_to_the_fewest(self):
+        row = self.row("crowded.csv", contender="Tessera FULL_SHARD", ranks="4")  # 400 tokens in 0.5 s; 200 in 0.2 s
+        self.assertEqual(numbers(row, "tokens_per_s", "over_fewest_ranks"), [800.0, 0.8])
+        row = self.row("ratios.csv", what="work a second of 4 ranks")
+        self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (0.8, 0.9, "no"))
+        row = self.row("ratios.csv", what="step, 4 ranks on the same cores")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["peer"]), (8.0, "PyTorch FSDP2"))
+
     def test_buckets_name_a_winner_and_its_gain(self):
         row = self.row("buckets.csv", bucket_bytes="4194304")
         self.assertEqual(numbers(row, "gain_over_per_tensor", "communication_gain", "collectives"), [1.5, 3.0, 12])
@@ -184,13 +192,14 @@ class Page(unittest.TestCase):
 
     def test_shows_every_section_and_what_is_missing(self):
         for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives",
-                      "Latencies", "Buckets", "One step", "tessera bench overhead", "Not in this run"):
+                      "Latencies", "More ranks than cores", "Buckets", "One step", "tessera bench overhead",
+                      "Not in this run"):
             self.assertIn(f"<h2>{words}", self.page)
         self.assertIn("tessera bench step: this build does not have it", self.page)
 
     def test_sections_without_data_are_left_out(self):
         data = json.loads(MADE_UP.read_text()) | {"steps": [], "memory": [], "optimizer": [], "collectives": [],
-                                                  "tessera_bench": {}, "timeline": None, "missing": []}
+                                                  "crowded": [], "tessera_bench": {}, "timeline": None, "missing": []}
         files = written(data)
         self.assertEqual(list(files), ["index.html"])
         self.assertNotIn("<h2>", files["index.html"])

@@ -152,6 +152,58 @@ inline void check_visited_sums(Collectives& group, DType dtype, std::size_t nume
   require(same_bits(reduced.seen(), {output, output + numel}), "all_reduce has another output");
 }
 
+/// Reductions of both kinds under way at a time, advanced late or never, with a call that blocks between them: each has
+/// its own sum, seen once by its visitor. Where `symmetric` is set, every third buffer is elsewhere all the same.
+inline void check_started_reductions(Collectives& group, std::size_t numel, bool symmetric) {
+  struct Started {
+    std::vector<Bytes> inputs;
+    DType dtype;
+    bool scatters;
+    std::byte* input;
+    float* output;
+    std::unique_ptr<RecordingVisitor> visitor;
+    Work work;
+  };
+  TestMemory shared(group, symmetric), elsewhere(group, false);
+  const int ranks = group.size(), rank = group.rank();
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+  std::vector<Started> started(12);
+  for (std::size_t i = 0; i < started.size(); ++i) {
+    Started& reduction = started[i];
+    reduction.dtype = kTypes[i % 3];
+    reduction.scatters = i % 2 == 0;
+    reduction.inputs = inputs_of_all(ranks, reduction.dtype, numel * ranks, 31 + static_cast<std::uint32_t>(i));
+    TestMemory& memory = i % 4 == 3 ? elsewhere : shared;
+    reduction.input = memory.of(reduction.inputs[rank]);
+    reduction.output = reinterpret_cast<float*>(memory.of(numel * sizeof(float)));
+    reduction.visitor = std::make_unique<RecordingVisitor>(numel);
+  }
+  const auto start = [&](Started& reduction) {
+    const auto run = [&](auto operation) {
+      return (group.*operation)("started", reduction.input, reduction.dtype, reduction.output, numel,
+                                reduction.visitor.get(), Waits::kLater);
+    };
+    reduction.work = reduction.scatters ? run(&Collectives::reduce_scatter) : run(&Collectives::all_reduce);
+  };
+  const auto end = [&](Started& reduction) {
+    require_ok(reduction.work.wait());
+    const std::size_t first = reduction.scatters ? rank * numel : 0;
+    const auto expected = reference_sum(reduction.inputs, reduction.dtype, first, numel);
+    const std::string what = reduction.scatters ? "started reduce_scatter" : "started all_reduce";
+    require(same_bits({reduction.output, reduction.output + numel}, expected), at(what, reduction.dtype, numel, rank));
+    require(same_bits(reduction.visitor->seen(), expected), at("visited " + what, reduction.dtype, numel, rank));
+    std::memset(reduction.input, 0xff, reduction.inputs[rank].size());  // it may be overwritten now
+  };
+  std::size_t ended = 0;
+  for (std::size_t i = 0; i < started.size(); ++i) {
+    start(started[i]);
+    if (i >= 3 && i % 4 == 0) require_ok(started[i - 3].work.advance());
+    if (i == 5) require_ok(group.barrier("while reductions are under way").wait());
+    if (i >= 6) end(started[ended++]);
+  }
+  while (ended < started.size()) end(started[ended++]);
+}
+
 /// What a rank writes into common memory its peers find there; collectives take it for input and output, and none
 /// writes another rank's part. REQUIRES: group.shares_memory().
 inline void check_common_memory(Collectives& group, std::size_t numel) {
@@ -236,6 +288,7 @@ inline void check_all_operations(Collectives& group, bool symmetric, std::size_t
         check_visited_sums(group, dtype, numel / group.size(), symmetric, in_place);
       }
     }
+    check_started_reductions(group, numel / group.size(), symmetric);
     check_broadcast(group, numel, symmetric);
     check_all_to_all(group, numel / group.size() | 1, symmetric);
     require_ok(group.barrier("barrier").wait());

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -143,6 +144,30 @@ TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
   EXPECT_EQ(ranks.wait(1).signal, SIGKILL);
   EXPECT_EQ(shared_memory_files(), files);
+}
+
+TEST(HostFailures, OthersNameAKilledRankWhoseReductionsAreUnderWay) {
+  ForkedRanks ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
+    auto* data = reinterpret_cast<float*>(buffer->data());
+    const auto start = [&] {
+      return group->all_reduce("blocks.3", data, DType::kF32, data, 1 << 18, nullptr, Waits::kLater);
+    };
+    Work first = start(), second = start();
+    TESSERA_RETURN_IF_ERROR(first.wait());
+    if (rank == 1) {
+      TESSERA_RETURN_IF_ERROR(store.set("working", "yes"));
+      pause();
+    }
+    return second.wait();
+  });
+  ASSERT_TRUE(ranks.store().get("working", std::chrono::seconds(20)).ok());
+  ranks.signal(1, SIGKILL);
+  const RankEnd end = ranks.wait(0);
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
+  EXPECT_THAT(end.message, AllOf(HasSubstr("rank 0/2 blocks.3 all_reduce #"),
+                                 HasSubstr("rank 1 (pid " + std::to_string(ranks.pid(1)) + ") is gone")));
 }
 
 TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {

@@ -152,8 +152,9 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
 TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
   Topology topology;
   topology.world_size = 4;
+  const TinyOptions options = {.blocks = 12};  // more than there are buckets, which SHARD_GRADIENTS needs
   const auto bytes = [&](ShardingStrategy kind) {
-    return plan_memory(*make_tiny({}, true), strategy_for(kind), topology).use().total();
+    return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use().total();
   };
   const std::int64_t limit = bytes(ShardingStrategy::kShardGradients);
   ASSERT_LT(limit, bytes(ShardingStrategy::kShardOptimizer));
@@ -161,7 +162,7 @@ TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
     run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
       Strategy strategy = strategy_for(kind);
       strategy.memory.limit_bytes = limit_bytes;
-      Session session(mesh, strategy);
+      Session session(mesh, strategy, options);
       EXPECT_LE(session.train(0).allocated.total(), limit_bytes);
     });
   };

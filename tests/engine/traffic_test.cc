@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
 
 #include "session.h"
 
@@ -57,6 +61,35 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
         }
       }
     }
+  }
+}
+
+// Backward completes the last block first. A rank that has not begun to keeps the other from waiting for a reduction only
+// when that is MemoryPlan::reduction_lag() units ahead.
+TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {
+  for (const Placed& kind : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
+                             Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {
+    SCOPED_TRACE(name_of(kind));
+    constexpr std::int64_t kBlocks = 9;
+    std::atomic<bool> ahead = false;
+    run_ranks({.ranks = 2, .timeout_s = 20}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(kind), {.blocks = kBlocks});
+      const std::int64_t lag = session.engine.plan().reduction_lag();
+      ASSERT_EQ(lag, kind.kind == ShardingStrategy::kNoShard ? 7 : 3);
+      const auto on_gradient_of = [&](std::int64_t block, const std::function<void()>& act) {
+        const auto parameters = session.model->blocks[static_cast<std::size_t>(block)]->parameters();
+        parameters[0].register_hook([act](const at::Tensor&) { act(); });
+      };
+      if (mesh.rank() == 0) on_gradient_of(kBlocks - 1 - lag, [&] { ahead = true; });
+      if (mesh.rank() == 1) {
+        on_gradient_of(kBlocks - 1, [&] {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          while (!ahead && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          EXPECT_TRUE(ahead);
+        });
+      }
+      session.train(0);
+    });
   }
 }
 

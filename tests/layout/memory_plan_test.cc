@@ -1,0 +1,77 @@
+#include "sharding/layout/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+/// A root and `blocks` units of `numel` fp32 parameters each, in `groups` equal groups.
+PlanInput input_of(std::int64_t numel, std::int64_t blocks, MeshPosition mesh, int groups = 1) {
+  PlanInput input;
+  const auto unit = [&](std::int64_t unit_numel) {
+    UnitShape shape;
+    for (int g = 0; g < groups; ++g) {
+      const LayoutItem item{unit_numel / groups, 1};
+      shape.groups.push_back({DType::kF32, true, Layout::pack({&item, 1}, mesh.world_size())});
+    }
+    return shape;
+  };
+  input.units.push_back(unit(256L * groups * mesh.world_size()));
+  for (std::int64_t i = 0; i < blocks; ++i) input.units.push_back(unit(numel));
+  input.placement = placement_of(ShardingStrategy::kFullShard, false);
+  input.mesh = mesh;
+  return input;
+}
+
+TEST(MemoryPlan, SmallUnitsAreReducedLaterAndLargeOnesAtOnce) {
+  struct Case {
+    std::int64_t bucket_bytes, lag;
+  };
+  // Two buckets a unit of lag, 8 MiB in all, 3 units at most.
+  for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
+    const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
+    EXPECT_EQ(plan.reduction_lag(), c.lag) << c.bucket_bytes;
+    EXPECT_EQ(plan.shared_buckets(), 1 + 2 * c.lag) << c.bucket_bytes;
+    const std::int64_t root = plan.bucket_bytes_of(plan.input().units[0]);
+    EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], root + (1 + 2 * c.lag) * c.bucket_bytes);
+  }
+}
+
+TEST(MemoryPlan, NoMoreBucketsThanUnits) {
+  EXPECT_EQ(MemoryPlan(input_of(kMiB / 16, 4, {1, 2, 0, 0})).shared_buckets(), 4);
+}
+
+TEST(MemoryPlan, ReductionsUnderWayAreNoMoreThanTransportsAllow) {
+  for (int groups = 1; groups <= 20; ++groups) {
+    const MemoryPlan plan(input_of(groups * 1024L, 30, {1, 2, 0, 0}, groups));
+    EXPECT_LE(groups * plan.units_under_way(), std::max<std::int64_t>(groups, MemoryPlan::kMostUnderWay)) << groups;
+  }
+}
+
+TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
+  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {2, 2, 0, 0})).reduction_lag(), 0);
+  EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
+}
+
+TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
+  PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
+  input.accumulation = 2;
+  const MemoryPlan plan(input);
+  // 2 (1 MiB bucket + 1/2 MiB of scratch) a unit of lag
+  EXPECT_EQ(plan.reduction_lag(), 2);
+  EXPECT_EQ(plan.use()[MemoryCategory::kStaging], 5 * kMiB / 2);
+}
+
+TEST(MemoryPlan, ReplicatedGradientsNeedNoBucketsToBeReducedLater) {
+  PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
+  input.placement = placement_of(ShardingStrategy::kNoShard, false);
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.bucket_mode(), BucketMode::kInPlace);
+  EXPECT_EQ(plan.reduction_lag(), 7);
+  EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -149,11 +149,14 @@ TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
 
 TEST(Backend, WhatItsMakerThrowsIsReported) {
   const int port = free_port();
-  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& told) -> absl::Status {
     join_as(rank, 2, port);
     const Mesh mesh = init({}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> {
       throw std::runtime_error("no cable");
     });
+    // Rank 0 serves the rendezvous store: it stays until the other has joined.
+    if (rank == 0) TESSERA_RETURN_IF_ERROR(told.get("joined", std::chrono::seconds(20)).status());
+    if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
     return mesh.axes(1, 2).status();
   });
   for (const RankEnd& end : ends) {

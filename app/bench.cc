@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "app/bench/collectives_bench.h"
+#include "app/bench/device_optimizer_bench.h"
 #include "app/bench/optimizer_bench.h"
 #include "app/bench_ranks.h"
 #include "app/commands.h"
@@ -101,10 +102,13 @@ int run_bench_collectives(const BenchCommand& command) {
 
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
-    const std::size_t numel = std::size_t{command.quick ? 1u : 32u} << 20;
-    const auto timings = bench_optimizer(numel, command.quick ? 3 : 9);
+    const std::size_t numel = std::size_t{command.quick ? 1u : command.gpu ? 1024u : 32u} << 20;
+    const int rounds = command.quick ? 3 : 9;
+    const auto timings =
+        command.gpu ? value_or_throw(bench_device_optimizer(numel, rounds)) : bench_optimizer(numel, rounds);
     write_json(to_json(timings), command.json);
-    std::printf("one thread; the mixed steps take the gradient's norm first\n%s", table_of(timings).c_str());
+    std::printf("%s; the mixed steps take the gradient's norm first\n%s", command.gpu ? "GPU" : "one thread",
+                table_of(timings).c_str());
   });
 }
 

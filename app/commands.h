@@ -62,6 +62,7 @@ struct BenchCommand {
   std::string transport;  ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;          ///< to start, where no launcher has
   bool quick = false;
+  bool gpu = false;  ///< the optimizer's step on the GPU
 };
 /// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
 int run_bench_collectives(const BenchCommand& command);
@@ -73,7 +74,7 @@ int run_bench_buckets(const BenchCommand& command);
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
-/// Times the optimizer's step in every format, on one thread.
+/// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
 
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Returns 0 unless something

@@ -85,6 +85,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
+  optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
   CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB: ResNet-18, GPT");
   CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy");
   CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");

@@ -9,6 +9,9 @@ import targets
 from memory import formula_bytes
 
 
+_MEMORY_KINDS = {"private": "Tessera, private memory", "group": "Tessera, the group's memory"}
+
+
 class Results:
     """results.json, with the look-ups that the tables share."""
 
@@ -111,10 +114,11 @@ def _optimizer_ratios(results):
 
 def _collective_ratios(results):
     for collective, size, target in targets.COLLECTIVES:
+        memory_kind = "group" if size is None else "private"
         gloo = {entry["bytes"] for entry in results.data["collectives"]
                 if entry["contender"] == "gloo" and entry["collective"] == collective}
         ours = {case["bytes"]: case["samples_s"]
-                for case in results.bench_collectives(collective=collective, memory="private")}
+                for case in results.bench_collectives(collective=collective, memory=memory_kind)}
         common = gloo & set(ours)
         if not common:
             continue
@@ -123,15 +127,15 @@ def _collective_ratios(results):
         if chosen in common:
             theirs = results.samples("collectives", contender="gloo", collective=collective, bytes=chosen)
             ratio = _ratio(theirs, ours[chosen])
-        yield [f"{collective}, {chosen} bytes", "Gloo", "Tessera, private memory", target, ratio]
+        yield [f"{collective}, {chosen} bytes", "Gloo", _MEMORY_KINDS[memory_kind], target, ratio]
 
 
 def _limit_ratios(results):
     for collective in [collective for collective, size, _ in targets.COLLECTIVES if size is None]:
-        cases = [case for case in results.bench_collectives(collective=collective, memory="private") if case["limit_s"]]
+        cases = [case for case in results.bench_collectives(collective=collective, memory="group") if case["limit_s"]]
         if cases:
             largest = max(cases, key=lambda case: case["bytes"])
-            yield [f"{collective}, {largest['bytes']} bytes", "limit", "Tessera, private memory",
+            yield [f"{collective}, {largest['bytes']} bytes", "limit", _MEMORY_KINDS["group"],
                    targets.COLLECTIVES_OF_LIMIT, largest["limit_s"] / stats.median(largest["samples_s"])]
 
 

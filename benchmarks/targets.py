@@ -35,7 +35,8 @@ OPTIMIZER = (
     ("deepspeed_chain_bf16", "mixed_bf16_moments", 4.0),
 )
 
-# (collective, bytes or None for the largest, target over Gloo), private memory, fp32.
+# (collective, bytes or None for the largest, target over Gloo), fp32. The largest in the group's memory, where the
+# Engine has its buffers (what is gathered lands in a private copy); few bytes, and none, in any memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
     ("all_reduce", 4, 500.0),
@@ -44,7 +45,7 @@ COLLECTIVES = (
     ("all_gather", None, 10.0),
 )
 
-# What the largest of each of these, in private memory, is to reach of a loop that only reads and writes as much.
+# What the largest of each of these is to reach of a loop that only reads and writes as much.
 COLLECTIVES_OF_LIMIT = 0.9
 
 # Work a second of all ranks together where they outnumber the cores, over that of the fewest ranks.

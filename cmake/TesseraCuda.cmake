@@ -1,18 +1,44 @@
-# Decides whether the CUDA parts are built, and offers their headers as tessera::cuda.
-# AUTO builds them where the toolkit's headers, NCCL's header and LibTorch's CUDA library are all found.
+# Decides which CUDA parts are built.
+#
+#   TESSERA_HAVE_CUDA   headers of the toolkit and of NCCL, and LibTorch's CUDA library, are there: the nccl transport.
+#                       The headers are tessera_cuda_headers.
+#   TESSERA_HAVE_NVCC   and a compiler that works: the kernels.
+#
+# TESSERA_CUDA=AUTO builds what can be built, ON demands both.
 set(TESSERA_HAVE_CUDA OFF)
+set(TESSERA_HAVE_NVCC OFF)
 if(NOT TESSERA_CUDA STREQUAL "OFF")
   get_filename_component(tessera_site_packages ${TESSERA_TORCH_ROOT} DIRECTORY)
-  find_path(TESSERA_CUDA_INCLUDE cuda_runtime_api.h
-    HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include ${tessera_site_packages}/nvidia/cu13/include)
+  set(tessera_cuda_roots $ENV{CUDA_HOME} /usr/local/cuda ${tessera_site_packages}/nvidia/cu13)
+  find_path(TESSERA_CUDA_INCLUDE cuda_runtime_api.h HINTS ${tessera_cuda_roots} PATH_SUFFIXES include)
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${tessera_site_packages}/nvidia/nccl/include)
+  find_program(TESSERA_NVCC nvcc HINTS ${tessera_cuda_roots} PATH_SUFFIXES bin)
   if(TESSERA_CUDA_INCLUDE AND TESSERA_NCCL_INCLUDE AND TARGET tessera::torch_cuda)
     set(TESSERA_HAVE_CUDA ON)
     add_library(tessera_cuda_headers INTERFACE)
     target_include_directories(tessera_cuda_headers SYSTEM INTERFACE ${TESSERA_CUDA_INCLUDE} ${TESSERA_NCCL_INCLUDE})
-  elseif(TESSERA_CUDA STREQUAL "ON")
+  endif()
+  if(TESSERA_HAVE_CUDA AND TESSERA_NVCC)
+    set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
+    # Ampere, Hopper, Blackwell, and what comes after from the last one's PTX.
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+    endif()
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      set(CMAKE_CUDA_STANDARD 20)
+      set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+      enable_language(CUDA)
+      find_package(CUDAToolkit)
+      set(TESSERA_HAVE_NVCC ${CUDAToolkit_FOUND})
+    endif()
+  endif()
+  if(TESSERA_CUDA STREQUAL "ON" AND NOT (TESSERA_HAVE_CUDA AND TESSERA_HAVE_NVCC))
     message(FATAL_ERROR "TESSERA_CUDA=ON, but the CUDA toolkit (${TESSERA_CUDA_INCLUDE}), NCCL's header "
-      "(${TESSERA_NCCL_INCLUDE}) or LibTorch's CUDA library was not found. scripts/setup installs all three.")
+      "(${TESSERA_NCCL_INCLUDE}), LibTorch's CUDA library or a working nvcc (${TESSERA_NVCC}) was not found. "
+      "scripts/setup installs all four.")
   endif()
 endif()
-message(STATUS "CUDA parts: ${TESSERA_HAVE_CUDA}")
+message(STATUS "CUDA parts: ${TESSERA_HAVE_CUDA}, kernels: ${TESSERA_HAVE_NVCC}")

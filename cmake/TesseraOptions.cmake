@@ -20,8 +20,11 @@ endif()
 
 add_library(tessera_options INTERFACE)
 # -fPIC for programs as well as libraries: a precompiled header serves only what is compiled alike.
-target_compile_options(tessera_options INTERFACE -Wall -Wextra -Wno-unused-parameter -fPIC -fpch-preprocess)
+target_compile_options(tessera_options INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-fPIC;-fpch-preprocess>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Wall>")
 if(TESSERA_SANITIZE)
-  target_compile_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(tessera_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()

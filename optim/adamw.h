@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "optim/adam_constants.h"
 #include "optim/optimizer.h"
 #include "optim/step_loops.h"
 
@@ -26,10 +27,9 @@ class AdamW final : public Optimizer {
   int num_states() const override { return 2; }
   std::string state_name(int index) const override;
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  AdamHyperparameters hyperparameters() const;
 
  private:
-  AdamConstants constants(const StepScalars& scalars) const;
-
   OptimizerConfig config_;
   const StepLoops* loops_;
 };

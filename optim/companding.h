@@ -51,7 +51,7 @@ struct Companding {
  private:
   static constexpr std::uint32_t kHalfOne = 0x3f800000u / 2;  // half the bits of 1.0f
   /// What is added to a float's bits to multiply it by `power`.
-  static constexpr std::uint32_t power_of_two(std::uint32_t power) {
+  static constexpr TESSERA_ALWAYS_INLINE std::uint32_t power_of_two(std::uint32_t power) {
     return static_cast<std::uint32_t>(__builtin_ctz(power)) << 23;
   }
 };

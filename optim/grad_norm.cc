@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "runtime/base/error.h"
@@ -14,7 +15,6 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 constexpr std::size_t kAhead = 2 * NormTree::kBlockNumel;  // elements: shards are read once, in order
-static_assert(sizeof(NormNode) == 24, "NormNode must have no padding: ranks exchange its bytes");
 
 TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
@@ -56,21 +56,6 @@ BlockSum block_sum_for(InstructionSet set) {
     case InstructionSet::kAvx512: return block_sum_avx512;
   }
   return block_sum_portable;
-}
-
-bool is_left_sibling(const NormNode& left, const NormNode& right) {
-  return left.level == right.level && left.index % 2 == 0 && left.index + 1 == right.index;
-}
-
-// Adds a node to `stack`, which holds `depth` nodes in block order, no two of which are siblings: at most two of each
-// level, like the digits of a counter. Two siblings at its end become their parent. Returns the new depth.
-std::size_t push_and_merge(NormNode* stack, std::size_t depth, NormNode node) {
-  while (depth > 0 && is_left_sibling(stack[depth - 1], node)) {
-    --depth;
-    node = NormNode{.level = node.level + 1, .index = node.index / 2, .sum = stack[depth].sum + node.sum};
-  }
-  stack[depth] = node;
-  return depth + 1;
 }
 
 // A level that no tree has, as in bytes that were never received, sorts last and then covers nothing.
@@ -124,10 +109,7 @@ absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes, std::v
                       fmt::format("gradient norm: the ranks' sums must cover blocks 0 to {} once each, but block {} is "
                                   "missing or doubled", total_blocks_, next_block));
   }
-  // What is left are subtrees of falling level: the unit's last ones have no sibling and are carried up to it.
-  double total = 0.0;
-  for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i].sum : stack[i].sum + total;
-  return total;
+  return total_of(stack, depth);
 }
 
 NormTree::Builder::Builder(const NormTree& tree) : tree_(tree), stack_(tree.max_nodes()) {}

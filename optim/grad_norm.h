@@ -4,25 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
 #include "optim/instruction_set.h"
+#include "optim/norm_node.h"
 
 namespace tessera {
-
-/// The sum of squares of one dyadic run of blocks: blocks [index * 2^level, (index + 1) * 2^level), less those beyond
-/// the unit's end. Plain bytes without padding, so that ranks can exchange arrays of them. A default-made node is
-/// *absent*: it fills up arrays of a fixed length and adds nothing.
-struct NormNode {
-  static constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
-
-  std::uint32_t level = kAbsent;
-  std::uint32_t reserved = 0;
-  std::uint64_t index = 0;
-  double sum = 0.0;
-};
 
 /// The squared 2-norm of a unit's gradient in fp64, independent of how the unit is cut into shards, bit for bit.
 ///

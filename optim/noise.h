@@ -17,8 +17,20 @@ struct NoiseKey {
   std::uint32_t twist = 0;
 };
 
+/// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea
+/// and Flood, OOPSLA 2014, section 6).
+TESSERA_ALWAYS_INLINE std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
 /// `stream` names the flat group, `step` counts from 1.
-NoiseKey noise_key(std::uint64_t stream, std::int64_t step);
+TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step) {
+  constexpr std::uint64_t kSeed = 0x9e3779b97f4a7c15u;  // 2^64 over the golden ratio
+  const std::uint64_t key = mix_bits(mix_bits(stream + kSeed) + static_cast<std::uint64_t>(step) * kSeed);
+  return {.start = static_cast<std::uint32_t>(key), .twist = static_cast<std::uint32_t>(key >> 32)};
+}
 
 inline constexpr std::uint32_t kNoiseStride = 0x9e3779b1u;  // the prime next to 2^32 over the golden ratio
 

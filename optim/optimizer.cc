@@ -69,14 +69,6 @@ StepArguments check_slice(std::string_view optimizer, int num_states, StateDType
           .first_element = static_cast<std::uint32_t>(slice.first_element)};
 }
 
-double power(double base, std::int64_t exponent) {
-  double result = 1.0;
-  for (; exponent > 0; exponent >>= 1, base *= base) {
-    if ((exponent & 1) != 0) result *= base;
-  }
-  return result;
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdamW:

@@ -16,8 +16,4 @@ namespace tessera {
 StepArguments check_slice(std::string_view optimizer, int num_states, StateDType states, std::int64_t step,
                           const OptimizerSlice& slice);
 
-/// base^exponent by repeated squaring. Unlike `std::pow`, whose last bit depends on the processor that libm detects,
-/// it gives the same bits on every machine, so ranks on different hosts agree on bias corrections.
-double power(double base, std::int64_t exponent);
-
 }  // namespace tessera

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/companding.h"
+#include "optim/block_codes.h"
 #include "optim/rounding.h"
 #include "optim/simd.h"
 #include "optim/step_arguments.h"
@@ -57,13 +57,11 @@ struct BF16State {
   }
 };
 
-/// What the two kinds of 8-bit state share: a block's values, in fp32 until their largest is known. A block that holds
-/// an infinity or a NaN gets a scale that is one, and decodes to no finite number.
-template <class V, std::uint32_t kSteps>
+/// What the two kinds of 8-bit state share: a block's values, in fp32 until their largest is known.
+template <class V, class BlockCode>
 struct BlockValues {
   static constexpr bool kNoisyStore = false;
   static constexpr bool kEncodesBlocks = true;
-  using Code = Companding<V, kSteps>;
 
   float* scales;
   float* values;  ///< [kStateBlock]
@@ -84,65 +82,46 @@ struct BlockValues {
   TESSERA_ALWAYS_INLINE typename V::Float kept(std::size_t i) const {
     return V::load(values + i % kStateBlock, V::kWidth);
   }
-  /// A scale whose inverse would overflow counts as 0, and so do the block's values.
   TESSERA_ALWAYS_INLINE void close(std::size_t i) {
-    constexpr float kSmallestNormal = 0x1p-126f;
-    const float most = __builtin_bit_cast(float, V::largest(largest));
-    scale = most * (1.0f / Code::kLargest);
-    const bool vanishes = scale < kSmallestNormal;
-    inverse = vanishes ? 0.0f : 1.0f / scale;
-    scales[i / kStateBlock] = vanishes ? 0.0f : scale;
+    const BlockScale next = block_scale<typename BlockCode::Code>(__builtin_bit_cast(float, V::largest(largest)));
+    scales[i / kStateBlock] = next.scale;
+    inverse = next.inverse;
   }
 };
 
-/// A first moment: int8, the sign and a companded magnitude.
 template <class V>
-struct SignedBlockState : BlockValues<V, 128> {
-  using Base = BlockValues<V, 128>;
-  using Code = typename Base::Code;
-  using Float = typename V::Float;
+struct SignedBlockState : BlockValues<V, SignedBlockCode<V>> {
+  using Code = SignedBlockCode<V>;
+  using Base = BlockValues<V, Code>;
   std::int8_t* data;
 
   explicit TESSERA_ALWAYS_INLINE SignedBlockState(const StateArgument& a, float* values)
       : Base(a, values), data(static_cast<std::int8_t*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE Float load(std::size_t i, std::size_t count) const {
-    const typename V::Int code = V::widen(V::stream(data + i, count));
-    const typename V::Int sign = code >> 31;  // 0 or -1
-    const Float magnitude = Code::decode((code ^ sign) - sign) * Base::scale;
-    return V::float_of(V::bits_of(magnitude) | (typename V::Bits(code) & 0x80000000u));
+  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
+    return Code::decode(V::widen(V::stream(data + i, count)), Base::scale);
   }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, Float moment, typename V::Bits) {
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, typename V::Float moment, typename V::Bits) {
     Base::keep(i, moment);
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
-    const typename V::Bits bits = V::bits_of(Base::kept(i));
-    const typename V::Bits code = Code::encode(V::float_of(bits & 0x7fffffffu) * Base::inverse, noise);
-    const auto sign = typename V::Bits(typename V::Int(bits) >> 31);  // 0 or -1
-    V::store(data + i, count, V::template narrow<std::int8_t>((code ^ sign) - sign));
+    V::store(data + i, count, V::template narrow<std::int8_t>(Code::encode(Base::kept(i), Base::inverse, noise)));
   }
 };
 
-/// A second moment: uint8, its companded square root. Above zero it never gets the code 0: dividing by the root of a
-/// moment that vanished would blow a step up, while one that is kept too large only makes a step smaller.
 template <class V>
-struct RootBlockState : BlockValues<V, 256> {
-  using Base = BlockValues<V, 256>;
-  using Code = typename Base::Code;
-  using Float = typename V::Float;
+struct RootBlockState : BlockValues<V, RootBlockCode<V>> {
+  using Code = RootBlockCode<V>;
+  using Base = BlockValues<V, Code>;
   std::uint8_t* data;
 
   explicit TESSERA_ALWAYS_INLINE RootBlockState(const StateArgument& a, float* values)
       : Base(a, values), data(static_cast<std::uint8_t*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE Float load(std::size_t i, std::size_t count) const {
-    const Float root = Code::decode(V::widen(V::stream(data + i, count))) * Base::scale;
-    return root * root;
+  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
+    return Code::decode(V::widen(V::stream(data + i, count)), Base::scale);
   }
-  TESSERA_ALWAYS_INLINE void store_root(std::size_t i, Float root) { Base::keep(i, root); }  ///< of the new moment
+  TESSERA_ALWAYS_INLINE void store_root(std::size_t i, typename V::Float root) { Base::keep(i, root); }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
-    const Float root = Base::kept(i);
-    const typename V::Bits code = Code::encode(root * Base::inverse, noise);
-    const typename V::Bits least = root > 0.0f ? typename V::Bits{} + 1 : typename V::Bits{};
-    V::store(data + i, count, V::template narrow<std::uint8_t>(code > least ? code : least));
+    V::store(data + i, count, V::template narrow<std::uint8_t>(Code::encode(Base::kept(i), Base::inverse, noise)));
   }
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "optim/adam_element.h"
 #include "optim/state_streams.h"
 #include "optim/step_loops.h"
 #include "optim/weight_streams.h"
@@ -35,7 +36,7 @@ TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::siz
   return noise_at(a.noise, V::lane_numbers() * kNoiseStride + first);
 }
 
-/// The formulas are in adamw.h. The first moment's noise is an element's low 16 random bits, the second's the high.
+/// The formulas are in adam_element.h. The first moment's noise is an element's low 16 random bits, the second's the high.
 template <class V, class Weights, class First, class Second>
 void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
   using Float = typename V::Float;
@@ -51,25 +52,17 @@ void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
     first.open(begin);
     second.open(begin);
     for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-      Float weight = weights.load(i, count);
-      Float g = V::stream(a.gradient + i, count) * c.gradient_scale;
-      if (c.decoupled) {
-        weight = weight * c.decay;
-      } else {
-        g = g + c.l2 * weight;
-      }
-      const Float m = first.load(i, count);
-      const Float v = second.load(i, count);
-      const Float next_m = m + (g - m) * c.one_minus_beta1;
-      const Float next_v = v * c.beta2 + (g * g) * c.one_minus_beta2;
-      const Float root = V::sqrt(next_v);
-      weights.store(i, count, weight - (c.step_size * next_m) / (root + c.eps));
+      const Float weight = weights.load(i, count);
+      const Float gradient = V::stream(a.gradient + i, count);
+      const AdamElement<V> next =
+          adam_element<V>(c, gradient, weight, first.load(i, count), second.load(i, count));
+      weights.store(i, count, next.weight);
       const Bits noise = First::kNoisyStore ? noise_of<V>(a, i) : Bits{};
-      first.store(i, count, next_m, noise & 0xffffu);
+      first.store(i, count, next.first, noise & 0xffffu);
       if constexpr (Second::kEncodesBlocks) {
-        second.store_root(i, root);
+        second.store_root(i, next.root);
       } else {
-        second.store(i, count, next_v, noise >> 16);
+        second.store(i, count, next.second, noise >> 16);
       }
     });
     if constexpr (First::kEncodesBlocks) {

@@ -87,6 +87,7 @@ struct LrScheduleConfig {
 
 struct MemoryConfig {
   std::int64_t limit_bytes = 0;  ///< "limit": a plan above it is refused; 0: no limit. Accepts "8GiB" in the file
+  bool tensor_heap = true;  ///< LibTorch's CPU tensors come from malloc (runtime/engine/tensor_heap.h)
 };
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl };

@@ -420,6 +420,13 @@ std::vector<StrategyKey> platform_keys() {
        .example_json = R"("8GiB")",
        .doc = "A plan that needs more memory a rank is refused before step 0. 0: no limit.",
        .cost = "None; it allocates nothing."},
+      {.pointer = "/memory/tensor_heap",
+       .field = boolean_field(AT(memory.tensor_heap)),
+       .default_json = "true",
+       .example_json = "false",
+       .doc = "LibTorch's CPU tensors come from malloc, which reuses freed blocks, not from posix_memalign, which "
+              "before glibc 2.38 seldom does. For the whole process, from the first Engine on.",
+       .cost = "64 bytes a tensor. false: a heap of several times the live activations and gradients."},
       {.pointer = "/comm/transport",
        .field = choice_field(AT(comm.transport), transport_choices()),
        .default_json = R"("auto")",

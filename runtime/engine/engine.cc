@@ -18,6 +18,7 @@
 #include "runtime/engine/engine_state.h"
 #include "runtime/engine/mesh_shape.h"
 #include "runtime/engine/step_agreement.h"
+#include "runtime/engine/tensor_heap.h"
 #include "sharding/dtype.h"
 #include "sharding/partition.h"
 #include "tessera/error.h"
@@ -94,6 +95,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 }
 
 void Engine::State::set_up() {
+  if (strategy.memory.tensor_heap) install_tensor_heap();
   const MeshShape shape = mesh_shape(strategy, mesh.topology());
   const MeshPosition position = position_in(shape, mesh.rank());
   optimizer = make_optimizer(strategy.optimizer);

@@ -51,6 +51,13 @@ TEST_F(Command, DoctorLooksAtEverything) {
   }
 }
 
+TEST_F(Command, BenchOnAGpuSaysWhatIsMissing) {
+  const Ended ended = run_program({TESSERA_PROGRAM, "bench", "optimizer", "--gpu", "--quick"}, path("run"),
+                                  /*seconds=*/60, {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_EQ(ended.code, 69) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, ::testing::AnyOf(HasSubstr("no CUDA kernels"), HasSubstr("cudaMalloc: ")));
+}
+
 TEST_F(Command, PlanOfAWorldThatIsNotThere) {
   const Words base = {TESSERA_PROGRAM, "plan", "--model", kExamples + "configs/gpt_69m.json",
                       "--world-size",  "512",  "--hosts", "64"};

@@ -93,7 +93,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:28: /type: unknown key; did you mean optimizer.type or lr_schedule.type?)"},
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
-     R"(s.json:1:13: /memory/zzz: unknown key; known here: limit)"},
+     R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
      R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, memory, comm)"},
     {"NotAvailableYet",
@@ -119,7 +119,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over), got a list of 0)"
      "\n"
-     R"(s.json:1:63: /memory: must be an object (keys: limit), got null)"
+     R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
      R"(s.json:2:23: /units/classes: must be a list of different non-empty strings, got the string "Block")"
      "\n"
@@ -166,7 +166,7 @@ const BadFile kValues[] = {
     {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",
      R"(s.json:1:13: /$schema: must be a string, the place of the schema; got 7)"
      "\n"
-     R"(s.json:1:27: /memory/$schema: unknown key; known here: limit)"},
+     R"(s.json:1:27: /memory/$schema: unknown key; known here: limit, tensor_heap)"},
     {"ColumnsCountCharacters", "{\"units\": {\"classes\": [\"\xC3\xA9t\xC3\xA9\", 1]}}",
      R"(s.json:1:31: /units/classes/1: must be a non-empty string, got 1)"},
     {"OneSlipIsOneMessage",

@@ -1,0 +1,67 @@
+#pragma once
+
+#include "optim/companding.h"
+
+namespace tessera {
+namespace {
+
+// A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane.
+
+/// A block's scale, and what values are multiplied by to become relative to it.
+struct BlockScale {
+  float scale, inverse;
+};
+
+/// `most`: the block's largest magnitude. A scale whose inverse would overflow counts as 0, and so do the block's
+/// values. A block that holds an infinity or a NaN gets a scale that is one, and decodes to no finite number.
+template <class Code>
+TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
+  constexpr float kSmallestNormal = 0x1p-126f;
+  const float scale = most * (1.0f / Code::kLargest);
+  const bool vanishes = scale < kSmallestNormal;
+  return {vanishes ? 0.0f : scale, vanishes ? 0.0f : 1.0f / scale};
+}
+
+/// A first moment: int8, the sign and a companded magnitude.
+template <class V>
+struct SignedBlockCode {
+  using Code = Companding<V, 128>;
+  using Float = typename V::Float;
+  using Bits = typename V::Bits;
+  using Int = typename V::Int;
+
+  static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
+    const Int sign = code >> 31;  // 0 or -1
+    const Float magnitude = Code::decode((code ^ sign) - sign) * scale;
+    return V::float_of(V::bits_of(magnitude) | (Bits(code) & 0x80000000u));
+  }
+  static TESSERA_ALWAYS_INLINE Bits encode(Float value, float inverse, Bits noise) {
+    const Bits bits = V::bits_of(value);
+    const Bits code = Code::encode(V::float_of(bits & 0x7fffffffu) * inverse, noise);
+    const auto sign = Bits(Int(bits) >> 31);  // 0 or -1
+    return (code ^ sign) - sign;
+  }
+};
+
+/// A second moment: uint8, its companded square root. Above zero it never gets the code 0: dividing by the root of a
+/// moment that vanished would blow a step up, while one that is kept too large only makes a step smaller.
+template <class V>
+struct RootBlockCode {
+  using Code = Companding<V, 256>;
+  using Float = typename V::Float;
+  using Bits = typename V::Bits;
+
+  static TESSERA_ALWAYS_INLINE Float decode(typename V::Int code, float scale) {
+    const Float root = Code::decode(code) * scale;
+    return root * root;
+  }
+  /// `root`: of the moment.
+  static TESSERA_ALWAYS_INLINE Bits encode(Float root, float inverse, Bits noise) {
+    const Bits code = Code::encode(root * inverse, noise);
+    const Bits least = root > 0.0f ? Bits{} + 1 : Bits{};
+    return code > least ? code : least;
+  }
+};
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,169 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/block_codes.h"
+#include "optim/rounding.h"
+#include "optim/scalar_lane.h"
+#include "optim/step_arguments.h"
+
+namespace tessera::cuda {
+
+// A thread computes `kPerThread` neighbouring elements: as many as fill 16 bytes of bf16, which is what a load moves
+// best. A warp's runs are then one block of an 8-bit state.
+constexpr int kPerThread = 8;
+constexpr int kWarp = 32;
+static_assert(kWarp * kPerThread == kStateBlock);
+
+template <class T>
+struct alignas(sizeof(T) * kPerThread < 16 ? sizeof(T) * kPerThread : 16) Run {
+  T values[kPerThread];
+};
+
+/// The first `left` elements, or all if there are as many; the rest zero. Aligned, where there are as many.
+template <class T>
+__device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
+  if (left >= kPerThread) return *reinterpret_cast<const Run<T>*>(from);
+  Run<T> run = {};
+  for (std::size_t k = 0; k < left; ++k) run.values[k] = from[k];
+  return run;
+}
+
+template <class T>
+__device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>& run) {
+  if (left >= kPerThread) {
+    *reinterpret_cast<Run<T>*>(to) = run;
+    return;
+  }
+  for (std::size_t k = 0; k < left; ++k) to[k] = run.values[k];
+}
+
+/// `each(k)` for a thread's elements, unrolled.
+template <class Each>
+__device__ __forceinline__ void for_run(const Each& each) {
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) each(k);
+}
+
+// Where weights come from and go to, one type for each WeightFormat (weight_streams.h for the CPU).
+
+template <WeightFormat kFormat>
+struct Weights {
+  static __device__ __forceinline__ Run<float> load(const StepArguments& a, std::size_t i, std::size_t left) {
+    if constexpr (kFormat != WeightFormat::kSplitBF16) {
+      return load_run(a.master + i, left);
+    } else {
+      const Run<std::uint16_t> high = load_run(static_cast<const std::uint16_t*>(a.parameter) + i, left);
+      const Run<std::int16_t> low = load_run(a.low + i, left);
+      Run<float> masters;
+      for_run([&](int k) {
+        const auto low_bits = static_cast<std::uint32_t>(static_cast<std::int32_t>(low.values[k]));
+        masters.values[k] = ScalarLane::float_of(join_split<std::uint32_t>(high.values[k], low_bits));
+      });
+      return masters;
+    }
+  }
+
+  static __device__ __forceinline__ void store(const StepArguments& a, std::size_t i, std::size_t left,
+                                               const Run<float>& masters) {
+    using Bits = std::uint32_t;
+    if constexpr (kFormat == WeightFormat::kSplitBF16) {
+      Run<std::uint16_t> high;
+      Run<std::int16_t> low;
+      for_run([&](int k) {
+        const Bits bits = splittable<Bits>(masters.values[k]);
+        high.values[k] = static_cast<std::uint16_t>(split_high(bits));
+        low.values[k] = static_cast<std::int16_t>(static_cast<std::uint16_t>(split_low(bits)));
+      });
+      store_run(static_cast<std::uint16_t*>(a.parameter) + i, left, high);
+      store_run(a.low + i, left, low);
+      return;
+    }
+    store_run(a.master + i, left, masters);
+    if constexpr (kFormat == WeightFormat::kF32AndF32) store_run(static_cast<float*>(a.parameter) + i, left, masters);
+    if constexpr (kFormat == WeightFormat::kF32AndBF16 || kFormat == WeightFormat::kF32AndF16) {
+      Run<std::uint16_t> copy;
+      for_run([&](int k) {
+        const Bits half = kFormat == WeightFormat::kF32AndF16 ? fp16_nearest<Bits>(masters.values[k])
+                                                               : bf16_nearest<Bits>(masters.values[k]);
+        copy.values[k] = static_cast<std::uint16_t>(half);
+      });
+      store_run(static_cast<std::uint16_t*>(a.parameter) + i, left, copy);
+    }
+  }
+};
+
+// Where moments come from and go to (state_streams.h for the CPU). `noise`: 16 random bits an element. All threads of a
+// warp call together.
+
+template <StateDType kDType>
+struct Moment;
+
+template <>
+struct Moment<StateDType::kF32> {
+  template <class BlockCode>
+  static __device__ __forceinline__ Run<float> load(const StateArgument& a, std::size_t i, std::size_t left) {
+    return load_run(static_cast<const float*>(a.data) + i, left);
+  }
+  template <class BlockCode>
+  static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
+                                               const Run<float>& values, const Run<std::uint32_t>&) {
+    store_run(static_cast<float*>(a.data) + i, left, values);
+  }
+};
+
+template <>
+struct Moment<StateDType::kBF16> {
+  template <class BlockCode>
+  static __device__ __forceinline__ Run<float> load(const StateArgument& a, std::size_t i, std::size_t left) {
+    const Run<std::uint16_t> halves = load_run(static_cast<const std::uint16_t*>(a.data) + i, left);
+    Run<float> values;
+    for_run([&](int k) { values.values[k] = ScalarLane::float_of(std::uint32_t{halves.values[k]} << 16); });
+    return values;
+  }
+  template <class BlockCode>
+  static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
+                                               const Run<float>& values, const Run<std::uint32_t>& noise) {
+    Run<std::uint16_t> halves;
+    for_run([&](int k) {
+      halves.values[k] = static_cast<std::uint16_t>(bf16_stochastic<std::uint32_t>(values.values[k], noise.values[k]));
+    });
+    store_run(static_cast<std::uint16_t*>(a.data) + i, left, halves);
+  }
+};
+
+template <>
+struct Moment<StateDType::k8Bit> {
+  template <class BlockCode>
+  static __device__ __forceinline__ Run<float> load(const StateArgument& a, std::size_t i, std::size_t left) {
+    using Byte = typename BlockCode::Byte;
+    const Run<Byte> codes = load_run(static_cast<const Byte*>(a.data) + i, left);
+    const float scale = left > 0 ? a.scales[i / kStateBlock] : 0.0f;
+    Run<float> values;
+    for_run([&](int k) { values.values[k] = BlockCode::decode(codes.values[k], scale); });
+    return values;
+  }
+  /// `values`: what BlockCode::encode takes; for the second moment its root.
+  template <class BlockCode>
+  static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
+                                               const Run<float>& values, const Run<std::uint32_t>& noise) {
+    using Byte = typename BlockCode::Byte;
+    std::uint32_t most = 0;
+    for_run([&](int k) {
+      const std::uint32_t magnitude = ScalarLane::bits_of(values.values[k]) & 0x7fffffffu;
+      if (static_cast<std::size_t>(k) < left && magnitude > most) most = magnitude;
+    });
+    most = __reduce_max_sync(0xffffffffu, most);
+    const BlockScale next = block_scale<typename BlockCode::Code>(ScalarLane::float_of(most));
+    Run<Byte> codes;
+    for_run([&](int k) {
+      codes.values[k] = static_cast<Byte>(BlockCode::encode(values.values[k], next.inverse, noise.values[k]));
+    });
+    if (left == 0) return;
+    store_run(static_cast<Byte*>(a.data) + i, left, codes);
+    if (i % kStateBlock == 0) a.scales[i / kStateBlock] = next.scale;
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+// Where another compiler reads a kernel's source, whoever includes it brings its own of these: tests run kernels on the
+// host (tests/optim/cuda_on_host.h).
+#if defined(__CUDACC__)
+
+namespace tessera::cuda {
+
+/// Starts `kernel` on `blocks` thread blocks of `threads` each.
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  kernel<<<blocks, threads, 0, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
+/// Streaming multiprocessors of the current device.
+inline cudaError_t multiprocessors(int& count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error != cudaSuccess ? error : cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+}
+
+}  // namespace tessera::cuda
+
+#endif

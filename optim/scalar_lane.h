@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/instruction_set.h"
+
+namespace tessera {
+namespace {
+
+/// One number where Simd has a register of them: what a GPU thread computes with. The same operations, the same bits.
+struct ScalarLane {
+  static constexpr std::size_t kWidth = 1;
+  using Float = float;
+  using Bits = std::uint32_t;
+  using Int = std::int32_t;
+
+  static TESSERA_ALWAYS_INLINE Bits bits_of(Float x) { return __builtin_bit_cast(Bits, x); }
+  static TESSERA_ALWAYS_INLINE Float float_of(Bits x) { return __builtin_bit_cast(Float, x); }
+  static TESSERA_ALWAYS_INLINE Float to_float(Int x) { return static_cast<Float>(x); }
+  static TESSERA_ALWAYS_INLINE Int to_int(Float x) { return static_cast<Int>(x); }
+  static TESSERA_ALWAYS_INLINE Float min(Float a, Float b) { return a < b ? a : b; }
+  /// Exactly rounded.
+  static TESSERA_ALWAYS_INLINE Float sqrt(Float x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return __builtin_sqrtf(x);
+#endif
+  }
+};
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#include "runtime/engine/tensor_heap.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "session.h"
+
+namespace tessera::testing {
+namespace {
+
+void train_once(bool tensor_heap) {
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+    strategy.memory.tensor_heap = tensor_heap;
+    Session(mesh, strategy).train(0);
+  });
+}
+
+// The whole process changes, so this order is part of the test.
+TEST(TensorHeap, IsTheEnginesUnlessTheStrategySaysNo) {
+  c10::Allocator* const libtorchs = c10::GetCPUAllocator();
+  const at::Tensor before = at::arange(100);
+  train_once(false);
+  EXPECT_EQ(c10::GetCPUAllocator(), libtorchs);
+  train_once(true);
+  EXPECT_NE(c10::GetCPUAllocator(), libtorchs);
+  EXPECT_EQ(before[99].item<int>(), 99);  // and goes back to where it came from
+}
+
+TEST(TensorHeap, TensorsAreAligned) {
+  install_tensor_heap();
+  for (std::int64_t bytes : {1, 16, 63, 64, 1000, 4096, 1 << 20}) {
+    const at::Tensor tensor = at::empty({bytes}, at::kByte);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 64, 0u) << bytes;
+  }
+  EXPECT_EQ(at::empty({0}).data_ptr(), nullptr);
+}
+
+TEST(TensorHeap, ATensorLiesWhereOneOfItsSizeLay) {
+  install_tensor_heap();
+  const auto make = [](std::int64_t bytes) { return at::empty({bytes}, at::kByte); };
+  make(20'000'000);  // freed: from here on blocks of up to this size are the heap's, not mappings of their own
+  for (std::int64_t bytes : {std::int64_t{200'000}, std::int64_t{5'000'000}}) {
+    at::Tensor first = make(bytes);
+    const at::Tensor behind = make(1000);  // so that the freed block is not the heap's end
+    const void* const place = first.data_ptr();
+    first.reset();
+    const at::Tensor second = make(bytes);
+    EXPECT_EQ(second.data_ptr(), place) << bytes;
+  }
+}
+
+TEST(TensorHeap, TooMuchIsAnError) {
+  install_tensor_heap();
+  EXPECT_THROW(at::empty({std::numeric_limits<std::int64_t>::max() / 2}, at::kByte), c10::Error);
+}
+
+}  // namespace
+}  // namespace tessera::testing

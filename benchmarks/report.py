@@ -12,7 +12,7 @@ results.json, made by benchmarks/run, is one object:
     steps        [{work, contender, rounds_s: [[s]], losses: [[a rank's]], allocated_bytes?, planned_bytes?}]
     memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
     optimizer    [{contender, numel, rounds_s}]        one thread
-    collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]
+    collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples at most
     crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null

@@ -29,6 +29,13 @@ def summary(samples):
             "p90": percentile(samples, 90)}
 
 
+def thinned(samples, most):
+    """`most` samples at the most, evenly spread over the time in which they were taken."""
+    if len(samples) <= most:
+        return samples
+    return [samples[k * len(samples) // most] for k in range(most)]
+
+
 def ratio_by_turns(longer, shorter, a_turn):
     """How many times as long `longer` takes: both were measured by turns, `a_turn` samples each time. The median over
     turns of the ratios of their medians, so that what slows the machine for longer than a turn slows both."""

@@ -10,6 +10,12 @@ import memory
 import stats
 
 
+class Thinned(unittest.TestCase):
+    def test_thinned_samples_are_spread_over_all(self):
+        self.assertEqual(stats.thinned([1, 2, 3], 3), [1, 2, 3])
+        self.assertEqual(stats.thinned(list(range(10)), 4), [0, 2, 5, 7])
+
+
 class Percentiles(unittest.TestCase):
     def test_known_values_in_any_order(self):
         samples = list(range(1, 12))  # 1 .. 11

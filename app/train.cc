@@ -17,6 +17,7 @@
 #include "runtime/base/log.h"
 #include "runtime/data/dataset_stats.h"
 #include "runtime/data/permutation.h"
+#include "runtime/engine/tensor_heap.h"
 #include "tessera/tessera.h"
 
 namespace tessera::app {
@@ -231,6 +232,7 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
 int run_train(const TrainCommand& command) {
   return run([&] {
     const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
+    if (strategy.memory.tensor_heap) install_tensor_heap();  // before the model makes tensors
     const Mesh mesh = init(strategy.comm);
     train_on(command, strategy, mesh);
   });

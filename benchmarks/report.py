@@ -281,9 +281,10 @@ class Page:
         studies = tables.bucket_studies(self.results)
         if not studies:
             return ""
-        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, beside one collective a tensor (the lines "
-                 "without bucket bytes). Communication is what a step spends in reductions, on the rank that waits "
-                 "least for the others; by fit: alpha times the collectives plus beta times the bytes.</p>"]
+        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, over shared memory and over Gloo, beside one "
+                 "collective a tensor (the lines without bucket bytes). Communication is what a step spends in "
+                 "reductions, on the rank that waits least for the others; by fit: alpha times the collectives plus "
+                 "beta times the bytes.</p>"]
         for study in studies:
             alpha, beta = study["alpha_s"], study["beta_s_per_byte"]
             fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]

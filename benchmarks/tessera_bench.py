@@ -55,11 +55,19 @@ def offered_sections(binary):
     return [section for section in SECTIONS if re.search(rf"^\s+{section}\b", text, re.MULTILINE)]
 
 
-def run_section(binary, section, quick):
+def run_buckets(binary, quick):
+    """The buckets section over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
+    written = run_section(binary, "buckets", quick)
+    over_gloo = run_section(binary, "buckets", quick, ["--transport", "gloo"])
+    written["models"] += [model | {"model": model["model"] + " over Gloo"} for model in over_gloo["models"]]
+    return written
+
+
+def run_section(binary, section, quick, more=()):
     """What the section wrote. BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
-        command = [binary, "bench", section, "--json", str(file)] + (["--quick"] if quick else [])
+        command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode != 0:
             raise BenchFailed(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}")

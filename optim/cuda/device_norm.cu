@@ -145,7 +145,7 @@ NormTiles::NormTiles(std::uint64_t first, std::uint64_t blocks) : first_block(fi
 }
 
 std::size_t norm_scratch_bytes(std::uint64_t numel) {
-  const std::uint64_t tiles = numel / kBlockNumel / kTile;
+  const std::uint64_t tiles = up(numel, kBlockNumel) / kTile;
   return sizeof(double) * (2 * kTile + tiles + tiles / kTile);
 }
 

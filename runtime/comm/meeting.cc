@@ -2,8 +2,8 @@
 
 #include <sched.h>
 
-#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "runtime/base/error.h"
 

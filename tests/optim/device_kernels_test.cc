@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -234,9 +235,14 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
 std::vector<NormNode> device_nodes(const NormTree& tree, std::span<const float> shard, std::uint64_t first_block) {
   const Shared<float> values(std::vector<float>(shard.begin(), shard.end()));
   const Shared<NormNode> nodes{std::vector<NormNode>(tree.max_nodes())};
-  const Shared<std::byte> scratch{std::vector<std::byte>(cuda::norm_scratch_bytes(shard.size()))};
+  // What lies behind the scratch stays as it is.
+  const std::size_t bytes = cuda::norm_scratch_bytes(shard.size());
+  const Shared<std::byte> scratch{std::vector<std::byte>(bytes + 64, std::byte{0x5a})};
   check(cuda::norm_nodes(values.data(), shard.size(), first_block, nodes.data(), tree.max_nodes(), scratch.data(),
                          nullptr));
+  const std::vector<std::byte> left = scratch.values();
+  EXPECT_TRUE(std::all_of(left.begin() + static_cast<std::ptrdiff_t>(bytes), left.end(),
+                          [](std::byte b) { return b == std::byte{0x5a}; }));
   return nodes.values();
 }
 
@@ -262,7 +268,7 @@ TEST_F(DeviceKernels, NormNodesAreTheCpusForEveryShard) {
 }
 
 TEST_F(DeviceKernels, TheLastBlockMayBeShort) {
-  for (std::size_t numel : {1u, 257u, 256u * 256u + 3u}) {
+  for (std::size_t numel : {1u, 257u, 256u * 256u - 3u, 256u * 256u + 3u}) {
     const std::vector<float> shard = random_values(numel, 4);
     const NormTree tree(NormTree::blocks_of(numel));
     std::vector<NormNode> wanted;

@@ -61,28 +61,19 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-struct Case {
-  const char* name;
-  WeightFormat weights;
-  StateDType states;
-};
-constexpr Case kCases[] = {{"fp32", WeightFormat::kF32, StateDType::kF32},
-                           {"mixed", WeightFormat::kSplitBF16, StateDType::kF32},
-                           {"mixed_bf16_moments", WeightFormat::kSplitBF16, StateDType::kBF16},
-                           {"mixed_8bit_moments", WeightFormat::kSplitBF16, StateDType::k8Bit}};
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
 
 /// One kind of step and its memory.
 class Subject {
  public:
-  static absl::StatusOr<std::unique_ptr<Subject>> of(const Case& what, std::size_t numel) {
+  static absl::StatusOr<std::unique_ptr<Subject>> of(const OptimizerCase& what, std::size_t numel) {
     auto subject = std::unique_ptr<Subject>(new Subject(what, numel));
     TESSERA_RETURN_IF_ERROR(subject->allocate());
     return subject;
   }
 
   absl::Status step() {
-    if (mixed()) {
+    if (what_.mixed()) {
       TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_nodes(gradient_.as<float>(), numel_, 0, nodes_.as<NormNode>(),
                                                          tree_.max_nodes(), scratch_.as<void>(), nullptr),
                                         "norm_nodes"));
@@ -92,7 +83,7 @@ class Subject {
           "combine_norm"));
     }
     const cuda::StepRequest request{
-        .adam = {0.9, 0.999, 1e-8, 0.01, true}, .lr = 1e-3f, .mean = 1.0, .max_norm = mixed() ? 1.0 : 0.0};
+        .adam = {0.9, 0.999, 1e-8, 0.01, true}, .lr = 1e-3f, .mean = 1.0, .max_norm = what_.mixed() ? 1.0 : 0.0};
     TESSERA_RETURN_IF_ERROR(
         status_of(cuda::decide_step(request, sum_.as<double>(), used_.as<std::uint8_t>(), steps_.as<std::int64_t>(),
                                     constants_.as<AdamConstants>(), 1, decision_.as<cuda::DeviceDecision>(), nullptr),
@@ -102,16 +93,15 @@ class Subject {
                      "adam_step");
   }
 
-  std::size_t bytes() const { return (mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }
+  std::size_t bytes() const { return (what_.mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }
 
  private:
-  Subject(const Case& what, std::size_t numel)
+  Subject(const OptimizerCase& what, std::size_t numel)
       : what_(what),
         numel_(numel),
-        state_(state_bytes(what.states, static_cast<std::int64_t>(numel))),
+        state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
         tree_(NormTree::blocks_of(numel)) {}
 
-  bool mixed() const { return what_.weights != WeightFormat::kF32; }
   std::size_t updated_bytes() const { return 4 * numel_ + 2 * static_cast<std::size_t>(state_.total()); }
 
   absl::Status allocate() {
@@ -137,7 +127,7 @@ class Subject {
     StepArguments& a = run_.arguments;
     a.numel = numel_;
     a.gradient = gradient_.as<float>();
-    if (mixed()) {
+    if (what_.mixed()) {
       a.parameter = weights_.as<void>();
       a.low = weights_.as<std::int16_t>() + numel_;
     } else {
@@ -145,8 +135,8 @@ class Subject {
     }
     a.state0 = {states_.as<std::byte>(), scales_.as<float>()};
     a.state1 = {states_.as<std::byte>() + data, scales_.as<float>() + scales / sizeof(float)};
-    a.weights = what_.weights;
-    a.states = what_.states;
+    a.weights = what_.mixed() ? WeightFormat::kSplitBF16 : WeightFormat::kF32;
+    a.states = what_.state;
     return absl::OkStatus();
   }
 
@@ -166,7 +156,7 @@ class Subject {
     return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
 
-  const Case what_;
+  const OptimizerCase what_;
   const std::size_t numel_;
   const StateBytes state_;
   const NormTree tree_;
@@ -195,7 +185,7 @@ absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t 
                      "cudaMemcpyAsync");
   };
   std::vector<OptimizerTiming> timings;
-  for (const Case& what : kCases) {  // one after the other, since each may fill the GPU
+  for (const OptimizerCase& what : kOptimizerCases) {  // one after the other, since each may fill the GPU
     TESSERA_ASSIGN_OR_RETURN(const auto subject, Subject::of(what, numel));
     OptimizerTiming& timing = timings.emplace_back(OptimizerTiming{what.name, numel, subject->bytes(), {}, {}});
     for (int round = -1; round < rounds; ++round) {

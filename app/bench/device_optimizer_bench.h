@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// As bench_optimizer, on the current GPU: each step is what the Engine launches for it (norm, decision and pass), and the
+/// As bench_optimizer, on the current GPU: a step is the norm (where it is taken), the decision and the pass, and the
 /// limit is a copy of as many bytes, half of them read and half of them written. Times are of CUDA events.
 /// Errors: 69 without a GPU, or in a build without kernels; CUDA's own.
 absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t numel, int rounds);

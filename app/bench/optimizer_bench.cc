@@ -41,19 +41,9 @@ class Memory {
   std::size_t bytes_;
 };
 
-struct Case {
-  const char* name;
-  DType param;
-  StateDType state;
-};
-constexpr Case kCases[] = {{"fp32", DType::kF32, StateDType::kF32},
-                           {"mixed", DType::kBF16, StateDType::kF32},
-                           {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
-                           {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
-
 class Subject {
  public:
-  Subject(const Case& what, std::size_t numel)
+  Subject(const OptimizerCase& what, std::size_t numel)
       : what_(what),
         numel_(numel),
         state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
@@ -70,7 +60,7 @@ class Subject {
 
   void step() {
     float clip = 1.0f;
-    if (what_.param == DType::kBF16) {
+    if (what_.mixed()) {
       nodes_.clear();
       bool finite = true;
       norm_.partial(gradient_.as<float>(), 0, nodes_, finite);
@@ -95,7 +85,7 @@ class Subject {
   std::size_t bytes() const { return gradient_reads() * 4 * numel_ + 2 * updated_.as<std::byte>().size(); }
 
  private:
-  int gradient_reads() const { return what_.param == DType::kBF16 ? 2 : 1; }
+  int gradient_reads() const { return what_.mixed() ? 2 : 1; }
 
   void lay_out() {
     std::byte* next = updated_.as<std::byte>().data();
@@ -123,7 +113,7 @@ class Subject {
     }
   }
 
-  const Case what_;
+  const OptimizerCase what_;
   const std::size_t numel_;
   const StateBytes state_;
   Memory gradient_, updated_;
@@ -147,7 +137,7 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds) {
   numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
   std::vector<std::unique_ptr<Subject>> subjects;
   std::vector<OptimizerTiming> timings;
-  for (const Case& what : kCases) {
+  for (const OptimizerCase& what : kOptimizerCases) {
     subjects.push_back(std::make_unique<Subject>(what, numel));
     timings.push_back({what.name, numel, subjects.back()->bytes(), {}, {}});
   }

@@ -6,8 +6,22 @@
 #include <vector>
 
 #include "app/bench/samples.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
 
 namespace tessera {
+
+/// What is timed, on the CPU and on a GPU. bf16 parameters have split masters.
+struct OptimizerCase {
+  const char* name;
+  DType param;
+  StateDType state;
+  bool mixed() const { return param == DType::kBF16; }
+};
+inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateDType::kF32},
+                                                    {"mixed", DType::kBF16, StateDType::kF32},
+                                                    {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
+                                                    {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
 
 /// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the
 /// same bytes in place and computes nothing.

@@ -40,12 +40,9 @@ std::string seconds(double value) {
 CallSignature latest_call(const RankBlock& block) {
   const std::uint32_t current = block.current.load();
   const std::uint32_t slot = current & 0xffff;
-  switch (static_cast<Lane>(current >> 16)) {
-    case Lane::kStarted: return block.started.calls[slot % RankBlock::kReductionSlots].load();
-    case Lane::kFinished: return block.finished.calls[slot % RankBlock::kReductionSlots].load();
-    case Lane::kCalls: break;
-  }
-  return block.blocking.calls[slot % RankBlock::kCallSlots].load();
+  return static_cast<Lane>(current >> 16) == Lane::kStarted
+             ? block.started.calls[slot % RankBlock::kReductionSlots].load()
+             : block.blocking.calls[slot % RankBlock::kCallSlots].load();
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
                  bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
                  writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved.
                  Handed on with "collective" and "samples_s" in the places of operation and samples_ns.
-    optimizer    {"cases": [{"name", "numel", "samples_s": [...], "limit_s": seconds or null}]}, one thread. Names that
-                 have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters), "mixed_bf16_moments".
+    optimizer    {"cases": [{"name", "numel", "bytes", "samples_s": [...], "limit_s": seconds or null}]}, one thread (on
+                 the GPU with --gpu). Names that have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters),
+                 "mixed_bf16_moments", on the GPU "mixed_8bit_moments". bytes: read and written.
     buckets      {"transport", "ranks",
                   "models": [{"model", "data", "parameters", "gradient_bytes", "steps_a_round",
                               "first_loss", "last_loss",
@@ -33,7 +34,7 @@ import tempfile
 
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
 _CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
-                "optimizer": ("name", "numel", "samples_s", "limit_s")}
+                "optimizer": ("name", "numel", "bytes", "samples_s", "limit_s")}
 _MODEL_FIELDS = ("model", "data", "gradient_bytes", "steps_a_round", "per_tensor_collectives",
                  "per_tensor_samples_s", "per_tensor_communication_s", "sweep", "reductions", "inference")
 TIMEOUT_S = 600
@@ -63,12 +64,12 @@ def run_buckets(binary, quick):
     return written
 
 
-def run_section(binary, section, quick, more=()):
+def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
     """What the section wrote. BenchFailed if it ends with an error or writes something else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         if done.returncode != 0:
             raise BenchFailed(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         return checked(section, json.loads(file.read_text()))

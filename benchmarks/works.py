@@ -29,10 +29,11 @@ class Work:
 
 
 def parameter_count(model):
-    """Parameters of a GPT of models/gpt.h with biases and a head of its own."""
+    """Parameters of a GPT of models/gpt.h with biases."""
     width, layers = model["width"], model["layers"]
     block = 12 * width * width + 13 * width
-    embeddings = (2 * model["vocab_size"] + model["seq_len"]) * width
+    matrices = 1 if model.get("tie_head") else 2  # of vocab_size rows: the token embedding, and a head of its own
+    embeddings = (matrices * model["vocab_size"] + model["seq_len"]) * width
     return layers * block + embeddings + 2 * width
 
 

@@ -1,0 +1,98 @@
+"""Who is compared on a GPU: how each is started, and how what it says is read. Standard library only.
+
+One rank a contender, in a process of its own, with torchrun's variables.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+
+import ranks
+from contenders import ADAMW, read_metrics
+from memory import PeakSampler
+
+PEERS = pathlib.Path(__file__).resolve().parent / "peers"
+MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep what they took, so that a sample now and then sees the peak
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    name: str
+    family: str      # "torch" or "tessera"
+    label: str
+    argument: str    # to peers/train_step.py, or Tessera's strategy
+
+
+CONTENDERS = {contender.name: contender for contender in (
+    Contender("torch_eager", "torch", "PyTorch, plain module", "eager"),
+    Contender("torch_ddp", "torch", "PyTorch DDP", "ddp"),
+    Contender("torch_fsdp2", "torch", "PyTorch FSDP2", "fsdp2"),
+    Contender("tessera_no_shard", "tessera", "Tessera NO_SHARD", "NO_SHARD"),
+    Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", "SHARD_GRADIENTS"),
+    Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", "FULL_SHARD"),
+)}
+
+
+def strategy_file(contender, device):
+    """bf16 parameters and fp32 masters; gradients are reduced in fp32, as FSDP2's are."""
+    return {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW,
+            "mixed_precision": {"param": "bf16", "reduce": "fp32"},
+            "comm": {"transport": "nccl" if device == "cuda" else "auto"}}
+
+
+def environment():
+    """Of the one rank. The weights are drawn on the CPU by some contenders, so it may have all cores."""
+    own = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "PYTHONDONTWRITEBYTECODE": "1"}
+    return ranks.rank_environments(1)[0] | own
+
+
+class Runner:
+    """`used_bytes`: a function that says how much memory of the GPU is in use, or None where there is none."""
+
+    def __init__(self, python, binary, device, used_bytes):
+        self.python = python
+        self.binary = binary
+        self.device = device
+        self._used_bytes = used_bytes
+
+    def peer(self, program, arguments, limit_s, watch=None):
+        """The JSON line that a program of peers/ prints."""
+        command = [self.python, PEERS / program, "--device", self.device, *arguments]
+        text, = ranks.run_ranks(command, [environment()], limit_s, watch)
+        return json.loads(text)
+
+    def train(self, contender, work, folder, limit_s):
+        """{"samples_s", "losses", "device_bytes"}: seconds of the timed steps, loss of every step, and peak memory
+        above what the GPU had in use before (None without a GPU); torch adds "allocated_peak_bytes", of the timed steps
+        by its own count, Tessera "allocated_bytes" and "planned_bytes"."""
+        (folder / "model.json").write_text(json.dumps(work.model))
+        run = self._peer_step if contender.family == "torch" else self._tessera
+        if self._used_bytes is None:
+            return run(contender, work, folder, limit_s, None) | {"device_bytes": None}
+        before = self._used_bytes()
+        sampler = PeakSampler(self._used_bytes, MEMORY_SAMPLE_SECONDS)
+        measured = run(contender, work, folder, limit_s, lambda pids: sampler)
+        return measured | {"device_bytes": sampler.peak - before}
+
+    def _peer_step(self, contender, work, folder, limit_s, watch):
+        line = self.peer("train_step.py", [
+            "--contender", contender.argument, "--model", folder / "model.json", "--tokens", folder / "tokens.bin",
+            "--batch", work.batch, "--warm-up", work.warm_up, "--steps", work.steps], limit_s, watch)
+        return {name: line[name] for name in ("samples_s", "losses", "allocated_peak_bytes")}
+
+    def _tessera(self, contender, work, folder, limit_s, watch):
+        metrics, strategy = folder / "metrics.jsonl", folder / "strategy.json"
+        with contextlib.suppress(FileNotFoundError):
+            metrics.unlink()
+        strategy.write_text(json.dumps(strategy_file(contender, self.device)))
+        steps = work.warm_up + work.steps
+        command = [self.binary, "train", "--model", folder / "model.json", "--strategy", strategy,
+                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", work.batch, "--steps", steps,
+                   "--log-every", steps, "--metrics", metrics]
+        ranks.run_ranks(command, [environment()], limit_s, watch)
+        lines = read_metrics(metrics)
+        return {"samples_s": [line["seconds"] for line in lines[work.warm_up:]],
+                "losses": [line["loss"] for line in lines],
+                "allocated_bytes": lines[-1]["bytes_allocated"], "planned_bytes": lines[-1]["bytes_planned"]}

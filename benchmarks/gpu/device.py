@@ -1,0 +1,46 @@
+"""The GPU as its driver shows it. Standard library only; none of it makes a CUDA context."""
+
+import ctypes
+import os
+import subprocess
+
+_FIELDS = ("name", "uuid", "memory.total", "driver_version", "compute_cap", "power.limit")
+
+
+def chosen():
+    """The GPU to measure, as nvidia-smi -i takes it: the first of CUDA_VISIBLE_DEVICES, or the machine's first."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+
+
+def facts(gpu):
+    """{"name", "uuid", "memory_bytes", "driver", "compute_capability", "power_limit_w"}. OSError or CalledProcessError
+    without nvidia-smi or without that GPU."""
+    line = subprocess.run(["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(_FIELDS)}",
+                           "--format=csv,noheader,nounits"], check=True, capture_output=True, text=True).stdout
+    name, uuid, mebibytes, driver, capability, power = (field.strip() for field in line.splitlines()[0].split(","))
+    return {"name": name, "uuid": uuid, "memory_bytes": int(mebibytes) * 2**20, "driver": driver,
+            "compute_capability": capability, "power_limit_w": power}
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class MemoryMeter:
+    """Bytes in use on a GPU, by all processes, from NVML. OSError where NVML cannot be loaded or refuses."""
+
+    def __init__(self, uuid):
+        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self._handle = ctypes.c_void_p()
+        self._check("nvmlInit_v2")
+        self._check("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(uuid.encode()), ctypes.byref(self._handle))
+
+    def used_bytes(self):
+        memory = _Memory()
+        self._check("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(memory))
+        return memory.used
+
+    def _check(self, function, *arguments):
+        code = getattr(self._nvml, function)(*arguments)
+        if code != 0:
+            raise OSError(f"{function} returned {code}")

@@ -1,0 +1,24 @@
+"""The ratios Tessera sets out to reach on a GPU: the peer's time over its own, in the same run.
+
+A target of None is reported and not judged. Nothing fails for missing one.
+"""
+
+# (peer, kernel of `tessera bench optimizer --gpu`, target). "limit": a copy of as many bytes, timed between the steps.
+OPTIMIZER = (
+    ("limit", "fp32", 0.93),
+    ("fused_fp32", "fp32", 1.05),
+    ("chain_bf16", "mixed", 1.7),
+    ("chain_bf16", "mixed_bf16_moments", 2.6),
+    ("chain_bf16", "mixed_8bit_moments", 3.3),
+)
+
+# (work, or None for every work; peer; Tessera's contender; target). A rank alone has nothing to send: a strategy may
+# add 1 % to the plain module's step.
+STEPS = (
+    (None, "torch_eager", "tessera_no_shard", 1 / 1.01),
+    (None, "torch_eager", "tessera_shard_gradients", 1 / 1.01),
+    (None, "torch_eager", "tessera_full_shard", 1 / 1.01),
+    ("gpt_124m", "torch_fsdp2", "tessera_full_shard", None),
+    ("gpt_1b5", "torch_fsdp2", "tessera_full_shard", 1.05),
+    ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.05),
+)

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Tests with label gpu are declared WHOLE: scripts/gpu_check asks ctest for them before they are built, and takes their
+names for targets. A test of many entries has no label until then: it would be neither built nor run, and nobody would
+know.
+"""
+
+import re
+import unittest
+
+import paths  # noqa: F401
+from works import REPOSITORY
+
+DECLARATION = re.compile(r"tessera_test\(\s*(\w+)([^)]*)\)")
+
+
+def gpu_tests(text):
+    """{name: its arguments} of the tests with label gpu that a CMakeLists.txt declares."""
+    uncommented = re.sub(r"#.*", "", text)
+    return {name: arguments.split() for name, arguments in DECLARATION.findall(uncommented)
+            if re.search(r"\bLABELS\b[^)]*\bgpu\b", arguments)}
+
+
+class Labels(unittest.TestCase):
+    def test_declarations_are_understood(self):
+        text = "tessera_test(a WHOLE SOURCES a.cc\n  LABELS slow gpu)\ntessera_test(b SOURCES gpu.cc LABELS forks)\n"
+        self.assertEqual(gpu_tests(text), {"a": ["WHOLE", "SOURCES", "a.cc", "LABELS", "slow", "gpu"]})
+
+    def test_every_gpu_test_is_whole(self):
+        found = {}
+        for file in (REPOSITORY / "tests").glob("**/CMakeLists.txt"):
+            text = file.read_text()
+            found |= gpu_tests(text)
+            self.assertNotRegex(DECLARATION.sub("", text), r"\bLABELS\b[^)]*\bgpu\b", file)  # nobody else has it
+        self.assertIn("device_kernels_test", found)
+        self.assertEqual([name for name, arguments in found.items() if "WHOLE" not in arguments], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""The tables and the page of a made-up GPU run: every number below can be worked out from it by hand."""
+
+import copy
+import unittest
+
+import paths  # noqa: F401
+from gpu import page, tables
+
+GPU = {"name": "GPU X", "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "driver": "580", "compute_capability": "9.0",
+       "power_limit_w": "700"}
+CONTENDERS = ("torch_eager", "tessera_full_shard", "torch_fsdp2")
+# 1000 tokens a step of 4e6 operations each; the matrix product makes 1e12 operations a second, the copy 1e12 bytes.
+WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {}, "parameters": 10, "batch": 1, "tokens": 1000,
+        "flops_per_token": 4_000_000, "warm_up_steps": 1, "contenders": list(CONTENDERS)}
+DATA = {
+    "schema": 1, "quick": False, "command": "benchmarks/run_gpu", "started": "2000-01-01T00:00:00+00:00",
+    "seconds": 100.0, "budget_s": 380.0, "rounds": 3, "commit": {"hash": "abc", "dirty": False},
+    "machine": {"cpu": "CPU Y", "cores": 16}, "gpu": GPU, "versions": {"torch": "2.11.0"},
+    "contenders": [{"name": name, "label": name} for name in CONTENDERS], "works": [WORK],
+    "limits": [{"limit": "copy", "amount": 2 * 10**12, "unit": "B", "rounds_s": [[2.0], [2.0, 2.0]]},
+               {"limit": "gemm", "amount": 10**12, "unit": "FLOP", "rounds_s": [[1.0]]}],
+    "optimizer": [{"contender": "fused_fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.056]]},
+                  {"contender": "fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.03], [0.05]],
+                   "limits_s": [0.036, 0.038]}],
+    "steps": [{"work": "gpt_1b5", "contender": "torch_eager", "rounds_s": [[0.01, 0.02], [0.03]], "losses": [],
+               "device_bytes": 3 * 2**30, "allocated_peak_bytes": 2 * 2**30},
+              {"work": "gpt_1b5", "contender": "tessera_full_shard", "rounds_s": [[0.016]], "losses": [],
+               "device_bytes": None, "allocated_bytes": 2**30, "planned_bytes": 2**30}],
+    "checks": [{"work": "gpt_1b5", "result": "PyTorch: alike"}], "tests": [],
+    "failed": [{"key": "steps/gpt_1b5/torch_fsdp2", "what": "GPT of 1.5 B, torch_fsdp2", "round": 1,
+                "why": "ContenderFailed: rank 0 of a | b ended with 1:\ntrace\nOutOfMemoryError: 90 GiB"}],
+    "not_run": [{"key": "optimizer/chain_bf16", "what": "optimizer, PyTorch chain_bf16", "round": 1,
+                 "why": "3 s of 380 were left, and it takes about 10"}]}
+
+
+def made_up(**changes):
+    return copy.deepcopy(DATA) | changes
+
+
+def rows(table):
+    """{first cells: {column: cell}}."""
+    return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        self.results = tables.Results(made_up())
+
+    def test_limits_pool_the_rounds(self):
+        row = rows(tables.limits(self.results))[tables.LIMITS["copy"]]
+        self.assertEqual((row["samples"], row["median, ms"], row["rate"], row["unit"]), (3, 2000.0, 1000.0, "GB/s"))
+        row = rows(tables.limits(self.results))[tables.LIMITS["gemm"]]
+        self.assertEqual((row["rate"], row["unit"]), (1.0, "TFLOP/s"))
+        row = rows(tables.limits(self.results))[tables.LIMITS["h2d"]]
+        self.assertEqual((row["rate"], row["note"]), (None, "not run: it was not asked for"))
+
+    def test_optimizers_beside_the_copy(self):
+        table = rows(tables.optimizer(self.results))
+        row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s are 28 ms
+        self.assertEqual((row["parameters"], row["GB/s"], row["of the copy limit"]), (10**9, 500.0, 0.5))
+        row = table["Tessera fp32"]  # the median of 30 and 50 ms beside that of its own copies, 37 ms
+        self.assertAlmostEqual(row["of the copy limit"], 0.925)
+        self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
+
+    def test_shares_need_a_limit(self):
+        results = tables.Results(made_up(limits=[]))
+        self.assertIsNone(rows(tables.optimizer(results))["PyTorch fused_fp32"]["of the copy limit"])
+        row = rows(tables.steps(results, WORK))["torch_eager"]
+        self.assertIsNone(row["model FLOP/s of the matrix product's"])
+
+    def test_steps_beside_the_plain_module_and_the_product(self):
+        table = rows(tables.steps(self.results, WORK))
+        row = table["tessera_full_shard"]
+        self.assertEqual((row["samples"], row["tokens/s"]), (1, 62500.0))
+        self.assertEqual(row["times as fast as PyTorch's plain module"], 1.25)
+        self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 * 4e6 of 1e12
+        self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (None, 1.0))
+        row = table["torch_eager"]
+        self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (3.0, 2.0))
+        row = table["torch_fsdp2"]
+        self.assertEqual((row["median, ms"], row["note"]), (None, "failed: OutOfMemoryError: 90 GiB"))
+
+    def test_targets_are_judged_or_say_why_not(self):
+        table = {(row[1], row[2]): row[3:] for row in tables.ratios(self.results)["rows"]}
+        target, measured, reached, note = table["limit", "fp32"]
+        self.assertAlmostEqual(measured, 0.925)
+        self.assertEqual((target, reached, note), (0.93, "no", ""))
+        target, measured, reached, _ = table["PyTorch fused_fp32", "fp32"]
+        self.assertAlmostEqual(measured, 1.4)
+        self.assertEqual((target, reached), (1.05, "yes"))
+        self.assertEqual(table["PyTorch chain_bf16", "mixed"],
+                         [1.7, None, None, "not run: it was not asked for"])  # Tessera's half is not there either
+        _, measured, reached, _ = table["torch_eager", "tessera_full_shard"]
+        self.assertEqual((measured, reached), (1.25, "yes"))
+        self.assertEqual(table["torch_fsdp2", "tessera_full_shard"],
+                         [1.05, None, None, "failed: OutOfMemoryError: 90 GiB"])
+        self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # it takes no part in this work
+
+
+class Page(unittest.TestCase):
+    def test_every_table_row_has_as_many_cells_as_its_head(self):
+        for block in page.text(made_up()).split("\n\n"):
+            lines = [line.replace("\\|", "") for line in block.splitlines() if line.startswith("|")]
+            self.assertEqual(len({line.count("|") for line in lines} or {0}), 1, block)
+
+    def test_it_names_gpu_commit_and_what_is_missing(self):
+        text = page.text(made_up())
+        for wanted in ("# Tessera on GPU X", "| commit | abc |", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
+                       "No test was run", "## Failed", "  trace\n  OutOfMemoryError: 90 GiB", "## Not run",
+                       "optimizer, PyTorch chain_bf16, from round 1 on: 3 s of 380"):
+            self.assertIn(wanted, text)
+        self.assertNotIn("smoke test", text)
+        self.assertNotIn("None", text)
+
+    def test_notes_have_a_column_only_where_there_are_some(self):
+        table = {"title": "T", "columns": ["a", "note"], "rows": [[1, ""], [2, ""]]}
+        self.assertEqual(page.markdown(table), "## T\n\n| a |\n| ---: |\n| 1 |\n| 2 |\n")
+        table["rows"][1][1] = "why"
+        self.assertEqual(page.markdown(table), "## T\n\n| a | note |\n| ---: | --- |\n| 1 |  |\n| 2 | why |\n")
+
+    def test_smoke_tests_say_so(self):
+        for changes in ({"quick": True}, {"gpu": None}):
+            self.assertIn("its figures mean nothing", page.text(made_up(**changes)))
+
+    def test_tests_are_listed(self):
+        tests = [{"name": "device_kernels_test", "status": "passed", "seconds": 2.5, "message": ""}]
+        self.assertIn("| device_kernels_test | passed | 2.5 |", page.text(made_up(tests=tests)))
+
+    def test_a_tree_without_git_is_not_called_clean(self):
+        self.assertIn("| commit | abc with uncommitted changes |",
+                      page.text(made_up(commit={"hash": "abc", "dirty": True})))
+        self.assertIn("| commit | unknown |", page.text(made_up(commit={"hash": "unknown", "dirty": None})))
+
+    def test_cells(self):
+        self.assertEqual([page.cell(value) for value in (None, 0.12345678, 123456.7, 1 << 20, "a|b\nc")],
+                         ["", "0.1235", "123,457", "1,048,576", "a\\|b c"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -49,13 +49,13 @@ absl::Status check_byte_level(const models::LanguageModel& model) {
                                            " tokens. hint: vocab_size of 256 or more");
 }
 
-std::string continue_text(models::LanguageModel& model, const TextSampling& sampling) {
+std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, at::Device device) {
   const std::string prompt = sampling.prompt.empty() ? "\n" : sampling.prompt;
   const at::Tensor tokens = at::empty({1, static_cast<std::int64_t>(prompt.size())}, at::kLong);
   auto* out = tokens.mutable_data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < prompt.size(); ++i) out[i] = static_cast<unsigned char>(prompt[i]);
-  const at::Tensor all =
-      models::generate(model, tokens, {sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed});
+  const models::GenerateOptions options{sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed};
+  const at::Tensor all = models::generate(model, tokens.to(device), options).cpu();
   std::string text;
   const auto* drawn = all.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < all.numel(); ++i) text += printable(drawn[i]);

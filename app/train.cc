@@ -180,17 +180,24 @@ at::Tensor forward(models::LanguageModel& model, const TokenBatch& batch) {
   return model.forward(batch.input, batch.target);
 }
 
+/// A step, and how things stood after it.
+struct FinishedStep {
+  StepResult result;
+  std::int64_t epoch = 0;
+  TrafficCounts traffic;
+};
+
 StepResult train_step(Engine& engine, models::LanguageModel& model, TokenBatches& batches) {
   while (!engine.step_is_due()) {
-    const TokenBatch batch = batches.next();
+    const TokenBatch batch = batches.next(engine.device());
     const at::Tensor loss = forward(model, batch);
     engine.backward(loss, {batch.input.numel(), batch.input.size(0)});
   }
   return engine.step();
 }
 
-void print_sample(models::LanguageModel& model, const TextSampling& sampling, bool print) {
-  const std::string text = continue_text(model, sampling);
+void print_sample(models::LanguageModel& model, const TextSampling& sampling, at::Device device, bool print) {
+  const std::string text = continue_text(model, sampling, device);
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
@@ -203,16 +210,24 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     print_start(command, run, engine, mesh, threads);
     entropy = entropy_of(run.batches->dataset());
   }
+  const auto report_step = [&](FinishedStep& step) {
+    step.result.wait();
+    if (speaks) throw_if_error(report.add(step.result, step.epoch, step.traffic));
+  };
+  std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   for (std::int64_t step = 0; step < command.steps; ++step) {
     if (!command.trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
-    const StepResult result = train_step(engine, *run.model, *run.batches);
-    if (speaks) throw_if_error(report.add(result, run.batches->epoch(), engine.traffic()));
+    FinishedStep now{train_step(engine, *run.model, *run.batches), run.batches->epoch(), engine.traffic()};
+    if (unknown) report_step(*unknown);
+    unknown.reset();
+    now.result.is_known() ? report_step(now) : void(unknown = std::move(now));
   }
+  if (unknown) report_step(*unknown);
   if (speaks) throw_if_error(report.finish(entropy));
   if (!command.trace.empty()) write_trace(command.trace, mesh);
   if (!command.save_weights.empty())
     throw_if_error(save_weights(engine, *run.model, mesh.rank(), command.save_weights));
-  if (command.sample.tokens > 0) print_sample(*run.model, command.sample, speaks);
+  if (command.sample.tokens > 0) print_sample(*run.model, command.sample, engine.device(), speaks);
 }
 
 void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {

@@ -21,13 +21,18 @@ namespace {
 
 using Weights = c10::Dict<std::string, at::Tensor>;
 
+/// In host memory.
+at::Tensor copy_of(const at::Tensor& value) {
+  return value.detach().to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true);
+}
+
 Weights weights_of(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   Weights weights;
   for (const auto& item : module.named_parameters())
-    weights.insert(item.key(), item.value().detach().clone());
+    weights.insert(item.key(), copy_of(item.value()));
   for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) weights.insert(item.key(), item.value().detach().clone());
+    if (item.value().defined()) weights.insert(item.key(), copy_of(item.value()));
   }
   return weights;
 }

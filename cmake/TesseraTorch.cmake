@@ -38,6 +38,14 @@ if(NOT TARGET tessera::torch)
       IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so
       INTERFACE_LINK_LIBRARIES "tessera::torch;${TESSERA_TORCH_ROOT}/lib/libc10_cuda.so"
       INTERFACE_COMPILE_DEFINITIONS "USE_C10D_NCCL")
+    # CUDA's runtime: the one that LibTorch itself loads, so that there is one in the process. Wheels have it beside torch.
+    get_filename_component(tessera_site_packages ${TESSERA_TORCH_ROOT} DIRECTORY)
+    find_library(TESSERA_CUDART NAMES libcudart.so.13 cudart
+      HINTS ${tessera_site_packages}/nvidia/cu13/lib ${TESSERA_TORCH_ROOT}/lib $ENV{CUDA_HOME}/lib64 /usr/local/cuda/lib64)
+    if(TESSERA_CUDART)
+      add_library(tessera::cudart SHARED IMPORTED)
+      set_target_properties(tessera::cudart PROPERTIES IMPORTED_LOCATION ${TESSERA_CUDART})
+    endif()
   endif()
 endif()
 

@@ -23,10 +23,11 @@ int main(int argc, char** argv) {
                                        .world_size = mesh.world_size()}));
     for (int step = 1; step <= 100; ++step) {
       while (!engine.step_is_due()) {  // gradient_accumulation microbatches
-        auto batch = batches.next();
+        auto batch = batches.next(engine.device());
         engine.backward(model->forward(batch.input, batch.target));  // the model's own forward, unchanged
       }
       tessera::StepResult result = engine.step();
+      result.wait();  // on a GPU, `step` does not
       if (mesh.rank() == 0) std::cout << "step " << step << "  loss " << result.loss << std::endl;
     }
   });

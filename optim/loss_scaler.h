@@ -2,16 +2,10 @@
 
 #include <cstdint>
 
+#include "optim/loss_scale_rule.h"
 #include "runtime/base/strategy.h"
 
 namespace tessera {
-
-/// What a checkpoint keeps of a LossScaler.
-struct LossScalerState {
-  float scale = 1.0f;
-  std::int64_t finite_steps = 0;   ///< since the scale last changed, or since the last overflow
-  std::int64_t overflow_steps = 0; ///< in a row, up to now
-};
 
 /// The factor that the loss is multiplied by before backward, so that small gradients survive fp16 (Micikevicius et
 /// al., arXiv 1710.03740, section 3.2). It moves as that of `torch.amp.GradScaler`, with two additions:
@@ -28,16 +22,14 @@ class LossScaler {
   explicit LossScaler(const LossScaleConfig& config);
 
   float scale() const { return state_.scale; }
-  void update(bool overflow);
+  void update(bool overflow) { next_loss_scale(rule_, state_, overflow); }
 
+  const LossScaleRule& rule() const { return rule_; }
   const LossScalerState& state() const { return state_; }
   void restore(const LossScalerState& state) { state_ = state; }
 
  private:
-  void back_off();
-  void grow();
-
-  LossScaleConfig config_;
+  LossScaleRule rule_;
   LossScalerState state_;
 };
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "optim/scaled_lr.h"
+
 namespace tessera {
 namespace {
 
@@ -49,12 +51,12 @@ double ratio_at(const LrScheduleConfig& config, double step) {
 
 }  // namespace
 
+double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step) {
+  return ratio_at(config, static_cast<double>(step));
+}
+
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch) {
-  double peak = base_lr;
-  if (config.base_batch_size > 0) {
-    peak *= static_cast<double>(global_batch) / static_cast<double>(config.base_batch_size);
-  }
-  return peak * ratio_at(config, static_cast<double>(step));
+  return scaled_lr(base_lr, config.base_batch_size, global_batch, lr_ratio_at(config, step));
 }
 
 }  // namespace tessera

@@ -26,4 +26,7 @@ namespace tessera {
 /// Beyond total_steps the rate stays where the schedule ended.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch);
 
+/// lr_at / peak: what the schedule makes of any peak.
+double lr_ratio_at(const LrScheduleConfig& config, std::int64_t step);
+
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "sharding/arena.h"
 
+#include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -10,11 +11,16 @@
 
 namespace tessera {
 
-Arena Arena::plain(std::string name, std::int64_t bytes) {
+Arena Arena::plain(std::string name, std::int64_t bytes, c10::Device device) {
   Arena arena;
   arena.name_ = std::move(name);
   arena.bytes_ = bytes;
   if (bytes == 0) return arena;
+  return device.is_cpu() ? mapped(std::move(arena)) : on_device(std::move(arena), device);
+}
+
+Arena Arena::mapped(Arena arena) {
+  const std::int64_t bytes = arena.bytes_;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     throw Error(ExitCode::kOsResource, "cannot allocate " + format_bytes(bytes) + " for " + arena.name_ + ": " +
@@ -22,6 +28,13 @@ Arena Arena::plain(std::string name, std::int64_t bytes) {
   }
   madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it the pages are just smaller
   arena.memory_ = {static_cast<std::byte*>(memory), [bytes](std::byte* p) { munmap(p, bytes); }};
+  return arena;
+}
+
+Arena Arena::on_device(Arena arena, c10::Device device) {
+  auto tensor = std::make_shared<at::Tensor>(at::zeros({arena.bytes_}, at::TensorOptions().dtype(at::kByte).device(device)));
+  auto* const data = static_cast<std::byte*>(tensor->data_ptr());
+  arena.memory_ = {std::move(tensor), data};
   return arena;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,8 +17,9 @@ namespace tessera {
 class Arena {
  public:
   Arena() = default;
-  /// Private memory of this process, zero-filled, on huge pages where the kernel grants them.
-  static Arena plain(std::string name, std::int64_t bytes);
+  /// Private memory, zero-filled: of this process, on huge pages where the kernel grants them, or of a GPU, from
+  /// LibTorch's allocator, which throws c10::OutOfMemoryError.
+  static Arena plain(std::string name, std::int64_t bytes, c10::Device device = c10::Device(c10::kCPU));
   /// Memory that `group`'s transport reads and writes without copies. Collective.
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// One memory for all ranks of `group`, which must share memory. Collective.
@@ -31,6 +34,8 @@ class Arena {
   void expect_full() const;
 
  private:
+  static Arena mapped(Arena arena);
+  static Arena on_device(Arena arena, c10::Device device);
   static Arena over(std::string name, std::int64_t bytes, absl::StatusOr<std::unique_ptr<CommBuffer>> buffer);
 
   std::string name_;

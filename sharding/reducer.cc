@@ -18,8 +18,13 @@
 namespace tessera {
 namespace {
 
-at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat) {
-  return at::from_blob(memory, flat.sizes, flat.strides, at::TensorOptions(scalar_type_of(dtype)));
+at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat, c10::Device device) {
+  const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
+  return at::from_blob(memory, flat.sizes, flat.strides, options);
+}
+
+at::Tensor flat_at(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
+  return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)).device(device));
 }
 
 /// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
@@ -33,43 +38,45 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
 
 /// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
 /// an element of `dtype` is at most as long.
-void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel) {
+void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, ComputeDevice device) {
   const Unrecorded unrecorded;
-  constexpr std::int64_t kChunk = 1 << 16;
-  const auto from_type = at::TensorOptions(at::kFloat), to_type = at::TensorOptions(scalar_type_of(dtype));
-  for (std::int64_t begin = 0; begin < numel; begin += kChunk) {
-    const std::int64_t count = std::min(kChunk, numel - begin);
-    const at::Tensor narrowed = at::from_blob(memory + begin * 4, {count}, from_type).to(to_type.dtype());
+  const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what a cache holds, or what keeps a GPU busy
+  for (std::int64_t begin = 0; begin < numel; begin += chunk) {
+    const std::int64_t count = std::min(chunk, numel - begin);
+    const at::Tensor wide = flat_at(memory + begin * 4, DType::kF32, count, device.device);
     std::byte* const to = memory + begin * static_cast<std::int64_t>(size_of(dtype));
-    std::memcpy(to, narrowed.const_data_ptr(), narrowed.nbytes());
+    flat_at(to, dtype, count, device.device).copy_(wide.to(scalar_type_of(dtype)));
   }
 }
+
+/// A GPU copies gradients below this many elements faster than the host starts a copy of each.
+constexpr std::int64_t kSmallNumel = 1 << 18;
 
 }  // namespace
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
 /// Adds the last sum's pieces onto what earlier reductions of the step left in `group.gradient` (or finds them there),
-/// and shows it to `visitor`.
+/// and shows it to `visitor`. For sums that the host makes.
 class Reducer::Accumulation final : public SumVisitor {
  public:
-  Accumulation(const FlatGroup& group, bool adds, GradientVisitor& visitor)
+  Accumulation(const FlatGroup& group, bool adds, GradientVisitor* visitor)
       : group_(group), adds_(adds), visitor_(visitor) {}
 
   void visit(std::size_t offset, const float* values, std::size_t numel) override {
-    if (offset == 0) visitor_.begin(group_);
+    if (offset == 0) visitor_->begin(group_);
     if (adds_) {
       float* gradient = group_.gradient + offset;
       pairwise_sum(std::array<const void*, 2>{gradient, values}, DType::kF32, gradient, numel);
       values = gradient;
     }
-    visitor_.visit(group_, {values, numel});
+    visitor_->visit(group_, {values, numel});
   }
 
  private:
   const FlatGroup& group_;
   const bool adds_;
-  GradientVisitor& visitor_;
+  GradientVisitor* const visitor_;
 };
 
 struct Reducer::GroupReduction {
@@ -77,8 +84,9 @@ struct Reducer::GroupReduction {
   bool adds;                  ///< onto what earlier reductions of the step left
   float* sum;                 ///< over the shard axis
   std::int64_t numel;         ///< of `sum`
+  float* total = nullptr;     ///< over both axes; set when the last sum starts
   Accumulation accumulation;
-  Work work;                  ///< over the shard axis. The last member, since it uses the others.
+  Work work, last;            ///< over the shard axis, and over the replicate axis. Last members: they use the others.
 };
 
 struct Reducer::UnitReduction {
@@ -92,8 +100,8 @@ struct Reducer::UnitReduction {
 Reducer::~Reducer() = default;
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
-                 GradientVisitor& visitor)
-    : plan_(plan), axes_(axes), visitor_(visitor), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
+                 ComputeDevice device, GradientVisitor* visitor)
+    : plan_(plan), axes_(axes), device_(device), visitor_(visitor), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back();
     entry.unit = unit;
@@ -173,7 +181,7 @@ void Reducer::open(Entry& entry) {
 void Reducer::open_overflow(Entry& entry) {
   ++counts_.overflow_buckets;
   Bucket& bucket = entry.bucket;
-  bucket.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()));
+  bucket.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()), device_.device);
   counts_.overflow_bytes += bucket.overflow.bytes();
   bucket.memory = bucket.overflow.take(bucket.overflow.bytes());
 }
@@ -190,16 +198,32 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
   const std::int64_t offset = group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype));
   std::byte* place = bucket_of(entry, group) + offset;
   char& arrived = entry.arrived[group.index][parameter];
-  if (!arrived && is_copied_bytewise(gradient, dtype, flat)) {
+  if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype, flat)) {
     std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
   } else {
     const Unrecorded unrecorded;
-    const at::Tensor bucket = tensor_at(place, dtype, flat);
-    arrived ? bucket.add_(gradient) : bucket.copy_(gradient);
+    const at::Tensor bucket = tensor_at(place, dtype, flat, device_.device);
+    if (arrived) {
+      copy_small(entry);  // one of them may be what this one is added to
+      bucket.add_(gradient);
+    } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
+      entry.small_places.push_back(bucket);
+      entry.small_gradients.push_back(gradient);
+    } else {
+      bucket.copy_(gradient);
+    }
   }
   entry.arrived_count += arrived ? 0 : 1;
   arrived = 1;
   entry.used[group.index][parameter] = 1;
+}
+
+void Reducer::copy_small(Entry& entry) {
+  if (entry.small_gradients.empty()) return;
+  const Unrecorded unrecorded;
+  at::_foreach_copy_(entry.small_places, entry.small_gradients);
+  entry.small_places.clear();
+  entry.small_gradients.clear();
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
@@ -215,13 +239,22 @@ std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const 
 
 /// Zeros wherever no gradient came: unused parameters and padding.
 void Reducer::fill_missing(const Entry& entry, const FlatGroup& group) {
-  const auto element = size_of(bucket_dtype());
+  const auto element = static_cast<std::int64_t>(size_of(bucket_dtype()));
   std::byte* bucket = bucket_of(entry, group);
-  const auto clear = [&](Extent extent) { std::memset(bucket + extent.offset * element, 0, extent.numel * element); };
-  for (Extent gap : group.layout.gaps()) clear(gap);
+  const auto clear_extent = [&](Extent extent) { clear(bucket + extent.offset * element, extent.numel * element); };
+  for (Extent gap : group.layout.gaps()) clear_extent(gap);
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    if (!entry.arrived[group.index][i]) clear(group.layout.extent(i));
+    if (!entry.arrived[group.index][i]) clear_extent(group.layout.extent(i));
   }
+}
+
+void Reducer::clear(std::byte* memory, std::int64_t bytes) const {
+  if (!device_.is_queued) {
+    std::memset(memory, 0, bytes);
+    return;
+  }
+  const Unrecorded unrecorded;
+  flat_at(memory, DType::kU8, bytes, device_.device).zero_();
 }
 
 void Reducer::launch_ready() {
@@ -231,7 +264,7 @@ void Reducer::launch_ready() {
 void Reducer::reduce(Entry& entry) {
   const Span span("reduce", entry.unit->name, &counts_.reduction_seconds);
   start(entry);
-  follow(plan_.reduction_lag());
+  follow(plan_.reduction_lag(), plan_.end_lag());
 }
 
 Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
@@ -239,6 +272,7 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 }
 
 void Reducer::start(Entry& entry) {
+  copy_small(entry);
   UnitReduction& reduction = this->reduction(started_++);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
@@ -264,7 +298,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   DType wire = bucket_dtype();
   if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.input().reduce != DType::kF32) {
     wire = plan_.input().reduce;
-    narrow_in_place(bucket, wire, group.layout.numel());
+    narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
   counts_.reduced_bytes += group.layout.numel() * static_cast<std::int64_t>(size_of(wire));
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
@@ -272,26 +306,31 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
   const Accumulation accumulation(group, adds, visitor_);
   GroupReduction& started =
-      reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, accumulation, Work()});
-  SumVisitor* last = replicated ? nullptr : &started.accumulation;
-  const Waits waits = plan_.reduction_lag() == 0 ? Waits::kAtOnce : Waits::kLater;
+      reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
+  SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
+  const Waits waits = plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater;
   started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, waits)
                                  : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, waits);
 }
 
-/// Does this rank's share of all reductions but the last `lag`, and ends all but the last 2 * `lag`.
-void Reducer::follow(std::int64_t lag) {
+/// Does this rank's share of all reductions but the last `lag`, and ends all but the last `end_lag`.
+void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; advanced_ < started_ - lag; ++advanced_) {
-    for (GroupReduction& group : reduction(advanced_).groups) throw_if_error(group.work.advance());
+    for (GroupReduction& group : reduction(advanced_).groups) advance(group);
   }
-  for (; over_ < started_ - 2 * lag; ++over_) complete(reduction(over_));
+  for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
+}
+
+/// A queue may wait for the shards' sum long before it is there, so that the replicas' can start behind it.
+void Reducer::advance(GroupReduction& reduction) {
+  throw_if_error(reduction.work.advance());
+  if (!device_.is_queued || plan_.input().mesh.replicate_size == 1) return;
+  throw_if_error(reduction.work.wait());
+  reduction.last = sum_over_replicas(reduction);
 }
 
 void Reducer::complete(UnitReduction& reduction) {
-  for (GroupReduction& group : reduction.groups) {
-    throw_if_error(group.work.wait());
-    if (plan_.input().mesh.replicate_size > 1) sum_over_replicas(group);
-  }
+  for (GroupReduction& group : reduction.groups) complete(group);
   reduction.groups.clear();
   free(reduction.bucket);
   for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();
@@ -299,18 +338,32 @@ void Reducer::complete(UnitReduction& reduction) {
   reduction.scratch_taken = 0;
 }
 
-void Reducer::sum_over_replicas(GroupReduction& reduction) {
+void Reducer::complete(GroupReduction& reduction) {
+  throw_if_error(reduction.work.wait());
+  if (!device_.is_queued) {
+    if (plan_.input().mesh.replicate_size > 1) throw_if_error(sum_over_replicas(reduction).wait());
+    return;
+  }
+  throw_if_error(reduction.last.wait());
+  if (!reduction.adds) return;
+  const Unrecorded unrecorded;
+  const std::int64_t numel = reduction.group->gradient_part.numel;
+  const at::Tensor gradient = flat_at(reduction.group->gradient, DType::kF32, numel, device_.device);
+  gradient.add_(flat_at(reduction.total, DType::kF32, numel, device_.device));
+}
+
+Work Reducer::sum_over_replicas(GroupReduction& reduction) {
   const FlatGroup& group = *reduction.group;
   const std::string& name = group.unit->name;
   float* const sum = reduction.sum;
-  SumVisitor* const last = &reduction.accumulation;
+  SumVisitor* const last = device_.is_queued ? nullptr : &reduction.accumulation;
+  const Waits waits = device_.is_queued ? Waits::kLater : Waits::kAtOnce;
   if (!plan_.input().placement.gradients.replicate) {
-    throw_if_error(axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last).wait());
-    return;
+    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, waits);
   }
   const Extent part = group.gradient_part;
-  float* const output = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
-  throw_if_error(axes_.replicate->reduce_scatter(name, sum, DType::kF32, output, part.numel, last).wait());
+  reduction.total = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
+  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, waits);
 }
 
 float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
@@ -319,13 +372,14 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
     reduction.scratch_taken += numel;
     return memory;
   }
-  Arena& arena = reduction.overflow_scratch.emplace_back(Arena::plain("overflow scratch", numel * 4));
+  Arena& arena = reduction.overflow_scratch.emplace_back(Arena::plain("overflow scratch", numel * 4, device_.device));
   counts_.overflow_bytes += arena.bytes();
   return reinterpret_cast<float*>(arena.take(arena.bytes()));
 }
 
 void Reducer::finish(bool reduce_now) {
   if (accumulates()) {
+    for (Entry& entry : entries_) copy_small(entry);
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);
     end_reductions();
@@ -352,13 +406,13 @@ void Reducer::finish(bool reduce_now) {
 void Reducer::end_reductions() {
   if (over_ == started_) return;
   const Span span("end reductions", {}, &counts_.reduction_seconds);
-  follow(0);
+  follow(0, 0);
 }
 
 void Reducer::agree_on_order() {
   std::vector<std::int32_t> order(completed_.begin(), completed_.end());
   TORCH_INTERNAL_ASSERT(order.size() == order_.size());
-  throw_if_error(axes_.world->broadcast("bucket order", order.data(), order.size() * sizeof(order[0]), 0).wait());
+  throw_if_error(axes_.control->broadcast("bucket order", order.data(), order.size() * sizeof(order[0]), 0).wait());
   order_.assign(order.begin(), order.end());
   order_agreed_ = true;
 }

@@ -8,6 +8,7 @@
 
 #include "runtime/comm/mesh.h"
 #include "sharding/arena.h"
+#include "sharding/compute_device.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
 
@@ -39,10 +40,11 @@ struct ReducerCounts {
 /// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
 class Reducer {
  public:
-  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging. `visitor` sees every
-  /// reduced gradient; where there is one rank, nothing is reduced.
+  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging, both on `device`.
+  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. Null where work is queued, since
+  /// what is not there yet cannot be seen.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
-          GradientVisitor& visitor);
+          ComputeDevice device, GradientVisitor* visitor);
   ~Reducer();
 
   /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
@@ -80,6 +82,7 @@ class Reducer {
     std::int64_t arrived_count = 0;
     std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
     std::vector<std::vector<char>> used;      ///< since reset
+    std::vector<at::Tensor> small_places, small_gradients;  ///< on a GPU: to be copied together
     bool reduced = false;                     ///< this round
     bool has_sum = false;                     ///< gradient holds a sum since reset, or will
   };
@@ -94,25 +97,30 @@ class Reducer {
   void open_overflow(Entry& entry);
   void free(Bucket& bucket);
   void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
+  void copy_small(Entry& entry);
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void fill_missing(const Entry& entry, const FlatGroup& group);
+  void clear(std::byte* memory, std::int64_t bytes) const;
   void launch_ready();
   void reduce(Entry& entry);
   UnitReduction& reduction(std::int64_t number);
   void start(Entry& entry);
   void start_group(UnitReduction& reduction, FlatGroup& group);
-  void follow(std::int64_t lag);
+  void follow(std::int64_t lag, std::int64_t end_lag);
+  void advance(GroupReduction& reduction);
   void complete(UnitReduction& reduction);
+  void complete(GroupReduction& reduction);
   void end_reductions();
-  void sum_over_replicas(GroupReduction& reduction);
+  Work sum_over_replicas(GroupReduction& reduction);
   float* scratch(UnitReduction& reduction, std::int64_t numel);
   void agree_on_order();
   DType bucket_dtype() const;
 
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
-  GradientVisitor& visitor_;
+  const ComputeDevice device_;
+  GradientVisitor* const visitor_;
   std::vector<Entry> entries_;
   Arena buckets_, scratch_;
   std::vector<Slot> slots_;    ///< the root's, then those that the other units share

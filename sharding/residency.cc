@@ -7,10 +7,11 @@
 namespace tessera {
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
-                     OnFailure on_failure)
+                     c10::Device device, OnFailure on_failure)
     : plan_(plan),
       units_(std::move(units)),
       group_(group),
+      device_(device),
       on_failure_(std::move(on_failure)),
       memory_(std::move(slots)),
       pending_(units_.size()) {
@@ -142,7 +143,7 @@ void Residency::warn_of_overflow(const Unit& unit) {
 
 int Residency::add_overflow_slot(const Unit& unit) {
   ++counts_.overflow_slots;
-  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes())};
+  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes(), device_)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
   slots_.push_back(std::move(slot));

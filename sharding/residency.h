@@ -39,7 +39,8 @@ class Residency {
 
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
-  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, OnFailure on_failure);
+  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, c10::Device device,
+            OnFailure on_failure);
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
@@ -85,6 +86,7 @@ class Residency {
   const MemoryPlan& plan_;
   std::vector<Unit*> units_;
   Collectives& group_;
+  const c10::Device device_;
   OnFailure on_failure_;
   Arena memory_;
   std::vector<Slot> slots_;

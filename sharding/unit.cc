@@ -28,7 +28,7 @@ void FlatGroup::attach(std::byte* memory) {
   const bool watched = unit->residency() != nullptr;
   c10::StorageImpl& impl = *storage;
   void* const mark = watched ? unit : nullptr;
-  impl.set_data_ptr_noswap(at::DataPtr(memory, mark, &leave, at::Device(at::kCPU)));
+  impl.set_data_ptr_noswap(at::DataPtr(memory, mark, &leave, device));
   impl.set_nbytes(memory ? gathered_bytes() : 0);
 }
 
@@ -83,7 +83,7 @@ Unit* unit_of(const at::Tensor& tensor) {
 
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset) {
   const at::NoGradGuard no_grad;
-  const at::Tensor place = at::empty({0}, at::TensorOptions(scalar_type_of(group.dtype)))
+  const at::Tensor place = at::empty({0}, at::TensorOptions(scalar_type_of(group.dtype)).device(group.device))
                                .set_(c10::Storage(group.storage), offset, parameter.sizes, parameter.strides);
   if (parameter.tensor.is_meta()) {
     // set_data refuses to change devices; a deferred parameter has been used by nothing yet.

@@ -44,6 +44,7 @@ struct FlatGroup {
   bool trainable = true;
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
+  c10::Device device = c10::Device(c10::kCPU);  ///< of all the memory below
 
   Extent parameter_part, gradient_part, optimizer_part;
   std::byte* full = nullptr;

@@ -82,15 +82,13 @@ class Subject {
                              merged_.as<NormNode>(), group_sum_.as<double>(), sum_.as<double>(), nullptr),
           "combine_norm"));
     }
-    const cuda::StepRequest request{
-        .adam = {0.9, 0.999, 1e-8, 0.01, true}, .lr = 1e-3f, .mean = 1.0, .max_norm = what_.mixed() ? 1.0 : 0.0};
-    TESSERA_RETURN_IF_ERROR(
-        status_of(cuda::decide_step(request, sum_.as<double>(), used_.as<std::uint8_t>(), steps_.as<std::int64_t>(),
-                                    constants_.as<AdamConstants>(), 1, decision_.as<cuda::DeviceDecision>(), nullptr),
-                  "decide_step"));
-    return status_of(cuda::adam_step(run_, decision_.as<cuda::DeviceDecision>(), steps_.as<std::int64_t>(),
-                                     constants_.as<AdamConstants>(), nullptr),
-                     "adam_step");
+    StepRequest request;
+    request.adam = {0.9, 0.999, 1e-8, 0.01, true};
+    request.base_lr = 1e-3;
+    request.lr_ratios[0] = 1.0;
+    request.max_norm = what_.mixed() ? 1.0 : 0.0;
+    TESSERA_RETURN_IF_ERROR(status_of(cuda::decide_step(request, tables_, nullptr), "decide_step"));
+    return status_of(cuda::adam_step(run_, tables_, nullptr), "adam_step");
   }
 
   std::size_t bytes() const { return (what_.mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }
@@ -113,7 +111,8 @@ class Subject {
     TESSERA_ASSIGN_OR_RETURN(nodes_, DeviceMemory::of(tree_.max_nodes() * sizeof(NormNode)));
     TESSERA_ASSIGN_OR_RETURN(merged_, DeviceMemory::of(tree_.max_nodes() * sizeof(NormNode)));
     TESSERA_ASSIGN_OR_RETURN(scratch_, DeviceMemory::of(cuda::norm_scratch_bytes(numel_)));
-    for (DeviceMemory* small : {&first_node_, &blocks_, &group_sum_, &sum_, &used_, &steps_, &constants_, &decision_}) {
+    for (DeviceMemory* small : {&first_node_, &blocks_, &group_sum_, &sum_, &used_, &steps_, &constants_, &decision_, &groups_,
+                                &begins_, &uniform_}) {
       TESSERA_ASSIGN_OR_RETURN(*small, DeviceMemory::of(256));
     }
     TESSERA_RETURN_IF_ERROR(fill_gradient());
@@ -123,7 +122,31 @@ class Subject {
     TESSERA_RETURN_IF_ERROR(put(first_node_, first_nodes, sizeof first_nodes));
     TESSERA_RETURN_IF_ERROR(put(blocks_, &blocks, sizeof blocks));
     TESSERA_RETURN_IF_ERROR(put(used_, &used, sizeof used));
+    const StepGroup group{.first_parameter = 0, .parameters = 1};
+    TESSERA_RETURN_IF_ERROR(put(groups_, &group, sizeof group));
+    DeviceDecision decision{};
+    decision.scaler.scale = 1.0f;
+    TESSERA_RETURN_IF_ERROR(put(decision_, &decision, sizeof decision));
+    fill_tables();
+    fill_run();
+    return absl::OkStatus();
+  }
 
+  void fill_tables() {
+    tables_.parameters = tables_.groups = 1;
+    tables_.group = groups_.as<StepGroup>();
+    tables_.sum_of_squares = sum_.as<double>();
+    tables_.used = used_.as<std::uint8_t>();
+    tables_.is_uniform = uniform_.as<std::uint8_t>();
+    tables_.constants = constants_.as<AdamConstants>();
+    tables_.steps = steps_.as<std::int64_t>();
+    tables_.decision = decision_.as<DeviceDecision>();
+  }
+
+  void fill_run() {
+    const auto data = static_cast<std::size_t>(state_.data), scales = static_cast<std::size_t>(state_.scales);
+    run_.parameters = 1;
+    run_.begins = begins_.as<ParameterBegin>();
     StepArguments& a = run_.arguments;
     a.numel = numel_;
     a.gradient = gradient_.as<float>();
@@ -137,7 +160,6 @@ class Subject {
     a.state1 = {states_.as<std::byte>() + data, scales_.as<float>() + scales / sizeof(float)};
     a.weights = what_.mixed() ? WeightFormat::kSplitBF16 : WeightFormat::kF32;
     a.states = what_.state;
-    return absl::OkStatus();
   }
 
   absl::Status fill_gradient() {
@@ -161,8 +183,10 @@ class Subject {
   const StateBytes state_;
   const NormTree tree_;
   DeviceMemory gradient_, weights_, states_, scales_, nodes_, merged_, scratch_;
-  DeviceMemory first_node_, blocks_, group_sum_, sum_, used_, steps_, constants_, decision_;
-  cuda::DeviceRun run_;
+  DeviceMemory first_node_, blocks_, group_sum_, sum_, used_, steps_, constants_, decision_, groups_, begins_,
+      uniform_;
+  StepTables tables_;
+  DeviceRun run_;
 };
 
 template <class Body>

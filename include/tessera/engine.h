@@ -15,7 +15,12 @@
 
 namespace tessera {
 
+class StepOutcome;
+
 /// What one optimizer step did. The same on every rank, except where said.
+///
+/// On a GPU `step` does not wait for the device. What only the device can tell (loss, grad_norm, lr, overflow, loss_scale,
+/// tokens) is NaN, false or 0 until `wait`. To look at every step without slowing training down, look at it one step late.
 struct StepResult {
   std::int64_t step = 0;       ///< attempts, from 1
   double loss = 0.0;           ///< mean over ranks and microbatches of the losses given to backward
@@ -25,10 +30,20 @@ struct StepResult {
   double loss_scale = 1.0;     ///< that this step's backward used
   std::int64_t tokens = 0;     ///< over all ranks and microbatches, as told to backward
   double seconds = 0.0;        ///< of this rank, since the previous step ended
-  double communication_seconds = 0.0;  ///< of these, in collectives, waiting for other ranks included; also in updates
+  /// Of these, in collectives, waiting for other ranks included; also in updates. On a GPU the host's part only.
+  double communication_seconds = 0.0;
   double tokens_per_second = 0.0;
   MemoryUse planned;           ///< bytes per category
   MemoryUse allocated;         ///< the same, as allocated; beyond the plan only where an Engine warned
+
+  bool is_known() const;
+  /// Waits for the device and fills in what was missing. At once on the CPU, and the second time. Throws tessera::Error
+  /// (70) where ranks gathered units in different orders, which a GPU notices only then.
+  void wait();
+
+ private:
+  friend class Engine;
+  std::shared_ptr<StepOutcome> outcome_;  ///< until it is known
 };
 
 /// What backward is told beside the loss.
@@ -54,8 +69,8 @@ struct TrafficCounts {
 ///   tessera::StepResult result = engine.step();
 ///
 /// Making one is collective: all ranks make it with equal modules and strategies. It moves the module's parameters into
-/// flat buffers (each keeps its TensorImpl, so optimizers' and users' references stay good), materialises deferred ones
-/// unit by unit, gives every rank rank 0's values of parameters and buffers, and shards them. From then on
+/// flat buffers (each keeps its TensorImpl, so optimizers' and users' references stay good), on `device()`, materialises
+/// deferred ones unit by unit, gives every rank rank 0's values of parameters and buffers, and shards them. From then on
 /// parameters read outside an operator need a `Gathered` guard, `.grad` is taken by the engine as soon as it is made,
 /// and a parameter's dtype is mixed_precision.param.
 ///
@@ -88,6 +103,9 @@ class Engine {
 
   /// True if the next step() is due.
   bool step_is_due() const;
+
+  /// Where the module's parameters are, and its inputs must be: the CPU, or with comm.transport "nccl" this rank's GPU.
+  at::Device device() const;
 
   /// Floating tensors in the compute dtype (mixed_precision.param); others as they are.
   at::Tensor to_compute_dtype(const at::Tensor& input) const;

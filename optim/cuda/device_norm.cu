@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "optim/cuda/launch.h"
+#include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {
 namespace {

@@ -8,8 +8,9 @@
 
 #include "optim/adam_element.h"
 #include "optim/cuda/device_runs.cuh"
-#include "optim/cuda/launch.h"
+#include "runtime/base/cuda_launch.h"
 #include "optim/noise.h"
+#include "optim/scaled_lr.h"
 
 namespace tessera::cuda {
 namespace {
@@ -17,30 +18,114 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocksPerProcessor = 8;
 
-__global__ void decide(StepRequest request, const double* sum_of_squares, const std::uint8_t* used,
-                       std::int64_t* steps, AdamConstants* constants, int parameters, DeviceDecision* decision) {
-  // Every thread decides alike; the first one says so.
-  const double norm = sqrt(*sum_of_squares) * request.mean;
-  const bool is_skipped = !isfinite(*sum_of_squares);
+__device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
+  return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
+}
+
+__device__ const NormNode* nodes_of(const StepTables& t, int rank) {
+  return reinterpret_cast<const NormNode*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank) +
+                                           t.nodes_offset);
+}
+
+__device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
+  return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
+}
+
+/// One thread block.
+__global__ void read(StepTables t) {
+  for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
+    unsigned used = 0;
+    for (int rank = 0; rank < t.ranks; ++rank) used |= flags_of(t, rank)[p];
+    t.used[p] = static_cast<std::uint8_t>(used);
+  }
+  const auto parts = static_cast<unsigned>(t.parts);
+  for (int g = 0; g < t.groups; ++g) {
+    const unsigned first = t.first_node[g], count = t.first_node[g + 1] - first, of_part = count / parts;
+    for (unsigned i = threadIdx.x; i < count; i += blockDim.x) {
+      t.nodes[first + i] = nodes_of(t, t.part_ranks[i / of_part])[first / parts + i % of_part];
+    }
+  }
+  if (threadIdx.x > 0) return;
+  DeviceDecision& d = *t.decision;
+  d.loss = 0.0;
+  d.tokens = d.samples = 0;
+  d.gathers_differ = 0;
+  for (int rank = 0; rank < t.ranks; ++rank) {
+    const StepMessageHeader& header = header_of(t, rank);
+    d.loss += header.loss / t.ranks;
+    d.tokens += header.tokens;
+    d.samples += header.samples;
+    if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
+  }
+}
+
+/// What the step does, from what was read; the same for every thread.
+struct Verdict {
+  double norm, lr;
+  float gradient_scale;
+  bool is_overflow, is_skipped;
+};
+
+__device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
+  const DeviceDecision& d = *t.decision;
+  const double mean = 1.0 / (request.microbatches * d.scaler.scale);
+  Verdict v;
+  v.norm = sqrt(*t.sum_of_squares) * mean;
+  v.is_overflow = !isfinite(*t.sum_of_squares);
+  v.is_skipped = v.is_overflow || d.gathers_differ != 0;
   double clip = 1.0;
   if (request.max_norm > 0) {
-    const double limit = request.max_norm / (norm + 1e-6);
+    const double limit = request.max_norm / (v.norm + 1e-6);
     if (limit < clip) clip = limit;
   }
-  const auto gradient_scale = static_cast<float>(request.mean * clip);
-  const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (first == 0) {
-    decision->grad_norm = norm;
-    decision->gradient_scale = gradient_scale;
-    decision->is_skipped = is_skipped ? 1 : 0;
-    decision->applied += is_skipped ? 0 : 1;
-    decision->skipped += is_skipped ? 1 : 0;
+  v.gradient_scale = static_cast<float>(mean * clip);
+  const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
+  v.lr = scaled_lr(request.base_lr, request.base_batch_size, d.samples, ratio);
+  return v;
+}
+
+/// One thread block.
+__global__ void decide(StepRequest request, StepTables t) {
+  const Verdict v = verdict_on(request, t);
+  __syncthreads();  // all have read the decision before one writes it
+  if (threadIdx.x == 0) {
+    DeviceDecision& d = *t.decision;
+    d.grad_norm = v.norm;
+    d.lr = v.lr;
+    d.gradient_scale = v.gradient_scale;
+    d.loss_scale = d.scaler.scale;
+    d.is_overflow = v.is_overflow ? 1 : 0;
+    d.is_skipped = v.is_skipped ? 1 : 0;
+    d.applied += v.is_skipped ? 0 : 1;
+    d.skipped += v.is_skipped ? 1 : 0;
+    next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
   }
-  if (is_skipped) return;
-  for (int p = first; p < parameters; p += static_cast<int>(gridDim.x * blockDim.x)) {
-    if (!used[p]) continue;
-    constants[p] = adam_constants(request.adam, ++steps[p], request.lr, gradient_scale);
+  if (v.is_skipped) return;
+  for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
+    if (!t.used[p]) continue;
+    t.constants[p] = adam_constants(request.adam, ++t.steps[p], static_cast<float>(v.lr), v.gradient_scale);
   }
+  __syncthreads();
+  for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) {
+    const StepGroup group = t.group[g];
+    bool uniform = true;
+    for (unsigned i = 0; i < group.parameters; ++i) {
+      const unsigned p = group.first_parameter + i;
+      uniform = uniform && t.used[p] && t.steps[p] == t.steps[group.first_parameter];
+    }
+    t.is_uniform[g] = uniform ? 1 : 0;
+  }
+}
+
+/// The parameter that element `element` of the group belongs to: the last that does not begin behind it.
+__device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
+  const std::uint64_t place = element / kParameterAlign;
+  std::uint32_t low = 0, high = run.parameters;
+  while (high - low > 1) {
+    const std::uint32_t middle = (low + high) / 2;
+    (run.begins[middle].begin <= place ? low : high) = middle;
+  }
+  return run.begins[low].parameter;
 }
 
 /// The byte that a code is kept in.
@@ -52,18 +137,26 @@ struct SecondCode : RootBlockCode<ScalarLane> {
 };
 
 template <WeightFormat kWeights, StateDType kStates>
-__global__ void __launch_bounds__(kThreads)
-    adam(StepArguments a, std::uint64_t stream, const DeviceDecision* decision, const std::int64_t* step,
-         const AdamConstants* constants) {
-  if (decision->is_skipped) return;
-  const AdamConstants c = *constants;
-  const NoiseKey key = noise_key(stream, *step);
+__global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
+  if (t.decision->is_skipped) return;
+  const StepArguments& a = run.arguments;
+  const bool is_uniform = t.is_uniform[run.group] != 0;
+  std::uint32_t parameter = run.begins[0].parameter;
+  AdamConstants c = t.constants[parameter];
+  NoiseKey key = noise_key(run.stream, t.steps[parameter]);
   const std::size_t in_warp = threadIdx.x % kWarp * kPerThread;
   const std::size_t warp = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
   const std::size_t warps = std::size_t{gridDim.x} * kThreads / kWarp;
   for (std::size_t begin = warp * kStateBlock; begin < a.numel; begin += warps * kStateBlock) {
     const std::size_t i = begin + in_warp;
     const std::size_t left = i < a.numel ? a.numel - i : 0;
+    if (!is_uniform) {
+      // A thread's elements belong to one parameter; with 8-bit states, a warp's do.
+      parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
+      if (!t.used[parameter]) continue;
+      c = t.constants[parameter];
+      key = noise_key(run.stream, t.steps[parameter]);
+    }
     // All loads before the first use, so that they are under way together.
     const Run<float> gradient = load_run(a.gradient + i, left);
     Run<float> weight = Weights<kWeights>::load(a, i, left);
@@ -77,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
       first.values[k] = next.first;
       second.values[k] = kStates == StateDType::k8Bit ? next.root : next.second;
       if constexpr (kStates != StateDType::kF32) {
-        const std::uint32_t element = a.first_element + static_cast<std::uint32_t>(i) + static_cast<std::uint32_t>(k);
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + static_cast<std::size_t>(k));
         const std::uint32_t noise = noise_at(key, element * kNoiseStride);
         first_noise.values[k] = noise & 0xffffu;
         second_noise.values[k] = noise >> 16;
@@ -89,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-using Kernel = void (*)(StepArguments, std::uint64_t, const DeviceDecision*, const std::int64_t*, const AdamConstants*);
+using Kernel = void (*)(DeviceRun, StepTables);
 
 template <WeightFormat kWeights>
 Kernel kernel_on(StateDType states) {
@@ -125,23 +218,23 @@ bool aligned(const StepArguments& a) {
 
 }  // namespace
 
-cudaError_t decide_step(const StepRequest& request, const double* sum_of_squares, const std::uint8_t* used,
-                        std::int64_t* steps, AdamConstants* constants, int parameters, DeviceDecision* decision,
-                        cudaStream_t stream) {
-  return launch(decide, 1, kThreads, stream, request, sum_of_squares, used, steps, constants, parameters, decision);
+cudaError_t read_messages(const StepTables& tables, cudaStream_t stream) {
+  return launch(read, 1, kThreads, stream, tables);
 }
 
-cudaError_t adam_step(const DeviceRun& run, const DeviceDecision* decision, const std::int64_t* steps,
-                      const AdamConstants* constants, cudaStream_t stream) {
+cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream) {
+  return launch(decide, 1, kThreads, stream, request, tables);
+}
+
+cudaError_t adam_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return cudaSuccess;
-  if (!aligned(a)) return cudaErrorMisalignedAddress;
+  if (!aligned(a) || run.first_element % kParameterAlign != 0) return cudaErrorMisalignedAddress;
   int count = 0;
   if (const cudaError_t error = multiprocessors(count); error != cudaSuccess) return error;
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
   const auto blocks = static_cast<unsigned>(std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor));
-  return launch(kernel_of(a), blocks, kThreads, stream, a, run.stream, decision, steps + run.first_step,
-                constants + run.first_step);
+  return launch(kernel_of(a), blocks, kThreads, stream, run, tables);
 }
 
 }  // namespace tessera::cuda

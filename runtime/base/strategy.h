@@ -90,7 +90,7 @@ struct MemoryConfig {
   bool tensor_heap = true;  ///< LibTorch's CPU tensors come from malloc (runtime/engine/tensor_heap.h)
 };
 
-enum class TransportChoice { kAuto, kHost, kGloo, kNccl };
+enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
 struct CommConfig {
   TransportChoice transport = TransportChoice::kAuto;

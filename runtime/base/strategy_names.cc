@@ -90,10 +90,11 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
 const std::vector<Named<TransportChoice>>& transport_choices() {
   using enum TransportChoice;
   static const std::vector<Named<TransportChoice>> list = {
-      {kAuto, "auto", "nccl where every rank has a GPU, else host inside a host and gloo across hosts"},
+      {kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"},
       {kHost, "host", "shared memory: all ranks on one host"},
       {kGloo, "gloo", "TCP"},
-      {kNccl, "nccl", "NVIDIA GPUs"}};
+      {kNccl, "nccl", "NVIDIA GPUs, one a rank: the module is trained there"},
+      {kCudaHost, "cuda_host", "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many"}};
   return list;
 }
 

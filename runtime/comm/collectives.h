@@ -112,6 +112,11 @@ class Collectives {
   /// "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
+  /// Whose memory calls are about: the host's, or that of the GPU with this index. On a GPU calls are ordered on the
+  /// current stream, and Work::wait makes the current stream wait, not the host.
+  static constexpr int kHostMemory = -1;
+  virtual int gpu() const { return kHostMemory; }
+
   /// Collective: every rank calls it with the same `bytes`, in the same order as its other calls. Zero-filled.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 

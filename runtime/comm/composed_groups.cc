@@ -20,13 +20,16 @@ class ComposedGroupFactory : public GroupFactory {
   absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                     const std::vector<int>& world_ranks) override {
     TESSERA_RETURN_IF_ERROR(check(name, world_ranks));
-    if (world_ranks.size() == 1) return std::shared_ptr<Collectives>(std::make_shared<LocalCollectives>());
+    if (world_ranks.size() == 1) return alone();
     const std::size_t hosts = members_of_hosts(world_ranks).size();
     if (hosts == 1) return inside_(group_of(name, world_ranks));
     if (hosts == world_ranks.size() || !evenly_spread(world_ranks))
       return across_(group_of(name, world_ranks));
     return make_hierarchical(name, world_ranks);
   }
+
+ protected:
+  virtual std::shared_ptr<Collectives> alone() { return std::make_shared<LocalCollectives>(); }
 
  private:
   absl::Status check(const std::string& name, const std::vector<int>& ranks) const {
@@ -82,6 +85,28 @@ class ComposedGroupFactory : public GroupFactory {
   const JoinGroup inside_, across_;
 };
 
+class DeviceGroupFactory : public ComposedGroupFactory {
+ public:
+  DeviceGroupFactory(const GroupDefaults& defaults, DeviceGroups groups)
+      : ComposedGroupFactory(defaults, groups.join, groups.join), groups_(std::move(groups)) {}
+
+  std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) override {
+    return groups_.control(group);
+  }
+
+ protected:
+  std::shared_ptr<Collectives> alone() override { return groups_.alone(); }
+
+ private:
+  const DeviceGroups groups_;
+};
+
+// Groups are joined by one transport wherever their ranks are: as if all were on one host.
+GroupDefaults as_one_host(GroupDefaults defaults) {
+  defaults.ranks_per_host = defaults.world_size;
+  return defaults;
+}
+
 }  // namespace
 
 std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside,
@@ -89,10 +114,12 @@ std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaul
   return std::make_shared<ComposedGroupFactory>(defaults, std::move(inside), std::move(across));
 }
 
-// One host for all.
 std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGroup join) {
-  defaults.ranks_per_host = defaults.world_size;
-  return composed_group_factory(defaults, join, join);
+  return composed_group_factory(as_one_host(defaults), join, join);
+}
+
+std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups) {
+  return std::make_shared<DeviceGroupFactory>(as_one_host(defaults), std::move(groups));
 }
 
 }  // namespace tessera

@@ -68,6 +68,7 @@ absl::StatusOr<MeshAxes> Mesh::axes(int replicate, int shard) const {
   TESSERA_ASSIGN_OR_RETURN(axes.replicate,
                            state_->make(name + "replicate", axes.shard_index, replicate, shard));
   TESSERA_ASSIGN_OR_RETURN(axes.world, state_->make(name + "world", 0, topology.world_size, 1));
+  axes.control = state_->factory->control_of(axes.world);
   return axes;
 }
 

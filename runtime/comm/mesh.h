@@ -22,6 +22,8 @@ class GroupFactory {
   /// Group rank i is world rank `world_ranks[i]`. Names are used once.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                             const std::vector<int>& world_ranks) = 0;
+  /// A group that `make` made, for host memory: itself, but where its own memory is a GPU's.
+  virtual std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) { return group; }
 };
 
 /// The groups that a mesh of replicate x shard ranks needs. World rank = replicate index * shard_size + shard index,
@@ -33,6 +35,8 @@ struct MeshAxes {
   std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: never waits behind a gather
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
+  /// All ranks, for host memory: `world` itself, but where that moves a GPU's.
+  std::shared_ptr<Collectives> control;
 };
 
 /// All ranks of a job, before and after they are arranged in axes. Cheap to copy; copies share everything.
@@ -72,6 +76,8 @@ struct ThreadRanks {
   int ranks = 1;
   int hosts = 1;             ///< pretended: topology().host and local_rank follow, groups across hosts are hierarchical
   double timeout_s = 60.0;
+  /// A rank makes its groups with what this makes of its factory, if given.
+  std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
 };
 /// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the
 /// exception of the rank that failed first is rethrown here.

@@ -1,8 +1,6 @@
 #include "runtime/comm/nccl_transport.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <functional>
@@ -13,28 +11,14 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/call.h"
+#include "runtime/comm/device_memory.h"
 #include "runtime/comm/failure_report.h"
-#include "runtime/comm/pairwise_sum.h"
 
 namespace tessera {
 namespace {
 
 using Backend = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 using Started = c10::intrusive_ptr<c10d::Work>;
-
-at::ScalarType scalar_type_of(DType dtype) {
-  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
-}
-
-class DeviceBuffer : public CommBuffer {
- public:
-  explicit DeviceBuffer(at::Tensor memory) : memory_(std::move(memory)) {}
-  std::byte* data() const override { return static_cast<std::byte*>(memory_.data_ptr()); }
-  std::size_t bytes() const override { return memory_.nbytes(); }
-
- private:
-  const at::Tensor memory_;
-};
 
 class NcclCollectives : public Collectives {
  public:
@@ -47,6 +31,7 @@ class NcclCollectives : public Collectives {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
   std::string transport() const override { return "nccl"; }
+  int gpu() const override { return device_.index(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
@@ -70,7 +55,6 @@ class NcclCollectives : public Collectives {
   Work start(Operation operation, std::string_view label, DType dtype, std::size_t count, const Start& start,
              Finish finish = nullptr);
   absl::Status fail(const CallSignature& call, const std::string& why);
-  absl::Status check_sum(std::string_view label, DType dtype, const SumVisitor* visitor) const;
   at::Tensor tensor(const void* data, std::size_t numel, at::ScalarType type = at::kByte) const;
 
   const Group group_;
@@ -103,8 +87,7 @@ class NcclCollectives::Pending : public Work::State {
 };
 
 at::Tensor NcclCollectives::tensor(const void* data, std::size_t numel, at::ScalarType type) const {
-  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)},
-                       at::TensorOptions().dtype(type).device(device_));
+  return tensor_on(device_, data, numel, type);
 }
 
 Work NcclCollectives::start(Operation operation, std::string_view label, DType dtype, std::size_t count,
@@ -145,26 +128,10 @@ void NcclCollectives::abort(const absl::Status& reason) {
   backend->abort();
 }
 
-absl::Status NcclCollectives::check_sum(std::string_view label, DType dtype,
-                                        const SumVisitor* visitor) const {
-  if (visitor)
-    return make_error(ExitCode::kInternal,
-                      group_.self() + " " + std::string(label) +
-                          ": nccl's sums are in device memory, where no SumVisitor can see them");
-  if (is_reducible(dtype)) return absl::OkStatus();
-  return make_error(ExitCode::kInternal, group_.self() + " " + std::string(label) +
-                                             ": sums are of fp32, bf16 or fp16, got " +
-                                             std::string(name_of(dtype)));
-}
-
-absl::StatusOr<std::unique_ptr<CommBuffer>> NcclCollectives::allocate(std::size_t bytes) try {
-  at::Tensor memory =
-      at::zeros({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_));
-  return std::unique_ptr<CommBuffer>(std::make_unique<DeviceBuffer>(std::move(memory)));
-} catch (const std::exception& error) {
-  return make_error(ExitCode::kOsResource, group_.self() + " allocate of " + std::to_string(bytes) +
-                                               " bytes on " + device_.str() + ": " +
-                                               text_of_c10_exception(error));
+absl::StatusOr<std::unique_ptr<CommBuffer>> NcclCollectives::allocate(std::size_t bytes) {
+  absl::StatusOr<std::unique_ptr<CommBuffer>> memory = DeviceBuffer::allocate(bytes, device_);
+  if (memory.ok()) return memory;
+  return make_error(exit_code_of(memory.status()), group_.self() + ": " + message_of(memory.status()));
 }
 
 Work NcclCollectives::all_gather(std::string_view label, const void* shard, void* full,
@@ -177,13 +144,13 @@ Work NcclCollectives::all_gather(std::string_view label, const void* shard, void
 
 Work NcclCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
-  if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
+  if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel_per_rank, at::kFloat);
-  at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(wide, scalar_type_of(dtype));
+  at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(wide, sum_type_of(dtype));
   return start(
       Operation::kReduceScatter, label, dtype, numel_per_rank,
       [&](auto& backend) {
-        at::Tensor addends = tensor(input, numel_per_rank * size(), scalar_type_of(dtype));
+        at::Tensor addends = tensor(input, numel_per_rank * size(), sum_type_of(dtype));
         return backend._reduce_scatter_base(sum, addends);
       },
       [wide, sum] {
@@ -193,9 +160,9 @@ Work NcclCollectives::do_reduce_scatter(std::string_view label, const void* inpu
 
 Work NcclCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
                                     std::size_t numel, SumVisitor* visitor, Waits) {
-  if (auto status = check_sum(label, dtype, visitor); !status.ok()) return Work(status);
+  if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor wide = tensor(output, numel, at::kFloat);
-  const at::Tensor addend = tensor(input, numel, scalar_type_of(dtype));
+  const at::Tensor addend = tensor(input, numel, sum_type_of(dtype));
   const at::Tensor sum = dtype == DType::kF32 ? wide : at::empty_like(addend);
   return start(
       Operation::kAllReduce, label, dtype, numel,
@@ -240,14 +207,29 @@ Work NcclCollectives::barrier(std::string_view label) {
 absl::Status nccl_available() {
   if (c10::cuda::device_count() > 0) return absl::OkStatus();
   return make_error(ExitCode::kUnavailable,
-                    "comm.transport is \"nccl\", but this machine has no usable CUDA device");
+                    "comm.transport wants a GPU, but this machine has no usable CUDA device");
+}
+
+absl::StatusOr<int> gpu_count() {
+  TESSERA_RETURN_IF_ERROR(nccl_available());
+  return c10::cuda::device_count();
+}
+
+absl::Status use_gpu(int index) {
+  TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
+  if (index < count) {
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+    return absl::OkStatus();
+  }
+  return make_error(ExitCode::kConfig, "local rank " + std::to_string(index) + " wants a GPU of its own, but there are " +
+                                           std::to_string(count) + ". hint: start as many ranks a host as it has GPUs");
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device,
                                                               std::shared_ptr<C10dStore> store) try {
-  TESSERA_RETURN_IF_ERROR(nccl_available());
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+  TESSERA_RETURN_IF_ERROR(use_gpu(device));
   auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->is_high_priority_stream = true;  // what compute waits for goes first
   options->timeout = std::chrono::milliseconds(static_cast<std::int64_t>(group.timeout_s * 1000));
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(own_keys, group.rank, group.size(), options);

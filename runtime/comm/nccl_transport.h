@@ -22,7 +22,13 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device,
                                                               std::shared_ptr<C10dStore> store);
 
-/// OK if this build has NCCL and this machine a GPU.
+/// OK if this build has CUDA and NCCL, and this machine a GPU.
 absl::Status nccl_available();
+
+/// GPUs of this machine. Errors: 69 as nccl_available.
+absl::StatusOr<int> gpu_count();
+
+/// This thread's GPU from now on. Errors: 69 as nccl_available, 78 where this machine has no GPU of that index.
+absl::Status use_gpu(int index);
 
 }  // namespace tessera

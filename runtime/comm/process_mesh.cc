@@ -5,9 +5,12 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/composed_groups.h"
+#include "runtime/comm/cuda_host_collectives.h"
+#include "runtime/comm/device_solo.h"
 #include "runtime/comm/gloo_transport.h"
 #include "runtime/comm/host_transport.h"
 #include "runtime/comm/nccl_transport.h"
+#include "runtime/comm/staged_collectives.h"
 #include "runtime/comm/tcp_store.h"
 
 namespace tessera {
@@ -25,8 +28,10 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
 
 absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
   if (comm.transport == TransportChoice::kNccl) return nccl_available();
-  if (comm.transport == TransportChoice::kHost && topology.num_hosts() > 1)
-    return make_error(ExitCode::kConfig, "comm.transport is \"host\", but the " +
+  const bool on_one_host = comm.transport == TransportChoice::kHost || comm.transport == TransportChoice::kCudaHost;
+  const std::string name = comm.transport == TransportChoice::kHost ? "host" : "cuda_host";
+  if (on_one_host && topology.num_hosts() > 1)
+    return make_error(ExitCode::kConfig, "comm.transport is \"" + name + "\", but the " +
                                              std::to_string(topology.world_size) + " ranks are on " +
                                              std::to_string(topology.num_hosts()) +
                                              " hosts; use \"auto\" or \"gloo\"");
@@ -44,11 +49,50 @@ absl::StatusOr<std::string> own_address(const Topology& topology) {
   return address_towards(topology.master_addr);
 }
 
+/// How one transport joins ranks on GPUs; `gpu` is this rank's.
+using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
+
+absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu));
+  DeviceGroups groups;
+  groups.alone = [device] { return solo_on_device(device); };
+  groups.control = [device](std::shared_ptr<Collectives> group) { return staged_collectives(std::move(group), device); };
+  if (topology.world_size == 1) return Mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  groups.join = join(gpu, store);
+  return Mesh(topology, device_group_factory(defaults, std::move(groups)), store);
+}
+
+// A GPU a rank, by local rank.
+absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
+  TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
+  return make_gpu_mesh(topology, comm, topology.local_rank, [](int gpu, const std::shared_ptr<C10dStore>& store) {
+    return [gpu, store](const Group& group) { return nccl_collectives(group, gpu, store); };
+  });
+}
+
+// Ranks take turns with the GPUs there are.
+absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm) {
+  TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
+  const int own = topology.local_rank % count;
+  TESSERA_RETURN_IF_ERROR(use_gpu(own));
+  return make_gpu_mesh(topology, comm, own, [](int gpu, const std::shared_ptr<C10dStore>& store) {
+    return [gpu, store](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+      TESSERA_ASSIGN_OR_RETURN(auto device, cuda_peer_device(gpu));
+      TESSERA_ASSIGN_OR_RETURN(auto host, host_collectives(group, *store));
+      return cuda_host_collectives(group, std::move(host), std::move(device));
+    };
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm) {
   TESSERA_RETURN_IF_ERROR(check_choice(topology, comm));
   const GroupDefaults defaults = defaults_of(topology, comm);
+  if (comm.transport == TransportChoice::kNccl) return make_nccl_mesh(topology, comm);
+  if (comm.transport == TransportChoice::kCudaHost) return make_cuda_host_mesh(topology, comm);
   if (topology.world_size == 1)
     return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   std::string address;
@@ -59,9 +103,6 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
   const JoinGroup gloo = [store, address](const Group& group) {
     return gloo_collectives(group, address, store);
-  };
-  const JoinGroup nccl = [store, device = topology.local_rank](const Group& group) {
-    return nccl_collectives(group, device, store);
   };
   std::shared_ptr<GroupFactory> factory;
   switch (comm.transport) {
@@ -75,8 +116,8 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
       factory = flat_group_factory(defaults, gloo);
       break;
     case TransportChoice::kNccl:
-      factory = flat_group_factory(defaults, nccl);
-      break;
+    case TransportChoice::kCudaHost:
+      break;  // above
   }
   return Mesh(topology, std::move(factory), store);
 }

@@ -60,7 +60,9 @@ void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)
   const auto run_one = [&](int rank) {
     absl::Status end;
     const Topology topology = topology_of(options, rank);
-    const Mesh mesh(topology, thread_group_factory(run, topology), store);
+    std::shared_ptr<GroupFactory> groups = thread_group_factory(run, topology);
+    if (options.wrap_groups) groups = options.wrap_groups(std::move(groups));
+    const Mesh mesh(topology, std::move(groups), store);
     mesh.expect_report();  // run->end tells every group
     try {
       body(mesh);

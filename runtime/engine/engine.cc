@@ -2,12 +2,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <sstream>
 
@@ -17,6 +19,7 @@
 #include "runtime/base/trace.h"
 #include "runtime/engine/engine_state.h"
 #include "runtime/engine/mesh_shape.h"
+#include "runtime/engine/run_scope.h"
 #include "runtime/engine/step_agreement.h"
 #include "runtime/engine/tensor_heap.h"
 #include "sharding/dtype.h"
@@ -54,7 +57,7 @@ void keep_values(FlatGroup& group, KeptMemory kept) {
   std::byte* values = kept.group ? group.full : kept.memory.data();
   group.storage->set_data_ptr_noswap(at::DataPtr(
       values, new KeptMemory(std::move(kept)), [](void* memory) { delete static_cast<KeptMemory*>(memory); },
-      at::Device(at::kCPU)));
+      group.device));
 }
 
 /// c10::Error puts its stack below the first line.
@@ -72,6 +75,11 @@ auto Engine::State::or_abort(const char* what, const Body& body) {
   } catch (const Error& error) {
     fail(make_error(error.exit_code(), error.message()));
     throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string text = explain_out_of_memory(std::string(what) + ": " + first_line(error.what()), plan, strategy,
+                                                   shares_memory);
+    fail(make_error(ExitCode::kOsResource, text));
+    throw Error(ExitCode::kOsResource, text);
   } catch (const std::exception& error) {
     const bool known = failed;
     fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
@@ -102,24 +110,32 @@ void Engine::State::set_up() {
   units = partition(*module, strategy, parts_for(strategy, position));
   axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
   check_transport();
-  const bool shares_memory = axes.gather->shares_memory();
-  plan = make_plan(units, strategy, position, shares_memory, *optimizer);
+  accelerator = accelerator_of(*axes.world);
+  const ComputeDevice device = accelerator.device;
+  shares_memory = !device.is_queued && axes.gather->shares_memory();
+  const PlanScene scene{position, shares_memory, device.is_queued};
+  plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
 
-  memory = TrainingMemory::allocate(plan, units, axes);
+  memory = TrainingMemory::allocate(plan, units, axes, device.device);
   memory_use = memory.allocated();
-  for (auto& unit : units) load_parameters(*unit, *axes.world);
+  for (auto& unit : units) load_parameters(*unit, *axes.control);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
-  load_buffers(*module, *axes.world);
-  norm.emplace(units);
-  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), *norm);
-  agreement.emplace(units, plan, axes, *reducer, *norm);
+  load_buffers(*module, *axes.control, device.device);
+  if (!device.is_queued) norm.emplace(units);
+  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), device,
+                  norm ? &*norm : nullptr);
   hooks.emplace(units, *reducer);
-  update.emplace(units, *optimizer, plan, axes);
+  if (device.is_queued) {
+    device_step.emplace(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
+  } else {
+    agreement.emplace(units, plan, axes, *reducer, *norm);
+    update.emplace(units, *optimizer, plan, axes);
+  }
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
-    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots),
+    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device.device,
                       [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
     watch.emplace();
   }
@@ -135,6 +151,7 @@ void Engine::State::check_transport() const {
     case TransportChoice::kHost: wanted = "host"; break;
     case TransportChoice::kGloo: wanted = "gloo"; break;
     case TransportChoice::kNccl: wanted = "nccl"; break;
+    case TransportChoice::kCudaHost: wanted = "cuda_host"; break;
   }
   if (mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos) return;
   throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted + "\", but the mesh was made with " +
@@ -178,6 +195,10 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strate
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
+  if (unwinding && RunScope::current) {
+    const State& s = *state_;
+    RunScope::current->memory_story = explain_out_of_memory("", s.plan, s.strategy, s.shares_memory);
+  }
   if (unwinding && !state_->failed && !state_->mesh.keep_for_report(state_->axes)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
@@ -214,18 +235,30 @@ void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) {
               " times in a step, but gradient_accumulation is ", s.strategy.gradient_accumulation,
               ": call step() first");
   TORCH_CHECK(loss.numel() == 1, "backward wants a scalar loss, got a tensor of sizes ", loss.sizes());
+  TORCH_CHECK(loss.device() == device(), "backward wants a loss on ", device(), ", got one on ", loss.device(),
+              ": move the module's inputs there");
   s.or_abort("backward", [&] {
     const Span span("backward");
-    const at::Tensor seed = at::full_like(loss, s.loss_scale());
-    torch::autograd::backward({loss}, {seed});
+    torch::autograd::backward({loss}, {s.seed_of(loss)});
     const bool last = s.microbatch + 1 == s.strategy.gradient_accumulation;
     s.reducer->finish(last || s.strategy.gradient_sync == GradientSync::kEachMicrobatch);
     if (s.residency) s.residency->end_round();
-    s.local.loss += loss.item<double>() / static_cast<double>(s.strategy.gradient_accumulation);
+    s.note_loss(loss);
     s.local.tokens += info.tokens;
     s.local.samples += info.samples;
     ++s.microbatch;
   });
+}
+
+at::Tensor Engine::State::seed_of(const at::Tensor& loss) const {
+  if (!device_step) return at::full_like(loss, loss_scale());
+  const at::Tensor seed = at::ones_like(loss);
+  return scales_loss() ? seed.mul_(device_step->loss_scale()) : seed;
+}
+
+void Engine::State::note_loss(const at::Tensor& loss) {
+  if (device_step) return device_step->add_loss(loss, strategy.gradient_accumulation);
+  local.loss += loss.item<double>() / static_cast<double>(strategy.gradient_accumulation);
 }
 
 bool Engine::step_is_due() const { return state_->microbatch == state_->strategy.gradient_accumulation; }
@@ -239,34 +272,20 @@ StepResult Engine::step() {
 
 double Engine::State::communication_seconds() const {
   const double gathers = residency ? residency->counts().gather_seconds : 0;
-  return gathers + reducer->counts().reduction_seconds + agreement->exchange_seconds() + update->publish_seconds();
+  const double step = device_step ? device_step->publish_seconds() : agreement->exchange_seconds() + update->publish_seconds();
+  return gathers + reducer->counts().reduction_seconds + step;
+}
+
+double Engine::State::loss_scale() const {
+  if (!scales_loss()) return 1.0;
+  return device_step ? const_cast<DeviceStep&>(*device_step).latest().scaler.scale : scaler.scale();
 }
 
 StepResult Engine::State::step() {
   if (residency) local.gathered = residency->gathered();
-  const AgreedStep& agreed = agreement->agree(local);
   StepResult result;
   result.step = ++attempts;
-  result.loss = agreed.loss;
-  result.tokens = agreed.tokens;
-  result.loss_scale = loss_scale();
-  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
-  result.lr = learning_rate(agreed);
-  const auto microbatches = static_cast<double>(mesh.world_size() * strategy.gradient_accumulation);
-  const double mean = 1.0 / (microbatches * result.loss_scale);
-  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
-  if (!result.overflow) {
-    // torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
-    const double most = strategy.gradient_clipping;
-    const double clip = most > 0 ? std::min(1.0, most / (result.grad_norm + 1e-6)) : 1.0;
-    update->apply(static_cast<float>(mean * clip), static_cast<float>(result.lr), agreed.used);
-    ++applied;
-  } else {
-    log_warning("step " + std::to_string(attempts) +
-                ": a gradient is infinite or NaN; the step is skipped on all ranks" +
-                (scales_loss() ? ", loss scale " + std::to_string(result.loss_scale) : std::string()));
-  }
-  if (scales_loss()) scaler.update(result.overflow);
+  device_step ? step_on_device(result) : step_on_cpu(result);
   begin_next_step();
   result.planned = plan.use();
   result.allocated = allocated();
@@ -280,16 +299,45 @@ StepResult Engine::State::step() {
   return result;
 }
 
-double Engine::State::learning_rate(const AgreedStep& agreed) const {
-  TORCH_CHECK(strategy.lr_schedule.base_batch_size == 0 || agreed.samples > 0,
+void Engine::State::expect_samples(std::int64_t samples) const {
+  TORCH_CHECK(strategy.lr_schedule.base_batch_size == 0 || samples > 0,
               "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
-  return lr_at(strategy.lr_schedule, strategy.optimizer.lr, applied, agreed.samples);
+}
+
+void Engine::State::step_on_cpu(StepResult& result) {
+  const AgreedStep& agreed = agreement->agree(local);
+  expect_samples(agreed.samples);
+  result.loss = agreed.loss;
+  result.tokens = agreed.tokens;
+  result.loss_scale = loss_scale();
+  result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  result.lr = lr_at(strategy.lr_schedule, strategy.optimizer.lr, applied, agreed.samples);
+  const auto microbatches = static_cast<double>(mesh.world_size() * strategy.gradient_accumulation);
+  const double mean = 1.0 / (microbatches * result.loss_scale);
+  result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
+  if (result.overflow) {
+    warn_of_overflow(attempts, result.loss_scale);
+  } else {
+    // torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+    const double most = strategy.gradient_clipping;
+    const double clip = most > 0 ? std::min(1.0, most / (result.grad_norm + 1e-6)) : 1.0;
+    update->apply(static_cast<float>(mean * clip), static_cast<float>(result.lr), agreed.used);
+    ++applied;
+  }
+  if (scales_loss()) scaler.update(result.overflow);
+}
+
+/// What the device will find out is not known yet.
+void Engine::State::step_on_device(StepResult& result) {
+  expect_samples(local.samples);
+  result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
+  result.outcome_ = device_step->run(local);
 }
 
 void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
   reducer->reset();
-  norm->reset();
+  if (norm) norm->reset();
   // Graphs made before the update must not be run backward on the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
@@ -305,7 +353,12 @@ at::Tensor Engine::to_compute_dtype(const at::Tensor& input) const {
 const Strategy& Engine::strategy() const { return state_->strategy; }
 const MemoryPlan& Engine::plan() const { return state_->plan; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
-std::int64_t Engine::steps_applied() const { return state_->applied; }
+at::Device Engine::device() const { return state_->accelerator.device.device; }
+
+std::int64_t Engine::steps_applied() const {
+  return state_->device_step ? state_->device_step->latest().applied : state_->applied;
+}
+
 double Engine::loss_scale() const { return state_->loss_scale(); }
 
 TrafficCounts Engine::traffic() const {
@@ -336,9 +389,12 @@ MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, cons
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = position_in(shape, topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer);
-  const bool shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
+  PlanScene scene{position};
+  scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
+  const TransportChoice transport = strategy.comm.transport;
+  scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
   const auto units = partition(module, strategy, parts_for(strategy, position));
-  return make_plan(units, strategy, position, shares_memory, *optimizer);
+  return make_plan(units, strategy, scene, *optimizer);
 }
 
 }  // namespace tessera

@@ -8,6 +8,8 @@
 
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
+#include "runtime/engine/accelerator.h"
+#include "runtime/engine/device_step.h"
 #include "runtime/engine/gradient_hooks.h"
 #include "runtime/engine/gradient_norm.h"
 #include "runtime/engine/step_agreement.h"
@@ -27,10 +29,14 @@ struct Engine::State {
   void set_up();
   void check_transport() const;
   StepResult step();
+  void step_on_cpu(StepResult& result);
+  void step_on_device(StepResult& result);
+  void expect_samples(std::int64_t samples) const;
+  at::Tensor seed_of(const at::Tensor& loss) const;
+  void note_loss(const at::Tensor& loss);
   bool scales_loss() const { return strategy.mixed_precision.param == DType::kF16; }
-  double loss_scale() const { return scales_loss() ? scaler.scale() : 1.0; }
+  double loss_scale() const;
   double communication_seconds() const;
-  double learning_rate(const AgreedStep& agreed) const;
   void begin_next_step();
   void report_plan() const;
   MemoryUse allocated() const;
@@ -46,18 +52,21 @@ struct Engine::State {
   int exceptions_at_start = std::uncaught_exceptions();
   bool failed = false;
 
+  Accelerator accelerator;
   std::unique_ptr<Optimizer> optimizer;
   LossScaler scaler;
   MeshAxes axes;
+  bool shares_memory = false;  ///< the ranks of a shard group
   MemoryPlan plan;
   TrainingMemory memory;
   MemoryUse memory_use;  ///< as allocated
   std::vector<std::unique_ptr<Unit>> units;
-  std::optional<GradientNorm> norm;
+  std::optional<GradientNorm> norm;  ///< on the CPU, as the other two of a step there
   std::optional<Reducer> reducer;
   std::optional<GradientHooks> hooks;
   std::optional<StepAgreement> agreement;
   std::optional<Update> update;
+  std::optional<DeviceStep> device_step;  ///< on a GPU: in place of those three
   std::optional<Residency> residency;  ///< where parameters are sharded
   std::optional<OpWatch> watch;
 

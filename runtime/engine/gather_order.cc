@@ -24,7 +24,7 @@ std::uint64_t digest_of_gathers(std::span<const int> units) { return XXH3_64bits
 
 void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
                             const std::vector<std::unique_ptr<Unit>>& units) {
-  Collectives& world = *axes.world;
+  Collectives& world = *axes.control;
   const auto* bytes = reinterpret_cast<const char*>(own.data());
   const auto orders = value_or_throw(gather_strings(world, "gathers of a step", {bytes, own.size_bytes()}));
   const auto unit_of = [&](int rank, std::size_t gather) {

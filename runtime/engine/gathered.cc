@@ -100,7 +100,7 @@ void Gathered::close() {
     if (unit->residency()) unit->residency()->unpin(*unit);
   }
   if (state->mode == kWrite) {
-    for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.world);
+    for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.control);
     for (Unit* unit : state->units) {
       if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
     }

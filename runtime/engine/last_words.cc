@@ -6,6 +6,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "runtime/engine/run_scope.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -50,6 +51,9 @@ absl::Status status_of(const std::exception_ptr& failure) {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
     return make_error(error.exit_code(), error.message());
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string story = RunScope::current ? RunScope::current->memory_story : std::string();
+    return make_error(ExitCode::kOsResource, first_line(error.what_without_backtrace()) + story);
   } catch (const std::bad_alloc&) {
     return make_error(ExitCode::kOsResource, "out of memory");
   } catch (const c10::Error& error) {

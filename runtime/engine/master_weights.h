@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Writes this rank's parts of parameters and masters from `flat` [layout.numel()], the group's values: fp32 where it
-/// trains (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
+/// Writes this rank's parts of parameters and masters from `flat` [layout.numel()], the group's values in host memory:
+/// fp32 where it trains (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
 void write_values(FlatGroup& group, const at::Tensor& flat);
 
 /// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its

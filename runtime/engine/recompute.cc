@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -14,25 +16,52 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The CPU generator as it was, put back at the end of the scope.
-class WithRandomState {
- public:
-  explicit WithRandomState(const at::Tensor& state) : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
-    before_ = generator_.get_state();
-    generator_.set_state(state);
+/// The state of each generator that a function of some inputs may draw from: the CPU's, and those of the inputs'
+/// devices. Reading a GPU's does not wait for it.
+struct RandomStates {
+  static RandomStates of(const std::vector<at::Tensor>& inputs) {
+    RandomStates states;
+    states.add(at::Device(at::kCPU));
+    for (const at::Tensor& input : inputs) states.add(input.device());
+    return states;
   }
-  ~WithRandomState() { generator_.set_state(before_); }
+
+  void add(at::Device device) {
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
+    for (const auto& [known, state] : entries) {
+      if (known == generator) return;
+    }
+    entries.emplace_back(generator, generator.get_state());
+  }
+  RandomStates now() const {
+    RandomStates states;
+    for (const auto& [generator, state] : entries) states.entries.emplace_back(generator, generator.get_state());
+    return states;
+  }
+  void restore() {
+    for (auto& [generator, state] : entries) generator.set_state(state);
+  }
+
+  std::vector<std::pair<at::Generator, at::Tensor>> entries;
+};
+
+/// Generators as they were, put back at the end of the scope.
+class WithRandomStates {
+ public:
+  explicit WithRandomStates(RandomStates& states) : before_(states.now()) { states.restore(); }
+  ~WithRandomStates() { before_.restore(); }
+  WithRandomStates(const WithRandomStates&) = delete;
+  WithRandomStates& operator=(const WithRandomStates&) = delete;
 
  private:
-  at::Generator generator_;
-  at::Tensor before_;
+  RandomStates before_;
 };
 
 /// What backward needs to run forward again.
 struct Replay : torch::CustomClassHolder {
   TensorFunction function;
   at::ThreadLocalState thread_state;
-  at::Tensor random_state;
+  RandomStates random_states;
   std::vector<char> requires_grad;
 };
 
@@ -58,7 +87,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     {
       const at::ThreadLocalStateGuard as_in_forward(replay.thread_state);
       const at::AutoGradMode with_grad(true);
-      const WithRandomState same_random_numbers(replay.random_state);
+      const WithRandomStates same_random_numbers(replay.random_states);
       outputs = replay.function(inputs);
     }
     variable_list roots, seeds;
@@ -81,7 +110,7 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
   if (!at::GradMode::is_enabled()) return function(inputs);
   auto replay = c10::make_intrusive<Replay>();
   replay->function = function;
-  replay->random_state = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  replay->random_states = RandomStates::of(inputs);
   return Recompute::apply(at::TensorList(inputs), replay);
 }
 

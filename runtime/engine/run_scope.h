@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "runtime/comm/mesh.h"
 
@@ -15,6 +16,8 @@ struct RunScope {
 
   static inline thread_local RunScope* current = nullptr;
   std::optional<Mesh> mesh;
+  /// Of an Engine that an exception took along: what to say if memory was short (explain_out_of_memory).
+  std::string memory_story;
 };
 
 }  // namespace tessera

@@ -17,12 +17,14 @@ struct Header {
   std::uint64_t gathers = 0;
 };
 
+}  // namespace
+
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
   std::vector<int> ranks;
   const int replicas = placement.replicate ? axes.replicate_size : 1;
   const int shards = placement.shard ? axes.shard_size : 1;
-  for (int r = 0; r < replicas; ++r) {
-    for (int s = 0; s < shards; ++s) {
+  for (int s = 0; s < shards; ++s) {
+    for (int r = 0; r < replicas; ++r) {
       const int replicate = placement.replicate ? r : axes.replicate_index;
       const int shard = placement.shard ? s : axes.shard_index;
       ranks.push_back(replicate * axes.shard_size + shard);
@@ -30,8 +32,6 @@ std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes&
   }
   return ranks;
 }
-
-}  // namespace
 
 StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                              const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm)

@@ -13,6 +13,9 @@
 
 namespace tessera {
 
+/// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
+
 /// What one rank knows at the end of a step's backward.
 struct LocalStep {
   double loss = 0.0;  ///< mean over this rank's microbatches
@@ -30,7 +33,7 @@ struct AgreedStep {
   std::vector<char> used;
 };
 
-/// Makes every rank agree, with one small all-gather a step. The norm is a sum over fixed blocks of each unit's layout,
+/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is DeviceStep. The norm is a sum over fixed blocks of each unit's layout,
 /// combined in block order, so it has the same bits however gradients are sharded (optim/grad_norm.h).
 ///
 /// A rank's message is a header, a flag for each trainable parameter, and each trainable group's norm nodes, filled up

@@ -28,7 +28,7 @@ void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
   group.storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()),
-      at::DataPtr(nullptr, at::Device(at::kCPU)), /*allocator=*/nullptr, /*resizable=*/false);
+      at::DataPtr(nullptr, group.device), /*allocator=*/nullptr, /*resizable=*/false);
   if (whole) group.full = memory;  // gathered for good
 }
 
@@ -68,14 +68,14 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
   return flat;
 }
 
-void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& world) {
-  throw_if_error(world.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
+void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& control) {
+  throw_if_error(control.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
 }
 
 }  // namespace
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                        const MeshAxes& axes) {
+                                        const MeshAxes& axes, c10::Device device) {
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
@@ -84,15 +84,16 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                           ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
                           : Arena::shared("parameters", parameters, *axes.gather);
   memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
-  memory.slots = Arena::plain("slots", use[MemoryCategory::kSlots]);
+  memory.slots = Arena::plain("slots", use[MemoryCategory::kSlots], device);
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
-  memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters]);
-  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer]);
-  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging]);
+  memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
+  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
+  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging], device);
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {
       const std::int64_t numel = group->layout.numel();
+      group->device = device;
       group->parameter_part = owned(input.placement.parameters, input.mesh, numel);
       group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
       group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
@@ -118,12 +119,13 @@ MemoryUse TrainingMemory::allocated() const {
   return use;
 }
 
-MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                     const MeshPosition& mesh, bool shares_memory, const Optimizer& optimizer) {
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
+                     const Optimizer& optimizer) {
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
-  input.placement = placement_on(strategy.strategy, strategy, mesh, shares_memory);
-  input.mesh = mesh;
+  input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
+  input.mesh = scene.mesh;
+  input.is_queued = scene.is_queued;
   input.prefetch = strategy.prefetch;
   input.reduce = strategy.mixed_precision.reduce;
   input.accumulation = strategy.gradient_accumulation;
@@ -135,7 +137,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   return MemoryPlan(std::move(input));
 }
 
-void load_parameters(Unit& unit, Collectives& world) {
+void load_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
   for (auto& group : unit.groups) {
@@ -144,7 +146,7 @@ void load_parameters(Unit& unit, Collectives& world) {
     values = materialize(values);
     const at::Tensor flat = flatten(*group, values);
     values.clear();
-    broadcast(flat, unit.name, world);
+    broadcast(flat, unit.name, control);
     write_values(*group, flat);
     if (replicated) group->attach(group->full);
     for (std::size_t i = 0; i < group->parameters.size(); ++i) {
@@ -155,49 +157,86 @@ void load_parameters(Unit& unit, Collectives& world) {
   if (replicated) unit.become(Unit::State::kGathered);
 }
 
-void store_parameters(Unit& unit, Collectives& world) {
+void store_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
     for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
     const at::Tensor flat = flatten(*group, values);
-    broadcast(flat, unit.name, world);
+    broadcast(flat, unit.name, control);
     keep_unchanged_masters(*group, flat);
     write_values(*group, flat);
   }
 }
 
-void load_buffers(torch::nn::Module& module, Collectives& world) {
+void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device device) {
   const Unrecorded unrecorded;
   for (const auto& item : module.named_buffers()) {
-    const at::Tensor& buffer = item.value();
+    at::Tensor buffer = item.value();
     if (!buffer.defined()) continue;
     if (is_deferred(buffer)) {
       buffer.unsafeGetTensorImpl()->shallow_copy_from(materialize({buffer})[0].getIntrusivePtr());
     }
-    const at::Tensor dense = buffer.contiguous();
-    broadcast(dense, item.key(), world);
-    if (!dense.is_same(buffer)) buffer.copy_(dense);
+    const at::Tensor dense = buffer.cpu().contiguous();
+    broadcast(dense, item.key(), control);
+    if (buffer.device() != device) {
+      buffer.set_data(dense.to(device));
+    } else if (!dense.is_same(buffer)) {
+      buffer.copy_(dense);
+    }
   }
 }
 
-void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
-  const std::int64_t limit = strategy.memory.limit_bytes;
-  if (limit <= 0 || plan.use().total() <= limit) return;
+namespace {
+
+/// The least sharded strategy that needs at most `limit`, and how much it needs; empty if there is none.
+std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                                    ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
-  std::string advice = "no strategy fits; more ranks, a smaller model or bf16 parameters would";
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
     input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
     const std::int64_t total = MemoryPlan(std::move(input)).use().total();
     if (total > limit) continue;
-    advice = "the next cheaper strategy that fits is " + name_of(cheaper) + " with " + format_bytes(total);
-    break;
+    return name_of(cheaper) + " with " + format_bytes(total);
   }
+  return "";
+}
+
+/// What a unit needs at once while it is computed: its gathered values and its bucket.
+std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
+  return unit.gathered_bytes() + plan.bucket_bytes_of(unit);
+}
+
+}  // namespace
+
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().total() <= limit) return;
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
+  const std::string advice = cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 parameters would"
+                                             : "the next cheaper strategy that fits is " + cheaper;
   throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
                                      format_bytes(plan.use().total()) + " a rank, the limit is " + format_bytes(limit) +
-                                     ".\n" + plan.to_table() + "hint: " + advice);
+                                     ".\n" + plan.to_table() +
+                                     "hint: " + advice);
+}
+
+std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
+                                  bool shares_memory) {
+  const std::vector<UnitShape>& units = plan.input().units;
+  const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
+    return peak_of(a, plan) < peak_of(b, plan);
+  });
+  std::string text = what + "\nthe plan of " + name_of(strategy.strategy) + ", beside which activations have to fit:\n" +
+                     plan.to_table();
+  if (largest != units.end()) {
+    text += "the largest unit is " + largest->name + ": " + format_bytes(largest->gathered_bytes()) + " gathered, " +
+            format_bytes(plan.bucket_bytes_of(*largest)) + " of gradients\n";
+  }
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().total() - 1);
+  return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
+         (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
 }
 
 }  // namespace tessera

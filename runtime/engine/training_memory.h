@@ -22,25 +22,34 @@ struct TrainingMemory {
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and
   /// the reducer to take. Collective.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                 const MeshAxes& axes);
+                                 const MeshAxes& axes, c10::Device device);
   MemoryUse allocated() const;
 };
 
-/// Builds the plan's input from what decides it. `shares_memory`: do the ranks of a shard group?
-MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                     const MeshPosition& mesh, bool shares_memory, const Optimizer& optimizer);
+/// What decides a plan beside units and strategy.
+struct PlanScene {
+  MeshPosition mesh;
+  bool shares_memory = false;  ///< do the ranks of a shard group?
+  bool is_queued = false;      ///< PlanInput::is_queued
+};
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
+                     const Optimizer& optimizer);
 
 /// Gives parameters their values and their places: materialises deferred ones, sends rank 0's to all, writes masters
-/// and shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32
-/// beyond the plan while it runs. Collective.
-void load_parameters(Unit& unit, Collectives& world);
+/// and shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32 in
+/// host memory beyond the plan while it runs. Collective over `control` (MeshAxes).
+void load_parameters(Unit& unit, Collectives& control);
 /// The same for values that are gathered now (after Gathered::kWrite): rank 0's become everybody's.
-void store_parameters(Unit& unit, Collectives& world);
+void store_parameters(Unit& unit, Collectives& control);
 
-/// Materialises buffers and gives every rank rank 0's. Collective.
-void load_buffers(torch::nn::Module& module, Collectives& world);
+/// Materialises buffers, moves them to `device` and gives every rank rank 0's. Collective over `control`.
+void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device device);
 
 /// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
+
+/// `what` (that a device is out of memory), and beside it the plan, its largest unit, and what would need less.
+std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
+                                  bool shares_memory);
 
 }  // namespace tessera

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/engine/publisher.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them.
+/// that hold copies of them. On the CPU; a GPU's is DeviceStep.
 class Update {
  public:
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
@@ -22,19 +22,16 @@ class Update {
   void apply(float gradient_scale, float lr, const std::vector<char>& used);
 
   /// Spent so far on making values known.
-  double publish_seconds() const { return publish_seconds_; }
+  double publish_seconds() const { return publisher_.seconds(); }
 
  private:
   void update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used);
-  void update_run(FlatGroup& group, const StepScalars& scalars, Extent run);
-  StateSlice state_of(const FlatGroup::State& state, std::int64_t begin, std::int64_t numel) const;
-  void publish(FlatGroup& group);
+  void update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const Optimizer& optimizer_;
-  const MemoryPlan& plan_;
-  const MeshAxes& axes_;
-  double publish_seconds_ = 0;
+  const StateDType state_dtype_;
+  Publisher publisher_;
   std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
 };
 

@@ -29,7 +29,7 @@ bool write_file(const std::string& path, const std::vector<std::string>& texts) 
 void write_trace(const std::string& path, const Mesh& mesh) {
   Trace::stop();
   const MeshAxes axes = value_or_throw(mesh.axes(1, mesh.world_size()));
-  Collectives& world = *axes.world;
+  Collectives& world = *axes.control;
   const auto texts = value_or_throw(gather_strings(world, "traces", Trace::events_as_json(mesh.rank())));
   char written = 1;
   if (mesh.rank() == 0) written = write_file(path, texts) ? 1 : 0;

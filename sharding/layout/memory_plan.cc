@@ -91,13 +91,23 @@ void MemoryPlan::plan_gradients() {
   const bool adds = bucket_mode_ == BucketMode::kShared && input_.accumulation > 1;
   const bool narrows = axes.replicate && input_.mesh.replicate_size > 1;
   if (adds || narrows) scratch_numel_ = largest_part;
-  reduction_lag_ = affordable_lag();
+  plan_lag();
   if (bucket_mode_ == BucketMode::kShared) {
     const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
-    shared_buckets_ = std::min(input_.filling_buckets + 2 * reduction_lag_, others);
+    shared_buckets_ = std::min(input_.filling_buckets + end_lag_, others);
     use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
   use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4;
+}
+
+void MemoryPlan::plan_lag() {
+  if (!input_.is_queued) {
+    reduction_lag_ = affordable_lag();
+    end_lag_ = 2 * reduction_lag_;
+  } else if (input_.mesh.world_size() > 1) {
+    reduction_lag_ = input_.mesh.replicate_size > 1 ? 1 : 0;
+    end_lag_ = reduction_lag_ + 1;
+  }
 }
 
 // The sum over a replicate axis follows that over the shard axis at once, so there a rank waits.

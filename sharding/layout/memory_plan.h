@@ -70,6 +70,8 @@ struct PlanInput {
   MasterKind master = MasterKind::kSplitBF16;
   int optimizer_states = 2;
   StateDType state_dtype = StateDType::kF32;
+  /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
+  bool is_queued = false;
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -99,14 +101,19 @@ class MemoryPlan {
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }
-  /// How many units later a rank does its share of a unit's reduction (Work::advance); twice as many later it waits for
-  /// its end. So a rank may be that many units ahead of another before it waits. 0: it waits where it starts one.
-  /// Where it costs two buckets a unit it is what fits 8 MiB, and 3 at most.
+  /// How many units later a rank does its share of a unit's reduction (Work::advance), and how many units later than
+  /// its start it waits for its end. 0: it waits where it starts one.
+  ///
+  /// On the CPU the end is twice as late as the share, so that a rank may be that many units ahead of another before it
+  /// waits. Where it costs two buckets a unit it is what fits 8 MiB, and 3 at most. On a GPU the share is done at the
+  /// start and the end is a unit later; where sums go on over the replicate axis, that begins a unit later and ends
+  /// after another.
   std::int64_t reduction_lag() const { return reduction_lag_; }
+  std::int64_t end_lag() const { return end_lag_; }
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
   /// Scratch of one unit's reduction; every unit whose reduction may be under way has its own.
   std::int64_t scratch_numel() const { return scratch_numel_; }
-  std::int64_t units_under_way() const { return 2 * reduction_lag_ + 1; }
+  std::int64_t units_under_way() const { return end_lag_ + 1; }
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
@@ -115,6 +122,7 @@ class MemoryPlan {
  private:
   void plan_parameters();
   void plan_gradients();
+  void plan_lag();
   std::int64_t affordable_lag() const;
   void plan_optimizer();
 
@@ -122,7 +130,7 @@ class MemoryPlan {
   MemoryUse use_;
   BucketMode bucket_mode_ = BucketMode::kShared;
   std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
-  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0;
+  std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
 };
 

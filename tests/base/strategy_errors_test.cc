@@ -108,7 +108,7 @@ const BadFile kValues[] = {
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD"; did you mean "FULL_SHARD"?)"
      "\n"
-     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, got the string "mpi")"},
+     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, got the string "mpi")"},
     {"ChoiceInLowerCase", R"({"strategy": "full_shard"})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "full_shard"; did you mean "FULL_SHARD"?)"},
     {"WrongTypes", R"({"prefetch": "two", "strategy": 3, "optimizer": [], "memory": null,

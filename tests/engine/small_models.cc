@@ -84,7 +84,7 @@ Strategy tiny_strategy(const Placed& placed, DType dtype) {
 std::vector<std::pair<std::string, at::Tensor>> values_of(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> values;
   for (const auto& item : module.named_parameters()) {
-    values.emplace_back(item.key(), item.value().detach().to(at::kFloat).clone());
+    values.emplace_back(item.key(), item.value().detach().to(at::kCPU, at::kFloat).clone());
   }
   return values;
 }

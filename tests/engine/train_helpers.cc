@@ -7,6 +7,7 @@
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 namespace tessera::testing {
@@ -16,6 +17,9 @@ at::Tensor slice_of(const at::Tensor& batch, std::int64_t part, std::int64_t par
   const std::int64_t rows = batch.size(0) / parts;
   return batch.narrow(0, part * rows, rows);
 }
+
+/// Bit for bit, but for NaNs, which have no one form.
+bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 }  // namespace
 
@@ -30,10 +34,13 @@ Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions&
     for (std::int64_t m = 0; m < strategy.gradient_accumulation; ++m) {
       // Microbatch m of all ranks together is a contiguous run of the batch.
       const std::int64_t part = m * mesh.world_size() + mesh.rank();
-      engine.backward(model->forward(slice_of(batch.tokens, part, parts), slice_of(batch.targets, part, parts)));
+      const at::Tensor tokens = slice_of(batch.tokens, part, parts).to(engine.device());
+      const at::Tensor targets = slice_of(batch.targets, part, parts).to(engine.device());
+      engine.backward(model->forward(tokens, targets), {tokens.numel(), tokens.size(0)});
     }
     trained.steps.push_back(engine.step());
   }
+  for (StepResult& step : trained.steps) step.wait();
   {
     const Gathered gathered(engine);
     trained.values = values_of(*model);
@@ -91,9 +98,12 @@ double largest_difference(const Trained& a, const Trained& b) {
 void expect_same_bits(const Trained& a, const Trained& b, const std::string& what) {
   ASSERT_EQ(a.steps.size(), b.steps.size()) << what;
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
-    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << what << ", step " << i;
-    EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm) << what << ", step " << i;
+    EXPECT_TRUE(same_number(a.steps[i].loss, b.steps[i].loss)) << what << ", step " << i;
+    EXPECT_TRUE(same_number(a.steps[i].grad_norm, b.steps[i].grad_norm)) << what << ", step " << i;
     EXPECT_EQ(a.steps[i].overflow, b.steps[i].overflow) << what << ", step " << i;
+    EXPECT_EQ(a.steps[i].lr, b.steps[i].lr) << what << ", step " << i;
+    EXPECT_EQ(a.steps[i].loss_scale, b.steps[i].loss_scale) << what << ", step " << i;
+    EXPECT_EQ(a.steps[i].tokens, b.steps[i].tokens) << what << ", step " << i;
   }
   ASSERT_EQ(a.values.size(), b.values.size()) << what;
   for (std::size_t i = 0; i < a.values.size(); ++i) {

@@ -55,6 +55,25 @@ TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
+TEST(MemoryPlan, OnAGpuEveryReductionHasAUnitsTimeWhateverItCosts) {
+  for (const std::int64_t bucket_bytes : {kMiB / 4, 512 * kMiB}) {
+    PlanInput input = input_of(bucket_bytes / 4, 12, {1, 2, 0, 0});
+    input.is_queued = true;
+    const MemoryPlan plan(input);
+    EXPECT_EQ(plan.reduction_lag(), 0);
+    EXPECT_EQ(plan.end_lag(), 1);
+    EXPECT_EQ(plan.shared_buckets(), 2);
+  }
+  // The second axis begins a unit after the first, and ends a unit after that.
+  PlanInput input = input_of(1024, 12, {2, 2, 0, 0});
+  input.is_queued = true;
+  EXPECT_EQ(MemoryPlan(input).reduction_lag(), 1);
+  EXPECT_EQ(MemoryPlan(input).end_lag(), 2);
+  EXPECT_EQ(MemoryPlan(input).shared_buckets(), 3);
+  input.mesh = {1, 1, 0, 0};
+  EXPECT_EQ(MemoryPlan(input).end_lag(), 0);
+}
+
 TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.accumulation = 2;

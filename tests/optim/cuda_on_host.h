@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -39,9 +40,8 @@ class ThreadBlock {
   ThreadBlock(unsigned threads, std::function<void()> body) : body_(std::move(body)), fibers_(threads) {
     for (unsigned i = 0; i < threads; ++i) {
       Fiber& fiber = fibers_[i];
-      fiber.stack.resize(64 << 10);
       getcontext(&fiber.context);
-      fiber.context.uc_stack = {.ss_sp = fiber.stack.data(), .ss_flags = 0, .ss_size = fiber.stack.size()};
+      fiber.context.uc_stack = {.ss_sp = stack(i), .ss_flags = 0, .ss_size = kStackBytes};
       fiber.context.uc_link = &scheduler_;
       makecontext(&fiber.context, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
     }
@@ -87,10 +87,18 @@ class ThreadBlock {
  private:
   struct Fiber {
     ucontext_t context;
-    std::vector<char> stack;
     Stop stop = Stop::kEnd;
     char given[8] = {};
   };
+
+  static constexpr std::size_t kStackBytes = 64 << 10;
+
+  /// Made once: blocks run one after the other.
+  static char* stack(std::size_t fiber) {
+    static std::vector<std::unique_ptr<char[]>> stacks;
+    while (stacks.size() <= fiber) stacks.emplace_back(new char[kStackBytes]);
+    return stacks[fiber].get();
+  }
 
   static void run_fiber() {
     current()->body_();

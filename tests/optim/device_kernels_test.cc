@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "optim/adamw.h"
 #include "optim/grad_norm.h"
+#include "optim/loss_scaler.h"
 #include "tests/optim/step_problem.h"
 
 #if defined(TESSERA_CUDA_ON_HOST)
@@ -96,10 +99,10 @@ struct DeviceProblem {
     p.scales = {scales0.values(), scales1.values()};
   }
 
-  cuda::DeviceRun run(const Formats& formats, std::size_t begin, std::size_t end) const {
+  DeviceRun run(const Formats& formats, std::size_t begin, std::size_t end) const {
     const auto element = static_cast<std::size_t>(state_bytes(formats.states, 1).data);
     const bool split = formats.weights == WeightFormat::kSplitBF16;
-    cuda::DeviceRun run;
+    DeviceRun run;
     StepArguments& a = run.arguments;
     a.numel = end - begin;
     a.gradient = gradient.data() + begin;
@@ -112,11 +115,14 @@ struct DeviceProblem {
     a.state1 = {state1.data() + begin * element, scales1.data() + begin / kStateBlock};
     a.weights = formats.weights;
     a.states = formats.states;
-    a.first_element = static_cast<std::uint32_t>(begin);
     run.stream = 5;
+    run.first_element = begin;
+    run.parameters = 1;
+    run.begins = begins.data();
     return run;
   }
 
+  Shared<ParameterBegin> begins{{{}}};
   Shared<float> gradient, master, copy;
   Shared<std::uint16_t> half;
   Shared<std::int16_t> low;
@@ -124,18 +130,47 @@ struct DeviceProblem {
   Shared<float> scales0, scales1;
 };
 
-/// The decision of a step over one parameter, and what it is made from.
-struct DeviceStep {
-  Shared<double> sum{{1.0}};
-  Shared<std::uint8_t> used{{1}};
-  Shared<std::int64_t> steps{{0}};
-  Shared<AdamConstants> constants{std::vector<AdamConstants>(1)};
-  Shared<cuda::DeviceDecision> decision{std::vector<cuda::DeviceDecision>(1)};
+StepRequest request_of(const AdamHyperparameters& adam, double lr, double microbatches = 1.0, double max_norm = 0.0) {
+  StepRequest request;
+  request.adam = adam;
+  request.microbatches = microbatches;
+  request.max_norm = max_norm;
+  request.base_lr = lr;
+  for (double& ratio : request.lr_ratios) ratio = 1.0;
+  return request;
+}
 
-  void decide(const cuda::StepRequest& request) {
-    check(cuda::decide_step(request, sum.data(), used.data(), steps.data(), constants.data(), 1, decision.data(),
-                            nullptr));
+DeviceDecision first_decision(float scale = 1.0f) {
+  DeviceDecision decision{};
+  decision.scaler.scale = scale;
+  return decision;
+}
+
+/// A step over the parameters of some groups, decided from a sum of squares.
+struct DeviceStep {
+  explicit DeviceStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
+      : count(groups.back().first_parameter + groups.back().parameters), group(groups),
+        decision({first_decision(scale)}) {
+    tables.parameters = static_cast<int>(count);
+    tables.groups = static_cast<int>(groups.size());
+    tables.group = group.data();
+    tables.sum_of_squares = sum.data();
+    tables.used = used.data();
+    tables.is_uniform = uniform.data();
+    tables.constants = constants.data();
+    tables.steps = steps.data();
+    tables.decision = decision.data();
   }
+  void decide(const StepRequest& request) { check(cuda::decide_step(request, tables, nullptr)); }
+
+  const std::size_t count;
+  Shared<StepGroup> group;
+  Shared<double> sum{{1.0}};
+  Shared<std::uint8_t> used{std::vector<std::uint8_t>(count, 1)}, uniform{std::vector<std::uint8_t>(16)};
+  Shared<std::int64_t> steps{std::vector<std::int64_t>(count)};
+  Shared<AdamConstants> constants{std::vector<AdamConstants>(count)};
+  Shared<DeviceDecision> decision;
+  StepTables tables;
 };
 
 void expect_the_cpus_bits(Formats formats, const AdamHyperparameters& adam, std::size_t begin, std::size_t end) {
@@ -147,11 +182,9 @@ void expect_the_cpus_bits(Formats formats, const AdamHyperparameters& adam, std:
   const DeviceProblem device(problem);
   DeviceStep step;
   for (std::int64_t t = 1; t <= 3; ++t) {
-    const cuda::StepRequest request{.adam = adam, .lr = 0.01f, .mean = 0.25};
     cpu.step({.gradient_scale = 0.25f, .lr = 0.01f, .step = t}, problem.slice(begin, end, 2));
-    step.decide(request);
-    check(cuda::adam_step(device.run(formats, begin, end), step.decision.data(), step.steps.data(),
-                          step.constants.data(), nullptr));
+    step.decide(request_of(adam, 0.01, 4));
+    check(cuda::adam_step(device.run(formats, begin, end), step.tables, nullptr));
   }
   device.read_back(got);
   EXPECT_TRUE(same_bits(got, problem));
@@ -176,9 +209,10 @@ TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
   const StepProblem problem(100, 7, false);
   const DeviceProblem device(problem);
   DeviceStep step;
-  EXPECT_EQ(cuda::adam_step(device.run({}, 1, 100), step.decision.data(), step.steps.data(), step.constants.data(),
-                            nullptr),
-            cudaErrorMisalignedAddress);
+  EXPECT_EQ(cuda::adam_step(device.run({}, 1, 100), step.tables, nullptr), cudaErrorMisalignedAddress);
+  DeviceRun moved = device.run({}, 0, 100);
+  moved.first_element = 8;
+  EXPECT_EQ(cuda::adam_step(moved, step.tables, nullptr), cudaErrorMisalignedAddress);
 }
 
 TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
@@ -187,13 +221,13 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
   DeviceStep step;
   for (double sum : {1.0, static_cast<double>(NAN), HUGE_VAL, 1.0}) {
     step.sum.data()[0] = sum;
-    step.decide({.adam = kAdam, .lr = 0.01f});
-    const cuda::DeviceDecision decision = step.decision.values()[0];
+    step.decide(request_of(kAdam, 0.01));
+    const DeviceDecision decision = step.decision.values()[0];
     EXPECT_EQ(decision.is_skipped, std::isfinite(sum) ? 0 : 1);
+    EXPECT_EQ(decision.is_overflow, decision.is_skipped);
     if (std::isfinite(sum)) continue;
     const std::vector<float> before = device.master.values();
-    check(cuda::adam_step(device.run({}, 0, 300), step.decision.data(), step.steps.data(), step.constants.data(),
-                          nullptr));
+    check(cuda::adam_step(device.run({}, 0, 300), step.tables, nullptr));
     EXPECT_TRUE(same_bits(device.master.values(), before));
   }
   EXPECT_EQ(step.decision.values()[0].applied, 2);
@@ -203,28 +237,138 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
 
 TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   constexpr int kParameters = 700;  // more than a thread block has threads
-  std::vector<std::uint8_t> used(kParameters, 1);
-  used[3] = 0;
-  std::vector<std::int64_t> steps(kParameters);
-  for (int p = 0; p < kParameters; ++p) steps[p] = p;
-  const Shared<std::uint8_t> device_used(used);
-  const Shared<std::int64_t> device_steps(steps);
-  const Shared<AdamConstants> constants{std::vector<AdamConstants>(kParameters)};
-  const Shared<double> sum({1e6});
-  const Shared<cuda::DeviceDecision> decision{std::vector<cuda::DeviceDecision>(1)};
-  const double mean = 1.0 / (3 * 1024.0);
-  check(cuda::decide_step({kAdam, 3e-4f, mean, 0.125}, sum.data(), device_used.data(), device_steps.data(),
-                          constants.data(), kParameters, decision.data(), nullptr));
-  const double norm = std::sqrt(1e6) * mean;
+  DeviceStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
+  step.used.data()[3] = 0;
+  for (int p = 3; p < kParameters; ++p) step.steps.data()[p] = p;
+  step.sum.data()[0] = 1e6;
+  step.decide(request_of(kAdam, 3e-4, 3, 0.125));
+  const double mean = 1.0 / (3 * 1024.0), norm = std::sqrt(1e6) * mean;
   const auto scale = static_cast<float>(mean * (0.125 / (norm + 1e-6)));
-  EXPECT_EQ(decision.values()[0].grad_norm, norm);
-  EXPECT_EQ(decision.values()[0].gradient_scale, scale);
+  const DeviceDecision decision = step.decision.values()[0];
+  EXPECT_EQ(decision.grad_norm, norm);
+  EXPECT_EQ(decision.gradient_scale, scale);
+  EXPECT_EQ(decision.loss_scale, 1024.0f);
+  EXPECT_EQ(decision.lr, 3e-4);
   for (int p = 0; p < kParameters; ++p) {
-    EXPECT_EQ(device_steps.values()[p], p == 3 ? 3 : p + 1);
-    const AdamConstants wanted = p == 3 ? AdamConstants{} : adam_constants(kAdam, p + 1, 3e-4f, scale);
-    const AdamConstants got = constants.values()[p];
+    const std::int64_t steps = p < 3 ? 1 : p == 3 ? 3 : p + 1;
+    EXPECT_EQ(step.steps.values()[p], steps);
+    const AdamConstants wanted = p == 3 ? AdamConstants{} : adam_constants(kAdam, steps, 3e-4f, scale);
+    const AdamConstants got = step.constants.values()[p];
     EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
   }
+  EXPECT_EQ(step.uniform.values()[0], 1);
+  EXPECT_EQ(step.uniform.values()[1], 0);
+}
+
+TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
+  const LossScaleConfig config{.initial = 1024.0, .growth_interval = 2, .hysteresis = 2, .minimum = 300.0};
+  LossScaler cpu(config);
+  DeviceStep step({{0, 1}}, cpu.scale());
+  StepRequest request = request_of(kAdam, 0.01);
+  request.loss_scale = cpu.rule();
+  for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
+    step.sum.data()[0] = outcome == 'x' ? HUGE_VAL : 1.0;
+    // The host knows of no skip yet: the ratio is that of all which were.
+    request.known_skipped = step.decision.values()[0].skipped;
+    step.decide(request);
+    EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());
+    cpu.update(outcome == 'x');
+    EXPECT_EQ(step.decision.values()[0].scaler.scale, cpu.scale());
+    EXPECT_EQ(step.decision.values()[0].scaler.finite_steps, cpu.state().finite_steps);
+  }
+}
+
+TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
+  DeviceStep step;
+  StepRequest request = request_of(kAdam, 0.5);
+  for (int k = 0; k <= kMostStepsInFlight; ++k) request.lr_ratios[k] = 1.0 / (1 + k);
+  int skipped = 0;
+  for (const bool overflow : {false, true, true, false}) {
+    step.sum.data()[0] = overflow ? HUGE_VAL : 1.0;
+    step.decide(request);  // known_skipped stays 0
+    EXPECT_EQ(step.decision.values()[0].lr, 0.5 / (1 + skipped));
+    skipped += overflow ? 1 : 0;
+  }
+  request.base_batch_size = 32;
+  step.decision.data()->samples = 96;
+  step.decide(request);
+  EXPECT_EQ(step.decision.values()[0].lr, 0.5 * 3.0 * (1.0 / 3));
+}
+
+TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
+  // Three parameters; the second begins inside a warp's block, and is left alone; the third is a step behind.
+  for (const Formats formats : {Formats{WeightFormat::kF32, StateDType::kF32},
+                                Formats{WeightFormat::kSplitBF16, StateDType::kBF16},
+                                Formats{WeightFormat::kF32AndBF16, StateDType::k8Bit}}) {
+    const bool blocks = formats.states == StateDType::k8Bit;
+    const std::size_t second = blocks ? 512 : 352, third = blocks ? 1024 : 800, end = 3000;
+    StepProblem problem(end, 7, true, formats), got = problem;
+    const DeviceProblem device(problem);
+    const AdamW cpu(config_of(kAdam, formats.states));
+    DeviceStep step({{0, 3}});
+    const Shared<ParameterBegin> begins({{0, 0}, {static_cast<std::uint32_t>(second / kParameterAlign), 1},
+                                         {static_cast<std::uint32_t>(third / kParameterAlign), 2}});
+    step.steps.data()[0] = 1;
+    step.used.data()[1] = 0;
+    DeviceRun run = device.run(formats, 0, end);
+    run.parameters = 3;
+    run.begins = begins.data();
+    step.decide(request_of(kAdam, 0.01));
+    check(cuda::adam_step(run, step.tables, nullptr));
+    cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 2}, problem.slice(0, second, 2));
+    cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 1}, problem.slice(third, end, 2));
+    device.read_back(got);
+    EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(formats.states);
+  }
+}
+
+TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
+  // Two groups of 2 and 1 parameters; three ranks, of which 2 and 0 have the parts of gradients, in this order.
+  constexpr std::uint32_t kNodes[] = {2, 1};  // a part's, by group
+  constexpr std::size_t kNodesOffset = sizeof(StepMessageHeader) + 8, kBytes = kNodesOffset + 3 * sizeof(NormNode);
+  std::vector<std::byte> messages(3 * kBytes);
+  const auto node_of = [](int rank, int i) { return NormNode{.level = 1, .index = 7, .sum = rank * 10.0 + i}; };
+  for (int rank = 0; rank < 3; ++rank) {
+    std::byte* const message = messages.data() + kBytes * static_cast<std::size_t>(rank);
+    const StepMessageHeader header{.loss = 0.1 * (rank + 1), .tokens = rank, .samples = 2 * rank, .gathers = 5};
+    std::memcpy(message, &header, sizeof header);
+    message[sizeof header + static_cast<std::size_t>(rank % 2)] = std::byte{1};
+    for (int i = 0; i < 3; ++i) {
+      const NormNode node = node_of(rank, i);
+      std::memcpy(message + kNodesOffset + static_cast<std::size_t>(i) * sizeof node, &node, sizeof node);
+    }
+  }
+  DeviceStep step({{0, 2}, {2, 1}});
+  Shared<std::byte> device_messages(messages);
+  const Shared<std::int32_t> part_ranks({2, 0});
+  const Shared<std::uint32_t> first_node({0, 2 * kNodes[0], 2 * (kNodes[0] + kNodes[1])});
+  const Shared<NormNode> nodes{std::vector<NormNode>(6)};
+  step.tables.ranks = 3;
+  step.tables.shard_size = 3;
+  step.tables.parts = 2;
+  step.tables.message_bytes = kBytes;
+  step.tables.nodes_offset = kNodesOffset;
+  step.tables.messages = device_messages.data();
+  step.tables.part_ranks = part_ranks.data();
+  step.tables.first_node = first_node.data();
+  step.tables.nodes = nodes.data();
+  check(cuda::read_messages(step.tables, nullptr));
+  const DeviceDecision decision = step.decision.values()[0];
+  EXPECT_EQ(decision.loss, 0.1 / 3 + 0.2 / 3 + 0.1 * 3 / 3);
+  EXPECT_EQ(decision.tokens, 3);
+  EXPECT_EQ(decision.samples, 6);
+  EXPECT_EQ(decision.gathers_differ, 0);
+  EXPECT_EQ(step.used.values(), (std::vector<std::uint8_t>{1, 1, 0}));
+  std::vector<double> sums;
+  for (const NormNode& node : nodes.values()) sums.push_back(node.sum);
+  EXPECT_EQ(sums, (std::vector<double>{20, 21, 0, 1, 22, 2}));
+
+  reinterpret_cast<StepMessageHeader*>(device_messages.data() + kBytes)->gathers = 6;
+  check(cuda::read_messages(step.tables, nullptr));
+  EXPECT_EQ(step.decision.values()[0].gathers_differ, 1);
+  step.decide(request_of(kAdam, 0.01));
+  EXPECT_EQ(step.decision.values()[0].is_skipped, 1);
+  EXPECT_EQ(step.decision.values()[0].is_overflow, 0);
 }
 
 std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "optim/device_step.h"
+
+namespace tessera {
+
+/// What a step on a GPU runs there. Calls are queued, in order, behind what LibTorch has queued on the current stream.
+/// Pointers are device memory, but where said. Errors are std::runtime_error with the device's text.
+class DeviceKernels {
+ public:
+  virtual ~DeviceKernels() = default;
+
+  /// See optim/cuda/device_norm.h.
+  virtual std::size_t norm_scratch_bytes(std::uint64_t numel) const = 0;
+  virtual void norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t first_block, NormNode* nodes,
+                          std::size_t max_nodes, void* scratch) = 0;
+  /// Reads all messages and decides the step: see optim/cuda/device_step.h.
+  virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
+  /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
+  virtual void adam_step(const DeviceRun& run, const StepTables& tables) = 0;
+
+  /// Host memory that the device copies from and to by itself; zero-filled.
+  virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
+  virtual void upload(void* device, const std::byte* pinned, std::size_t bytes) = 0;
+  virtual void download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
+
+  /// A place in the queue.
+  class Mark {
+   public:
+    virtual ~Mark() = default;
+    virtual bool passed() = 0;
+    virtual void wait() = 0;  ///< blocks this thread until all before it is done
+  };
+  virtual std::unique_ptr<Mark> mark() = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,319 @@
+#include "runtime/comm/cuda_host_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/call.h"
+#include "runtime/comm/pairwise_sum.h"
+
+namespace tessera {
+namespace {
+
+using Queue = PeerDevice::Queue;
+
+/// What a rank tells the others when a call starts. Plain bytes.
+struct Offer {
+  CallSignature call;
+  PeerDevice::Place input;
+};
+
+struct EventHandles {
+  PeerDevice::Handle ready, done;
+};
+
+class DeviceAllocation : public CommBuffer {
+ public:
+  DeviceAllocation(std::shared_ptr<std::byte> memory, std::size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  std::byte* data() const override { return memory_.get(); }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  const std::shared_ptr<std::byte> memory_;
+  const std::size_t bytes_;
+};
+
+class CudaHostCollectives : public Collectives {
+ public:
+  CudaHostCollectives(const Group& group, std::shared_ptr<Collectives> host, std::unique_ptr<PeerDevice> device)
+      : group_(group), host_(std::move(host)), device_(std::move(device)) {}
+
+  /// Makes the events and opens those of the others.
+  absl::Status set_up();
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size(); }
+  std::string transport() const override { return "cuda_host"; }
+  int gpu() const override { return device_->index(); }
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work barrier(std::string_view label) override;
+  void abort(const absl::Status& reason) override { host_->abort(reason); }
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, Waits) override;
+
+ private:
+  /// Calls that may be under way. An event is recorded again so many calls later.
+  static constexpr std::uint64_t kRing = 32;
+  static_assert(kRing >= 2 * kMostUnderWay);
+
+  /// Inputs of all, where this rank reads them.
+  using Inputs = std::vector<const std::byte*>;
+  /// Queues what this rank does once all inputs are there.
+  using Enqueue = std::function<absl::Status(const Inputs&)>;
+  class Pending;
+  struct Events {
+    std::vector<std::unique_ptr<PeerDevice::Event>> ready, done;  ///< by rank
+  };
+
+  Work start(const CallSignature& call, const void* input, const Enqueue& enqueue,
+             std::function<absl::Status()> finish = nullptr);
+  absl::Status try_start(CallSignature call, const void* input, const Enqueue& enqueue);
+  absl::Status exchange(const CallSignature& call, const void* input, Inputs& inputs);
+  absl::Status finish(const CallSignature& call, const std::function<absl::Status()>& finish);
+  absl::Status fail(const CallSignature& call, const absl::Status& why);
+  absl::Status check_sum(const CallSignature& call, const SumVisitor* visitor);
+  absl::StatusOr<std::shared_ptr<std::byte>> take_scratch(std::size_t bytes);
+  absl::Status copy(void* to, const void* from, std::size_t bytes) {
+    return bytes == 0 || to == from ? absl::OkStatus() : device_->copy(Queue::kSide, to, from, bytes);
+  }
+
+  const Group group_;
+  const std::shared_ptr<Collectives> host_;
+  const std::unique_ptr<PeerDevice> device_;
+  std::uint64_t sequence_ = 0;
+  std::vector<Events> ring_;
+  std::vector<Offer> offers_;
+  struct Scratch {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes;
+  };
+  std::vector<Scratch> spare_;  ///< of all-reduces in place
+};
+
+class CudaHostCollectives::Pending : public Work::State {
+ public:
+  Pending(CudaHostCollectives& owner, const CallSignature& call, std::function<absl::Status()> finish)
+      : owner_(owner), call_(call), finish_(std::move(finish)) {}
+  absl::Status wait() override { return owner_.finish(call_, finish_); }
+
+ private:
+  CudaHostCollectives& owner_;
+  const CallSignature call_;
+  const std::function<absl::Status()> finish_;
+};
+
+absl::Status CudaHostCollectives::set_up() {
+  const auto ranks = static_cast<std::size_t>(size());
+  offers_.resize(ranks);
+  for (std::uint64_t slot = 0; slot < kRing; ++slot) {
+    EventHandles own;
+    TESSERA_ASSIGN_OR_RETURN(auto ready, device_->make_event(own.ready));
+    TESSERA_ASSIGN_OR_RETURN(auto done, device_->make_event(own.done));
+    std::vector<EventHandles> all(ranks);
+    TESSERA_RETURN_IF_ERROR(host_->all_gather("events", &own, all.data(), sizeof own).wait());
+    Events& events = ring_.emplace_back();
+    for (int q = 0; q < size(); ++q) {
+      if (q == rank()) {
+        events.ready.push_back(std::move(ready));
+        events.done.push_back(std::move(done));
+        continue;
+      }
+      TESSERA_ASSIGN_OR_RETURN(auto peers_ready, device_->open_event(all[q].ready));
+      TESSERA_ASSIGN_OR_RETURN(auto peers_done, device_->open_event(all[q].done));
+      events.ready.push_back(std::move(peers_ready));
+      events.done.push_back(std::move(peers_done));
+    }
+  }
+  return host_->barrier("events").wait();
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> CudaHostCollectives::allocate(std::size_t bytes) {
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, device_->allocate(bytes));
+  return std::unique_ptr<CommBuffer>(std::make_unique<DeviceAllocation>(std::move(memory), bytes));
+}
+
+absl::Status CudaHostCollectives::fail(const CallSignature& call, const absl::Status& why) {
+  const absl::Status failure =
+      make_error(exit_code_of(why), group_.self() + " " + where(call) + ": " + message_of(why));
+  host_->abort(failure);
+  return failure;
+}
+
+Work CudaHostCollectives::start(const CallSignature& call, const void* input, const Enqueue& enqueue,
+                                std::function<absl::Status()> finish) {
+  CallSignature numbered = call;
+  numbered.sequence = ++sequence_;
+  absl::Status started = try_start(numbered, input, enqueue);
+  if (!started.ok()) return Work(std::move(started));
+  return Work(std::make_unique<Pending>(*this, numbered, std::move(finish)));
+}
+
+absl::Status CudaHostCollectives::try_start(CallSignature call, const void* input, const Enqueue& enqueue) {
+  Events& events = ring_[call.sequence % kRing];
+  const absl::Status recorded = device_->record(Queue::kCompute, *events.ready[rank()]);
+  if (!recorded.ok()) return fail(call, recorded);
+  Inputs inputs;
+  TESSERA_RETURN_IF_ERROR(exchange(call, input, inputs));
+  const auto queue = [&]() -> absl::Status {
+    for (const auto& ready : events.ready) TESSERA_RETURN_IF_ERROR(device_->wait(Queue::kSide, *ready));
+    TESSERA_RETURN_IF_ERROR(enqueue(inputs));
+    return device_->record(Queue::kSide, *events.done[rank()]);
+  };
+  const absl::Status queued = queue();
+  return queued.ok() ? queued : fail(call, queued);
+}
+
+/// Every rank has recorded `ready` before it comes here, so all may be waited for afterwards.
+absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void* input, Inputs& inputs) {
+  Offer own;
+  own.call = call;
+  if (input) {
+    auto place = device_->locate(input);
+    if (!place.ok()) return fail(call, place.status());
+    own.input = *place;
+  }
+  TESSERA_RETURN_IF_ERROR(host_->all_gather(call.label_text(), &own, offers_.data(), sizeof own).wait());
+  for (int q = 0; q < size(); ++q) {
+    const Offer& offer = offers_[static_cast<std::size_t>(q)];
+    if (!(offer.call == call)) {
+      return fail(call, make_error(ExitCode::kInternal, "ranks disagree: " + group_.who(rank()) + " calls " +
+                                                            call.describe() + ", " + group_.who(q) + " calls " +
+                                                            offer.call.describe()));
+    }
+    if (!input || q == rank()) {
+      inputs.push_back(static_cast<const std::byte*>(input));
+      continue;
+    }
+    auto opened = device_->open(offer.input);
+    if (!opened.ok()) return fail(call, opened.status());
+    inputs.push_back(*opened);
+  }
+  return absl::OkStatus();
+}
+
+/// Every rank has queued its part when it comes here.
+absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::function<absl::Status()>& finish) {
+  TESSERA_RETURN_IF_ERROR(host_->barrier(call.label_text()).wait());
+  const auto queue = [&]() -> absl::Status {
+    for (const auto& done : ring_[call.sequence % kRing].done) {
+      TESSERA_RETURN_IF_ERROR(device_->wait(Queue::kCompute, *done));
+    }
+    return finish ? finish() : absl::OkStatus();
+  };
+  const absl::Status queued = queue();
+  return queued.ok() ? queued : fail(call, queued);
+}
+
+Work CudaHostCollectives::all_gather(std::string_view label, const void* shard, void* full,
+                                     std::size_t bytes_per_rank) {
+  const CallSignature call = make_signature(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
+  return start(call, shard, [&](const Inputs& shards) -> absl::Status {
+    for (std::size_t q = 0; q < shards.size(); ++q) {
+      TESSERA_RETURN_IF_ERROR(copy(static_cast<std::byte*>(full) + q * bytes_per_rank, shards[q], bytes_per_rank));
+    }
+    return absl::OkStatus();
+  });
+}
+
+Work CudaHostCollectives::broadcast(std::string_view label, void* data, std::size_t bytes, int root) {
+  const CallSignature call =
+      make_signature(Operation::kBroadcast, label, DType::kU8, bytes, static_cast<std::uint32_t>(root));
+  return start(call, data, [&](const Inputs& all) { return copy(data, all[static_cast<std::size_t>(root)], bytes); });
+}
+
+Work CudaHostCollectives::all_to_all(std::string_view label, const void* input, void* output,
+                                     std::size_t bytes_per_rank) {
+  const CallSignature call = make_signature(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
+  const std::size_t mine = static_cast<std::size_t>(rank()) * bytes_per_rank;
+  return start(call, input, [&](const Inputs& inputs) -> absl::Status {
+    for (std::size_t q = 0; q < inputs.size(); ++q) {
+      std::byte* const to = static_cast<std::byte*>(output) + q * bytes_per_rank;
+      TESSERA_RETURN_IF_ERROR(copy(to, inputs[q] + mine, bytes_per_rank));
+    }
+    return absl::OkStatus();
+  });
+}
+
+Work CudaHostCollectives::barrier(std::string_view label) {
+  const CallSignature call = make_signature(Operation::kBarrier, label, DType::kU8, 0);
+  return start(call, nullptr, [](const Inputs&) { return absl::OkStatus(); });
+}
+
+absl::Status CudaHostCollectives::check_sum(const CallSignature& call, const SumVisitor* visitor) {
+  if (visitor) {
+    return fail(call, make_error(ExitCode::kInternal, "sums are made in device memory, where no SumVisitor can see them"));
+  }
+  if (is_reducible(call.dtype)) return absl::OkStatus();
+  return fail(call, make_error(ExitCode::kInternal,
+                               "sums are of fp32, bf16 or fp16, got " + std::string(name_of(call.dtype))));
+}
+
+Work CudaHostCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+                                            std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
+  const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
+  if (absl::Status usable = check_sum(call, visitor); !usable.ok()) return Work(usable);
+  const std::size_t mine = static_cast<std::size_t>(rank()) * numel_per_rank * size_of(dtype);
+  return start(call, input, [&](const Inputs& inputs) {
+    std::vector<const void*> slices;
+    for (const std::byte* all : inputs) slices.push_back(all + mine);
+    return device_->sum(Queue::kSide, slices, dtype, output, numel_per_rank);
+  });
+}
+
+absl::StatusOr<std::shared_ptr<std::byte>> CudaHostCollectives::take_scratch(std::size_t bytes) {
+  const auto fits = [&](const Scratch& scratch) { return scratch.bytes >= bytes; };
+  const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
+  if (found == spare_.end()) return device_->allocate(bytes);
+  std::shared_ptr<std::byte> memory = std::move(found->memory);
+  spare_.erase(found);
+  return memory;
+}
+
+/// In place, no rank may write before all have read: the sum waits in scratch until then.
+Work CudaHostCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+                                        std::size_t numel, SumVisitor* visitor, Waits) {
+  const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
+  if (absl::Status usable = check_sum(call, visitor); !usable.ok()) return Work(usable);
+  const auto sum_into = [this, dtype, numel](float* to) {
+    return [this, to, dtype, numel](const Inputs& inputs) {
+      const std::vector<const void*> sources(inputs.begin(), inputs.end());
+      return device_->sum(Queue::kSide, sources, dtype, to, numel);
+    };
+  };
+  if (static_cast<const void*>(output) != input) return start(call, input, sum_into(output));
+  const std::size_t bytes = numel * sizeof(float);
+  auto scratch = take_scratch(bytes);
+  if (!scratch.ok()) return Work(fail(call, scratch.status()));
+  auto* const sum = reinterpret_cast<float*>(scratch->get());
+  return start(call, input, sum_into(sum), [this, memory = *scratch, output, bytes] {
+    spare_.push_back({memory, bytes});
+    return bytes == 0 ? absl::OkStatus() : device_->copy(Queue::kCompute, output, memory.get(), bytes);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Collectives>> cuda_host_collectives(const Group& group, std::shared_ptr<Collectives> host,
+                                                                   std::unique_ptr<PeerDevice> device) {
+  if (group.size() > static_cast<int>(PeerDevice::kMostInputs)) {
+    return make_error(ExitCode::kConfig, group.self() + ": cuda_host joins at most " +
+                                             std::to_string(PeerDevice::kMostInputs) + " ranks, got " +
+                                             std::to_string(group.size()) + ". hint: transport \"nccl\"");
+  }
+  auto collectives = std::make_shared<CudaHostCollectives>(group, std::move(host), std::move(device));
+  TESSERA_RETURN_IF_ERROR(collectives->set_up());
+  return std::shared_ptr<Collectives>(std::move(collectives));
+}
+
+}  // namespace tessera

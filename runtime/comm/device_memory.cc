@@ -1,0 +1,41 @@
+#include "runtime/comm/device_memory.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <string>
+
+#include "runtime/base/error.h"
+#include "runtime/comm/c10d_store.h"
+#include "runtime/comm/pairwise_sum.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> DeviceBuffer::allocate(std::size_t bytes, c10::Device device) try {
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device);
+  at::Tensor memory = at::zeros({static_cast<std::int64_t>(bytes)}, options);
+  return std::unique_ptr<CommBuffer>(new DeviceBuffer(std::move(memory)));
+} catch (const std::exception& error) {
+  return make_error(ExitCode::kOsResource, "cannot allocate " + std::to_string(bytes) + " bytes on " + device.str() +
+                                               ": " + text_of_c10_exception(error));
+}
+
+at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)},
+                       at::TensorOptions().dtype(type).device(device));
+}
+
+at::ScalarType sum_type_of(DType dtype) {
+  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
+}
+
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {
+  if (visitor)
+    return make_error(ExitCode::kInternal,
+                      std::string(label) + ": sums are made in device memory, where no SumVisitor can see them");
+  if (is_reducible(dtype)) return absl::OkStatus();
+  return make_error(ExitCode::kInternal, std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
+                                             std::string(name_of(dtype)));
+}
+
+}  // namespace tessera

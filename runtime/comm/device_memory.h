@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <string_view>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// A CommBuffer in the memory of a device, from LibTorch's allocator; zero-filled.
+class DeviceBuffer : public CommBuffer {
+ public:
+  /// Errors: 71 where the device has not as much, in LibTorch's words.
+  static absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes, c10::Device device);
+
+  std::byte* data() const override { return static_cast<std::byte*>(memory_.data_ptr()); }
+  std::size_t bytes() const override { return memory_.nbytes(); }
+
+ private:
+  explicit DeviceBuffer(at::Tensor memory) : memory_(std::move(memory)) {}
+  const at::Tensor memory_;
+};
+
+/// `numel` numbers at `data`, as a tensor that does not own them.
+at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type = at::kByte);
+
+at::ScalarType sum_type_of(DType dtype);
+
+/// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
+/// host code.
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "runtime/base/dtype.h"
+
+namespace tessera {
+
+/// A GPU that ranks in several processes use at once, as one of them sees it: memory and events that the others can
+/// open, and two queues of work. Everything queued is done in order within its queue.
+class PeerDevice {
+ public:
+  enum class Queue {
+    kCompute,  ///< where LibTorch queues operators: the current stream
+    kSide,     ///< this object's own
+  };
+  /// What a rank sends to the others so that they can open something of its own. Plain bytes.
+  struct Handle {
+    std::array<std::byte, 64> bytes{};
+    friend bool operator==(const Handle&, const Handle&) = default;
+    friend auto operator<=>(const Handle&, const Handle&) = default;
+  };
+  /// Where memory is: an allocation, and how far into it.
+  struct Place {
+    Handle allocation;
+    std::uint64_t offset = 0;
+  };
+  class Event {
+   public:
+    virtual ~Event() = default;
+  };
+
+  virtual ~PeerDevice() = default;
+
+  /// Its number among those of this machine.
+  virtual int index() const = 0;
+
+  /// Zero-filled. Freed with the last pointer to it, which must not outlive this object.
+  virtual absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) = 0;
+  /// Of any memory of this device, whoever allocated it.
+  virtual absl::StatusOr<Place> locate(const void* memory) = 0;
+  /// A peer's memory, from now on until this object goes.
+  virtual absl::StatusOr<std::byte*> open(const Place& peers) = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<Event>> make_event(Handle& handle) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Event>> open_event(const Handle& peers) = 0;
+
+  /// The event happens when all before it in the queue is done.
+  virtual absl::Status record(Queue queue, Event& event) = 0;
+  /// What follows in the queue waits for the event as it was last recorded.
+  virtual absl::Status wait(Queue queue, Event& event) = 0;
+
+  virtual absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) = 0;
+  /// pairwise_sum (pairwise_sum.h) of at most kMostInputs inputs into `output`, to the same bits.
+  static constexpr std::size_t kMostInputs = 8;
+  virtual absl::Status sum(Queue queue, std::span<const void* const> inputs, DType dtype, float* output,
+                           std::size_t numel) = 0;
+};
+
+}  // namespace tessera

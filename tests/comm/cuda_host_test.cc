@@ -1,0 +1,124 @@
+// The cuda_host transport on an emulated GPU, ranks on threads.
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "runtime/comm/cuda_host_collectives.h"
+#include "runtime/comm/mesh.h"
+#include "tests/comm/collectives_properties.h"
+#include "tests/comm/emulated_peer_device.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Group group_of(const Mesh& mesh, const std::string& name) {
+  Group group;
+  group.name = name;
+  group.rank = mesh.rank();
+  group.world_ranks.resize(static_cast<std::size_t>(mesh.world_size()));
+  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+  group.world_size = mesh.world_size();
+  return group;
+}
+
+std::shared_ptr<Collectives> join(const Mesh& mesh, const std::string& name = "test") {
+  auto axes = mesh.axes(1, mesh.world_size());
+  require_ok(axes.status());
+  auto group = cuda_host_collectives(group_of(mesh, name), axes->world, std::make_unique<EmulatedPeerDevice>());
+  require_ok(group.status());
+  return *std::move(group);
+}
+
+class CudaHost : public testing::TestWithParam<int> {};
+
+TEST_P(CudaHost, EveryOperationIsExact) {
+  run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
+    check_all_operations(*join(mesh), false, 8200);
+    check_all_operations(*join(mesh), true, 8200);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaHost, testing::Values(2, 3, 4, 8));
+
+TEST(CudaHost, NothingMovesBeforeSomebodyWaits) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    const auto group = join(mesh);
+    const auto mine = static_cast<std::byte>(mesh.rank() + 1);
+    std::array<std::byte, 2> all{};
+    Work work = group->all_gather("late", &mine, all.data(), 1);
+    require(all == std::array<std::byte, 2>{}, "moved early: the emulation shows nothing");
+    require_ok(work.wait());
+    require(all == std::array{std::byte{1}, std::byte{2}}, "not there after the wait");
+  });
+}
+
+TEST(CudaHost, MoreCallsUnderWayThanAnyEngineHas) {
+  run_ranks({.ranks = 3}, [](const Mesh& mesh) {
+    const auto group = join(mesh);
+    std::array<float, 100> inputs{}, outputs{};
+    std::deque<Work> under_way;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = static_cast<float>(i) + static_cast<float>(mesh.rank());
+      under_way.push_back(group->all_reduce("sum", &inputs[i], DType::kF32, &outputs[i], 1, nullptr, Waits::kLater));
+      if (under_way.size() < 30) continue;
+      require_ok(under_way.front().wait());
+      under_way.pop_front();
+    }
+    for (Work& work : under_way) require_ok(work.wait());
+    for (std::size_t i = 0; i < outputs.size(); ++i) require(outputs[i] == 3.0f * static_cast<float>(i) + 3.0f, "sum");
+  });
+}
+
+TEST(CudaHost, RanksThatDisagreeAllLearnBothCalls) {
+  EXPECT_THAT(
+      [] {
+        run_ranks({.ranks = 2, .timeout_s = 20}, [](const Mesh& mesh) {
+          const auto group = join(mesh);
+          std::vector<std::byte> shard(64), full(128);
+          const std::size_t bytes = mesh.rank() == 0 ? 32 : 64;
+          const absl::Status status = group->all_gather("blocks.3", shard.data(), full.data(), bytes).wait();
+          require(!status.ok(), "no error");
+          throw std::runtime_error(std::string(status.message()));
+        });
+      },
+      testing::ThrowsMessage<std::runtime_error>(
+          AllOf(HasSubstr("blocks.3"), HasSubstr("of 32 bytes"), HasSubstr("of 64 bytes"))));
+}
+
+TEST(CudaHost, ARankThatGivesUpEndsTheOthers) {
+  EXPECT_THAT(
+      [] {
+        run_ranks({.ranks = 3, .timeout_s = 20}, [](const Mesh& mesh) {
+          const auto group = join(mesh);
+          if (mesh.rank() == 1) throw std::runtime_error("rank 1 has no data");
+          const absl::Status status = group->barrier("together").wait();
+          require(!status.ok(), "no error");
+          require(std::string(status.message()).find("rank 1") != std::string::npos, std::string(status.message()));
+        });
+      },
+      testing::ThrowsMessage<std::runtime_error>(HasSubstr("rank 1 has no data")));
+}
+
+TEST(CudaHost, WhatADeviceCannotSumIsRefused) {
+  run_ranks({.ranks = 2, .timeout_s = 20}, [](const Mesh& mesh) {
+    const auto group = join(mesh);
+    std::array<float, 2> values{};
+    const absl::Status status = group->all_reduce("sum", values.data(), DType::kI64, values.data(), 2).wait();
+    require(std::string(status.message()).find("fp32, bf16 or fp16") != std::string::npos, std::string(status.message()));
+  });
+}
+
+TEST(CudaHost, MoreRanksThanItsKernelsAddUpAreRefused) {
+  Group group;
+  group.world_size = 9;
+  for (int rank = 0; rank < 9; ++rank) group.world_ranks.push_back(rank);
+  const auto made = cuda_host_collectives(group, nullptr, nullptr);
+  EXPECT_THAT(std::string(made.status().message()), AllOf(HasSubstr("at most 8"), HasSubstr("got 9")));
+}
+
+}  // namespace
+}  // namespace tessera

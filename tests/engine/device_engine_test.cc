@@ -1,0 +1,174 @@
+// The Engine's way on a GPU, on an emulated one: the same bits as on the CPU, however late the device is.
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+#include "emulated_gpu.h"
+#include "session.h"
+#include "tessera/error.h"
+#include "train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                              ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+                              ShardingStrategy::kFullShard};
+
+TrainOptions short_run() {
+  TrainOptions options;
+  options.steps = 7;  // more than may be in flight
+  options.batch = 12;
+  options.model.blocks = 2;
+  return options;
+}
+
+Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation) {
+  Strategy strategy = tiny_strategy(placed, dtype);
+  strategy.gradient_accumulation = accumulation;
+  strategy.gradient_clipping = 0.5;
+  return strategy;
+}
+
+void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
+                          const std::string& what) {
+  const Trained on_cpu = train_on_threads(ranks, strategy, options);
+  const EmulatedGpus gpus;
+  for (const bool one_gpu : {false, true}) {
+    if (one_gpu && ranks.ranks == 1) continue;
+    const Trained trained = train_on_threads(one_gpu ? on_one_gpu(ranks) : late(ranks), strategy, options);
+    expect_same_bits(trained, on_cpu, what + (one_gpu ? " on one GPU" : ""));
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
+  }
+}
+
+struct Case {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+};
+
+class DeviceEngine : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceEngine, GivesTheCpusBitsUnderEveryStrategy) {
+  const auto [dtype, ranks, accumulation] = GetParam();
+  for (const Placed& placed : kStrategies) {
+    expect_the_cpus_bits({.ranks = ranks}, strategy_of(placed, dtype, accumulation), short_run(), name_of(placed));
+  }
+  if (ranks < 4) return;
+  for (const bool world : {false, true}) {
+    Strategy hybrid = strategy_of(ShardingStrategy::kHybridShard, dtype, accumulation);
+    hybrid.optimizer.shard_over_world = world;
+    expect_the_cpus_bits({.ranks = 4, .hosts = 2}, hybrid, short_run(), world ? "hybrid over the world" : "hybrid");
+  }
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) + "_accumulation" +
+         std::to_string(info.param.accumulation);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceEngine,
+                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3}, Case{DType::kF32, 2, 3},
+                                           Case{DType::kBF16, 2, 1}, Case{DType::kF16, 2, 1}, Case{DType::kF32, 3, 1},
+                                           Case{DType::kBF16, 4, 3}),
+                         name_of_case);
+
+TEST(DeviceEngine, AccumulatesUnshardedAsTheCpuDoes) {
+  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
+    Strategy strategy = strategy_of(kind, DType::kBF16, 2);
+    strategy.gradient_sync = GradientSync::kLastMicrobatch;
+    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), name_of(Placed(kind)));
+  }
+}
+
+TEST(DeviceEngine, RoundsMomentsAsTheCpuDoes) {
+  for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
+    Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+    strategy.optimizer.state_dtype = states;
+    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "states " + std::to_string(static_cast<int>(states)));
+  }
+}
+
+TEST(DeviceEngine, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
+  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
+    TrainOptions options = short_run();
+    options.model.unused_block = options.model.frozen_first_block = options.model.tied_head = true;
+    expect_the_cpus_bits({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, name_of(Placed(kind)));
+    options = short_run();
+    options.model.recompute = options.model.shared_block = true;
+    expect_the_cpus_bits({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, "recomputed");
+  }
+}
+
+TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF16, 1);
+  strategy.mixed_precision.loss_scale.initial = 16777216.0;
+  strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+  strategy.mixed_precision.loss_scale.growth_interval = 3;
+  strategy.lr_schedule.warmup_steps = 5;
+  strategy.lr_schedule.base_batch_size = 6;
+  const TrainOptions options = short_run();
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
+  EXPECT_TRUE(on_cpu.steps.front().overflow);
+  EXPECT_FALSE(on_cpu.steps.back().overflow);
+  expect_the_cpus_bits({.ranks = 2}, strategy, options, "overflows");
+}
+
+TEST(DeviceEngine, TellsAResultWhenAskedTo) {
+  const EmulatedGpus gpus;
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
+    StepResult first = session.train(0), second = session.train(1);
+    EXPECT_FALSE(first.is_known());
+    EXPECT_TRUE(std::isnan(second.loss));
+    EXPECT_EQ(session.engine.steps_applied(), 2);  // waits
+    second.wait();
+    EXPECT_TRUE(second.is_known());
+    EXPECT_GT(second.loss, 0);
+    first.wait();
+    EXPECT_NE(first.loss, second.loss);
+  });
+}
+
+TEST(DeviceEngine, RefusesAnOptimizerWithoutKernels) {
+  const EmulatedGpus gpus;
+  Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1);
+  strategy.optimizer.type = OptimizerType::kSgd;
+  try {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) { const Session session(mesh, strategy); });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_NE(error.message().find("/optimizer/type"), std::string::npos) << error.message();
+  }
+}
+
+/// A forward whose backward has no memory left.
+struct OutOfMemory : torch::autograd::Function<OutOfMemory> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "GPU 0 is full");
+  }
+};
+
+TEST(DeviceEngine, ExplainsWhatDoesNotFit) {
+  const EmulatedGpus gpus;
+  try {
+    run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
+      Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
+      session.engine.backward(OutOfMemory::apply(session.loss(0)));
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kOsResource);
+    for (const char* part : {"GPU 0 is full", "optimizer", "the largest unit is", "the next cheaper strategy is SHARD_OPTIMIZER"}) {
+      EXPECT_NE(error.message().find(part), std::string::npos) << part << " in " << error.message();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,127 @@
+#include "emulated_gpu.h"
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/comm/cuda_host_collectives.h"
+#include "runtime/engine/accelerator.h"
+#include "tests/comm/emulated_peer_device.h"
+
+namespace tessera::testing {
+namespace {
+
+/// Starts nothing before somebody waits. All ranks wait in the same order, so all start in the same order.
+class LateCollectives : public Collectives {
+ public:
+  explicit LateCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  std::string transport() const override { return group_->transport(); }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return group_->allocate(bytes); }
+  void abort(const absl::Status& reason) override { group_->abort(reason); }
+
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
+    return later([this, name = std::string(label), shard, full, bytes] { return group_->all_gather(name, shard, full, bytes); });
+  }
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
+    return later([this, name = std::string(label), data, bytes, root] { return group_->broadcast(name, data, bytes, root); });
+  }
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
+    return later([this, name = std::string(label), input, output, bytes] {
+      return group_->all_to_all(name, input, output, bytes);
+    });
+  }
+  Work barrier(std::string_view label) override {
+    return later([this, name = std::string(label)] { return group_->barrier(name); });
+  }
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                         SumVisitor* visitor, Waits) override {
+    EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
+    return later([this, name = std::string(label), input, dtype, output, numel] {
+      return group_->reduce_scatter(name, input, dtype, output, numel);
+    });
+  }
+  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, Waits) override {
+    EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
+    return later([this, name = std::string(label), input, dtype, output, numel] {
+      return group_->all_reduce(name, input, dtype, output, numel);
+    });
+  }
+
+ private:
+  struct Late : Work::State {
+    explicit Late(std::function<Work()> start) : start_(std::move(start)) {}
+    absl::Status wait() override { return start_().wait(); }
+    const std::function<Work()> start_;
+  };
+  static Work later(std::function<Work()> start) { return Work(std::make_unique<Late>(std::move(start))); }
+
+  const std::shared_ptr<Collectives> group_;
+};
+
+/// Makes of each group of more than one rank what `wrap` says.
+class WrappedGroups : public GroupFactory {
+ public:
+  using Made = absl::StatusOr<std::shared_ptr<Collectives>>;
+  using Wrap = std::function<Made(const std::string& name, const std::vector<int>& ranks, std::shared_ptr<Collectives>)>;
+
+  WrappedGroups(std::shared_ptr<GroupFactory> groups, Wrap wrap) : groups_(std::move(groups)), wrap_(std::move(wrap)) {}
+  Made make(const std::string& name, const std::vector<int>& ranks) override {
+    Made group = groups_->make(name, ranks);
+    if (!group.ok() || ranks.size() == 1) return group;
+    return wrap_(name, ranks, *std::move(group));
+  }
+
+ private:
+  const std::shared_ptr<GroupFactory> groups_;
+  const Wrap wrap_;
+};
+
+ThreadRanks wrapped(ThreadRanks ranks, const WrappedGroups::Wrap& wrap) {
+  ranks.wrap_groups = [wrap](std::shared_ptr<GroupFactory> groups) {
+    return std::make_shared<WrappedGroups>(std::move(groups), wrap);
+  };
+  return ranks;
+}
+
+}  // namespace
+
+EmulatedGpus::EmulatedGpus() {
+  set_accelerator_of_host([] {
+    Accelerator accelerator;
+    accelerator.device.is_queued = true;
+    accelerator.kernels = emulated_kernels();
+    return accelerator;
+  });
+}
+
+EmulatedGpus::~EmulatedGpus() { set_accelerator_of_host(nullptr); }
+
+ThreadRanks late(ThreadRanks ranks) {
+  return wrapped(std::move(ranks), [](const std::string&, const std::vector<int>&, std::shared_ptr<Collectives> group) {
+    return std::shared_ptr<Collectives>(std::make_shared<LateCollectives>(std::move(group)));
+  });
+}
+
+ThreadRanks on_one_gpu(ThreadRanks ranks) {
+  const int world_size = ranks.ranks;
+  return wrapped(std::move(ranks), [world_size](const std::string& name, const std::vector<int>& world_ranks,
+                                                std::shared_ptr<Collectives> host) {
+    Group group;
+    group.name = name;
+    group.rank = host->rank();
+    group.world_ranks = world_ranks;
+    group.world_size = world_size;
+    return cuda_host_collectives(group, std::move(host), std::make_unique<EmulatedPeerDevice>());
+  });
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+
+#include "optim/device_kernels.h"
+#include "runtime/comm/mesh.h"
+
+namespace tessera::testing {
+
+// A GPU to test an Engine with where there is none. Kernels are those of optim/cuda, their source run on the host; what
+// LibTorch does, it does on the CPU. What a GPU does late happens as late as it may: collectives move nothing, and
+// nothing comes back to the host, before somebody waits for it. So a missing wait, or memory that is used again too
+// early, gives wrong values here each time.
+
+/// The kernels. In a file of its own, since CUDA's words mean other things there.
+std::unique_ptr<DeviceKernels> emulated_kernels();
+
+/// While it lives, Engines of this process train on emulated GPUs.
+class EmulatedGpus {
+ public:
+  EmulatedGpus();
+  ~EmulatedGpus();
+};
+
+/// Ranks whose collectives are as late as they may be.
+ThreadRanks late(ThreadRanks ranks);
+
+/// Ranks that share an emulated GPU through the cuda_host transport.
+ThreadRanks on_one_gpu(ThreadRanks ranks);
+
+}  // namespace tessera::testing

@@ -1,0 +1,164 @@
+// The Engine on a real GPU: alone, and as several ranks that share one. Ranks are forked, since they need a CUDA context
+// each; so nothing here may touch CUDA before the fork.
+
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <sstream>
+
+#include "runtime/comm/process_mesh.h"
+#include "tessera/error.h"
+#include "tests/comm/fork_ranks.h"
+#include "tests/comm/free_port.h"
+#include "train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                              ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+                              ShardingStrategy::kFullShard};
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (access("/dev/nvidia0", F_OK) != 0) GTEST_SKIP() << "no GPU";
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);  // cuBLAS gives the same bits each time
+  }
+};
+
+Topology topology_of(int rank, int ranks, int port) {
+  Topology topology;
+  topology.rank = topology.local_rank = rank;
+  topology.world_size = topology.local_world_size = ranks;
+  topology.launcher = "tessera";
+  topology.master_port = port;
+  topology.run_id = "gpu";
+  return topology;
+}
+
+Mesh mesh_of(int rank, int ranks, int port, TransportChoice transport) {
+  const CommConfig comm{.transport = transport, .timeout_s = 60, .init_timeout_s = 60};
+  return value_or_throw(make_process_mesh(topology_of(rank, ranks, port), comm));
+}
+
+TrainOptions options_of(std::int64_t steps = 7) {
+  TrainOptions options;
+  options.steps = steps;
+  options.batch = 12;
+  return options;
+}
+
+Strategy strategy_of(const Placed& placed, DType dtype, TransportChoice transport) {
+  Strategy strategy = tiny_strategy(placed, dtype);
+  strategy.gradient_clipping = 0.5;
+  strategy.comm.transport = transport;
+  return strategy;
+}
+
+void be_reproducible() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true); }
+
+/// Runs `body` on forked ranks, and reports what failed there.
+void on_ranks(int ranks, const std::function<std::string(int rank, int port)>& body) {
+  const int port = free_port();
+  const std::vector<RankEnd> ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+    be_reproducible();
+    const std::string wrong = body(rank, port);
+    return wrong.empty() ? absl::OkStatus() : make_error(ExitCode::kInternal, wrong);
+  });
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_TRUE(ends[rank].exit_code == ExitCode::kOk && ends[rank].signal == 0)
+        << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
+  }
+}
+
+/// What differs between two runs, bit for bit; empty if nothing does.
+std::string difference(const Trained& a, const Trained& b, const std::string& what) {
+  std::ostringstream text;
+  for (std::size_t i = 0; i < a.steps.size(); ++i) {
+    if (a.steps[i].loss != b.steps[i].loss || a.steps[i].grad_norm != b.steps[i].grad_norm) {
+      text << what << ", step " << i << ": loss " << a.steps[i].loss << " and " << b.steps[i].loss << ", norm "
+           << a.steps[i].grad_norm << " and " << b.steps[i].grad_norm << "; ";
+    }
+  }
+  for (std::size_t i = 0; i < a.values.size(); ++i) {
+    if (!same_bits(a.values[i].second, b.values[i].second)) text << what << ": " << a.values[i].first << "; ";
+  }
+  return text.str();
+}
+
+TEST_F(Gpu, OneRankTrainsAsTheCpuDoesAndEveryStrategyAlike) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    on_ranks(1, [&](int, int port) -> std::string {
+      const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
+      std::ostringstream wrong;
+      std::optional<Trained> first;
+      for (const Placed& placed : kStrategies) {
+        Trained trained = train_on(mesh, strategy_of(placed, dtype, TransportChoice::kNccl), options_of());
+        if (!first) first = trained;
+        wrong << difference(trained, *first, name_of(placed));
+        for (const StepResult& step : trained.steps) {
+          if (!(step.planned == step.allocated)) wrong << name_of(placed) << ": allocated is not planned; ";
+        }
+      }
+      const Trained on_cpu = train_on_threads({.ranks = 1}, strategy_of(kStrategies[0], dtype, TransportChoice::kAuto),
+                                              options_of());
+      // fp32 differs by the order of sums in products; narrow types round every value besides.
+      const double tolerance = dtype == DType::kF32 ? 1e-4 : 2e-2;
+      for (std::size_t i = 0; i < on_cpu.steps.size(); ++i) {
+        const double gpu = first->steps[i].loss, cpu = on_cpu.steps[i].loss;
+        if (!(std::abs(gpu - cpu) < tolerance * cpu)) wrong << "step " << i << ": loss " << gpu << ", CPU " << cpu << "; ";
+      }
+      return wrong.str();
+    });
+  }
+}
+
+TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
+  for (const int ranks : {2, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      on_ranks(ranks, [&](int rank, int port) {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        std::optional<Trained> first;
+        for (const Placed& placed : kStrategies) {
+          const Trained trained = train_on(mesh, strategy_of(placed, dtype, TransportChoice::kCudaHost), options_of(5));
+          if (!first) first = trained;
+          wrong += difference(trained, *first, name_of(placed));
+        }
+        if (ranks == 4) {
+          Strategy hybrid = strategy_of(ShardingStrategy::kHybridShard, dtype, TransportChoice::kCudaHost);
+          hybrid.mesh.replicate = hybrid.mesh.shard = 2;
+          wrong += difference(train_on(mesh, hybrid, options_of(5)), *first, "hybrid");
+        }
+        return wrong;
+      });
+    }
+  }
+}
+
+/// Two ranks add a gradient each; one rank adds its two microbatches: one addition, so the same bits.
+TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
+  const int port = free_port();
+  const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
+    be_reproducible();
+    const Mesh both = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+    const Trained of_two = train_on(both, strategy_of(ShardingStrategy::kFullShard, DType::kF32, TransportChoice::kCudaHost),
+                                    options_of(5));
+    if (rank == 1) return absl::OkStatus();
+    const Mesh alone = mesh_of(0, 1, port, TransportChoice::kCudaHost);
+    Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kCudaHost);
+    strategy.gradient_accumulation = 2;
+    const std::string wrong = difference(of_two, train_on(alone, strategy, options_of(5)), "one rank");
+    return wrong.empty() ? absl::OkStatus() : make_error(ExitCode::kInternal, wrong);
+  });
+  for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -21,7 +21,7 @@ class DeviceKernels {
   /// Reads all messages and decides the step: see optim/cuda/device_step.h.
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
-  virtual void adam_step(const DeviceRun& run, const StepTables& tables) = 0;
+  virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
 
   /// Host memory that the device copies from and to by itself; zero-filled.
   virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
@@ -36,6 +36,16 @@ class DeviceKernels {
     virtual void wait() = 0;  ///< blocks this thread until all before it is done
   };
   virtual std::unique_ptr<Mark> mark() = 0;
+
+  /// A stretch of the queue, from where it was made up to `end`.
+  class Interval {
+   public:
+    virtual ~Interval() = default;
+    virtual void end() = 0;
+    /// By the device's clock. REQUIRES: the device has come to its end.
+    virtual double seconds() = 0;
+  };
+  virtual std::unique_ptr<Interval> begin_interval() = 0;
 };
 
 }  // namespace tessera

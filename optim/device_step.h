@@ -41,9 +41,13 @@ struct DeviceDecision {
   LossScalerState scaler;       ///< after this step; its scale is the next backward's
 };
 
+enum class StepRule { kAdam, kSgd };
+
 /// What the host knows of a step beforehand. By value.
 struct StepRequest {
-  AdamHyperparameters adam;
+  StepRule rule = StepRule::kAdam;
+  AdamHyperparameters adam = {};
+  SgdConstants sgd = {};      ///< but for what a step brings: gradient_scale, lr, first_step
   double microbatches = 1.0;  ///< ranks * microbatches of a step
   double max_norm = 0.0;      ///< gradient_clipping; 0: none
   LossScaleRule loss_scale;
@@ -76,7 +80,8 @@ struct StepTables {
   double* sum_of_squares = nullptr;             ///< [1]
   std::uint8_t* used = nullptr;                 ///< [parameters]: by any rank
   std::uint8_t* is_uniform = nullptr;           ///< [groups]: all parameters used, and as often
-  AdamConstants* constants = nullptr;           ///< [parameters]
+  AdamConstants* constants = nullptr;           ///< [parameters]; adam's
+  SgdConstants* sgd = nullptr;                  ///< [1]; sgd's, but for first_step
   // What stays from step to step.
   std::int64_t* steps = nullptr;                ///< [parameters]: applied
   DeviceDecision* decision = nullptr;           ///< [1]
@@ -91,6 +96,7 @@ constexpr std::uint64_t kParameterAlign = 32;
 
 /// One run of a flat group, as OptimizerSlice.
 struct DeviceRun {
+  StepRule rule = StepRule::kAdam;
   StepArguments arguments;          ///< but for `noise` and `first_element`, which the device derives from what follows
   std::uint64_t stream = 0;         ///< number of the group, for stochastic rounding
   std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states

@@ -24,6 +24,8 @@ class Sgd final : public Optimizer {
   int num_states() const override { return config_.momentum != 0.0 ? 1 : 0; }
   std::string state_name(int index) const override { return "momentum_buffer"; }
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  /// What does not change from step to step.
+  SgdConstants constants() const;
 
  private:
   OptimizerConfig config_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "optim/adam_element.h"
+#include "optim/sgd_element.h"
 #include "optim/state_streams.h"
 #include "optim/step_loops.h"
 #include "optim/weight_streams.h"
@@ -77,7 +78,7 @@ void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
   });
 }
 
-/// The formulas are in sgd.h. Without momentum, `buffer` is never touched.
+/// The formulas are in sgd_element.h. Without momentum, `buffer` is never touched.
 template <class V, class Weights, class Buffer>
 void sgd_loop(const SgdConstants& constants, const StepArguments& arguments) {
   using Float = typename V::Float;
@@ -88,15 +89,13 @@ void sgd_loop(const SgdConstants& constants, const StepArguments& arguments) {
   const Buffer buffer(a.state0, nullptr);
   for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
     const Float weight = weights.load(i, count);
-    const Float g = V::stream(a.gradient + i, count) * c.gradient_scale + c.l2 * weight;
-    Float direction = g;
+    const Float gradient = V::stream(a.gradient + i, count);
+    const Float old = c.has_momentum && !c.first_step ? buffer.load(i, count) : Float{};
+    const SgdElement<V> next = sgd_element<V>(c, gradient, weight, old);
     if (c.has_momentum) {
-      Float next = g;
-      if (!c.first_step) next = buffer.load(i, count) * c.momentum + g * c.one_minus_dampening;
-      direction = c.nesterov ? g + c.momentum * next : next;
-      buffer.store(i, count, next, Buffer::kNoisyStore ? noise_of<V>(a, i) & 0xffffu : Bits{});
+      buffer.store(i, count, next.buffer, Buffer::kNoisyStore ? noise_of<V>(a, i) & 0xffffu : Bits{});
     }
-    weights.store(i, count, weight - c.lr * direction);
+    weights.store(i, count, next.weight);
   });
 }
 

@@ -4,12 +4,42 @@
 
 namespace tessera {
 
+class QueueClock;
+
 /// Where training state lives and operators run.
 struct ComputeDevice {
   c10::Device device = c10::Device(c10::kCPU);
   /// Operators are queued on the current stream and done later, in order. Then host code may touch memory only through
   /// LibTorch, and waiting for a Work puts the wait into the queue. False on the CPU.
   bool is_queued = false;
+  /// Told of the stretches in which the queue waits for collectives; null where nothing is queued.
+  QueueClock* waits = nullptr;
+};
+
+/// Times what a queue spends between two places, by the device's clock.
+class QueueClock {
+ public:
+  virtual void begin() = 0;
+  virtual void end() = 0;
+
+ protected:
+  ~QueueClock() = default;
+};
+
+/// While it lives, `clock` (which may be null) runs.
+class Timed {
+ public:
+  explicit Timed(QueueClock* clock) : clock_(clock) {
+    if (clock_) clock_->begin();
+  }
+  ~Timed() {
+    if (clock_) clock_->end();
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  QueueClock* const clock_;
 };
 
 }  // namespace tessera

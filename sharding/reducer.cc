@@ -330,6 +330,7 @@ void Reducer::advance(GroupReduction& reduction) {
 }
 
 void Reducer::complete(UnitReduction& reduction) {
+  const Timed timed(reduction.groups.empty() ? nullptr : device_.waits);
   for (GroupReduction& group : reduction.groups) complete(group);
   reduction.groups.clear();
   free(reduction.bucket);

@@ -7,7 +7,7 @@
 namespace tessera {
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
-                     c10::Device device, OnFailure on_failure)
+                     ComputeDevice device, OnFailure on_failure)
     : plan_(plan),
       units_(std::move(units)),
       group_(group),
@@ -89,7 +89,10 @@ void Residency::gather(Unit& unit) {
 
 void Residency::wait(Unit& unit) {
   const Span span("wait", unit.name, &counts_.gather_seconds);
-  for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
+  {
+    const Timed timed(device_.waits);
+    for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
+  }
   pending_[unit.index].clear();
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
@@ -143,7 +146,7 @@ void Residency::warn_of_overflow(const Unit& unit) {
 
 int Residency::add_overflow_slot(const Unit& unit) {
   ++counts_.overflow_slots;
-  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes(), device_)};
+  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
   slots_.push_back(std::move(slot));

@@ -9,6 +9,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
+#include "sharding/compute_device.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/unit.h"
 #include "tessera/error.h"
@@ -39,7 +40,7 @@ class Residency {
 
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
-  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, c10::Device device,
+  Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, ComputeDevice device,
             OnFailure on_failure);
   ~Residency();
 
@@ -86,7 +87,7 @@ class Residency {
   const MemoryPlan& plan_;
   std::vector<Unit*> units_;
   Collectives& group_;
-  const c10::Device device_;
+  const ComputeDevice device_;
   OnFailure on_failure_;
   Arena memory_;
   std::vector<Slot> slots_;

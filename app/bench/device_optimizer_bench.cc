@@ -88,7 +88,7 @@ class Subject {
     request.lr_ratios[0] = 1.0;
     request.max_norm = what_.mixed() ? 1.0 : 0.0;
     TESSERA_RETURN_IF_ERROR(status_of(cuda::decide_step(request, tables_, nullptr), "decide_step"));
-    return status_of(cuda::adam_step(run_, tables_, nullptr), "adam_step");
+    return status_of(cuda::update_step(run_, tables_, nullptr), "update_step");
   }
 
   std::size_t bytes() const { return (what_.mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -20,7 +21,7 @@ class StepOutcome;
 /// What one optimizer step did. The same on every rank, except where said.
 ///
 /// On a GPU `step` does not wait for the device. What only the device can tell (loss, grad_norm, lr, overflow, loss_scale,
-/// tokens) is NaN, false or 0 until `wait`. To look at every step without slowing training down, look at it one step late.
+/// tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing training down, look at it one step late.
 struct StepResult {
   std::int64_t step = 0;       ///< attempts, from 1
   double loss = 0.0;           ///< mean over ranks and microbatches of the losses given to backward
@@ -30,7 +31,8 @@ struct StepResult {
   double loss_scale = 1.0;     ///< that this step's backward used
   std::int64_t tokens = 0;     ///< over all ranks and microbatches, as told to backward
   double seconds = 0.0;        ///< of this rank, since the previous step ended
-  /// Of these, in collectives, waiting for other ranks included; also in updates. On a GPU the host's part only.
+  /// Of these, in collectives, waiting for other ranks included; also in updates. On a GPU: in which compute waited for
+  /// collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;
   MemoryUse planned;           ///< bytes per category
@@ -114,6 +116,9 @@ class Engine {
   const MemoryPlan& plan() const;
   /// Bytes in use now, by category, counted where they are allocated.
   MemoryUse allocated() const;
+  /// On a GPU, after the first step: what it needed of LibTorch's allocator beside what was there when the Engine had been
+  /// made, at most.
+  std::optional<std::int64_t> activation_bytes() const;
   TrafficCounts traffic() const;
   std::int64_t steps_applied() const;
   double loss_scale() const;

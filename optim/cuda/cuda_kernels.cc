@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_step.h"
@@ -37,6 +38,45 @@ class EventMark : public DeviceKernels::Mark {
   cudaEvent_t event_ = nullptr;
 };
 
+/// Events to be used again: making one costs more than recording it.
+struct TimingEvents {
+  ~TimingEvents() {
+    for (cudaEvent_t event : spare) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    cudaEvent_t event = nullptr;
+    if (spare.empty()) {
+      check(cudaEventCreate(&event), "cudaEventCreate");
+    } else {
+      event = spare.back();
+      spare.pop_back();
+    }
+    return event;
+  }
+  std::vector<cudaEvent_t> spare;
+};
+
+class EventInterval : public DeviceKernels::Interval {
+ public:
+  EventInterval(std::shared_ptr<TimingEvents> events, cudaStream_t stream)
+      : events_(std::move(events)), stream_(stream), begin_(events_->take()), end_(events_->take()) {
+    check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+  }
+  ~EventInterval() override { events_->spare.insert(events_->spare.end(), {begin_, end_}); }
+
+  void end() override { check(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
+  double seconds() override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+    return milliseconds / 1e3;
+  }
+
+ private:
+  const std::shared_ptr<TimingEvents> events_;
+  const cudaStream_t stream_;
+  const cudaEvent_t begin_, end_;
+};
+
 class CudaKernels : public DeviceKernels {
  public:
   explicit CudaKernels(std::function<cudaStream_t()> current_stream) : stream_(std::move(current_stream)) {}
@@ -54,8 +94,8 @@ class CudaKernels : public DeviceKernels {
           "combine_norm");
     check(cuda::decide_step(request, t, stream), "decide_step");
   }
-  void adam_step(const DeviceRun& run, const StepTables& tables) override {
-    check(cuda::adam_step(run, tables, stream_()), "adam_step");
+  void update(const DeviceRun& run, const StepTables& tables) override {
+    check(cuda::update_step(run, tables, stream_()), "update_step");
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
@@ -71,9 +111,11 @@ class CudaKernels : public DeviceKernels {
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_()), "cudaMemcpyAsync from the device");
   }
   std::unique_ptr<Mark> mark() override { return std::make_unique<EventMark>(stream_()); }
+  std::unique_ptr<Interval> begin_interval() override { return std::make_unique<EventInterval>(events_, stream_()); }
 
  private:
   const std::function<cudaStream_t()> stream_;
+  const std::shared_ptr<TimingEvents> events_ = std::make_shared<TimingEvents>();
 };
 
 }  // namespace

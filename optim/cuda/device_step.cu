@@ -11,6 +11,7 @@
 #include "runtime/base/cuda_launch.h"
 #include "optim/noise.h"
 #include "optim/scaled_lr.h"
+#include "optim/sgd_element.h"
 
 namespace tessera::cuda {
 namespace {
@@ -99,11 +100,18 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.applied += v.is_skipped ? 0 : 1;
     d.skipped += v.is_skipped ? 1 : 0;
     next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
+    if (request.rule == StepRule::kSgd) {
+      *t.sgd = request.sgd;
+      t.sgd->gradient_scale = v.gradient_scale;
+      t.sgd->lr = static_cast<float>(v.lr);
+    }
   }
   if (v.is_skipped) return;
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
     if (!t.used[p]) continue;
-    t.constants[p] = adam_constants(request.adam, ++t.steps[p], static_cast<float>(v.lr), v.gradient_scale);
+    ++t.steps[p];
+    if (request.rule == StepRule::kSgd) continue;
+    t.constants[p] = adam_constants(request.adam, t.steps[p], static_cast<float>(v.lr), v.gradient_scale);
   }
   __syncthreads();
   for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) {
@@ -182,10 +190,50 @@ __global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
   }
 }
 
+/// 8-bit momentum does not exist: Sgd refuses it.
+template <WeightFormat kWeights, StateDType kStates>
+__global__ void __launch_bounds__(kThreads) sgd(DeviceRun run, StepTables t) {
+  if (t.decision->is_skipped) return;
+  const StepArguments& a = run.arguments;
+  const bool is_uniform = t.is_uniform[run.group] != 0;
+  std::uint32_t parameter = run.begins[0].parameter;
+  SgdConstants c = *t.sgd;
+  c.first_step = t.steps[parameter] <= 1;
+  NoiseKey key = noise_key(run.stream, t.steps[parameter]);
+  const std::size_t threads = std::size_t{gridDim.x} * kThreads;
+  for (std::size_t i = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kPerThread; i < a.numel;
+       i += threads * kPerThread) {
+    const std::size_t left = a.numel - i;
+    if (!is_uniform) {
+      parameter = parameter_at(run, run.first_element + i);
+      if (!t.used[parameter]) continue;
+      c.first_step = t.steps[parameter] <= 1;
+      key = noise_key(run.stream, t.steps[parameter]);
+    }
+    const Run<float> gradient = load_run(a.gradient + i, left);
+    Run<float> weight = Weights<kWeights>::load(a, i, left);
+    Run<float> buffer = {};
+    if (c.has_momentum && !c.first_step) buffer = Moment<kStates>::template load<FirstCode>(a.state0, i, left);
+    Run<std::uint32_t> noise = {};
+    for_run([&](int k) {
+      const SgdElement<ScalarLane> next =
+          sgd_element<ScalarLane>(c, gradient.values[k], weight.values[k], buffer.values[k]);
+      weight.values[k] = next.weight;
+      buffer.values[k] = next.buffer;
+      if constexpr (kStates != StateDType::kF32) {
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + static_cast<std::size_t>(k));
+        noise.values[k] = noise_at(key, element * kNoiseStride) & 0xffffu;
+      }
+    });
+    Weights<kWeights>::store(a, i, left, weight);
+    if (c.has_momentum) Moment<kStates>::template store<FirstCode>(a.state0, i, left, buffer, noise);
+  }
+}
+
 using Kernel = void (*)(DeviceRun, StepTables);
 
 template <WeightFormat kWeights>
-Kernel kernel_on(StateDType states) {
+Kernel adam_on(StateDType states) {
   switch (states) {
     case StateDType::kF32: return adam<kWeights, StateDType::kF32>;
     case StateDType::kBF16: return adam<kWeights, StateDType::kBF16>;
@@ -194,13 +242,28 @@ Kernel kernel_on(StateDType states) {
   return nullptr;
 }
 
-Kernel kernel_of(const StepArguments& a) {
+template <WeightFormat kWeights>
+Kernel sgd_on(StateDType states) {
+  switch (states) {
+    case StateDType::kF32: return sgd<kWeights, StateDType::kF32>;
+    case StateDType::kBF16: return sgd<kWeights, StateDType::kBF16>;
+    case StateDType::k8Bit: return nullptr;
+  }
+  return nullptr;
+}
+
+template <WeightFormat kWeights>
+Kernel kernel_on(StepRule rule, StateDType states) {
+  return rule == StepRule::kAdam ? adam_on<kWeights>(states) : sgd_on<kWeights>(states);
+}
+
+Kernel kernel_of(StepRule rule, const StepArguments& a) {
   switch (a.weights) {
-    case WeightFormat::kF32: return kernel_on<WeightFormat::kF32>(a.states);
-    case WeightFormat::kF32AndF32: return kernel_on<WeightFormat::kF32AndF32>(a.states);
-    case WeightFormat::kF32AndBF16: return kernel_on<WeightFormat::kF32AndBF16>(a.states);
-    case WeightFormat::kF32AndF16: return kernel_on<WeightFormat::kF32AndF16>(a.states);
-    case WeightFormat::kSplitBF16: return kernel_on<WeightFormat::kSplitBF16>(a.states);
+    case WeightFormat::kF32: return kernel_on<WeightFormat::kF32>(rule, a.states);
+    case WeightFormat::kF32AndF32: return kernel_on<WeightFormat::kF32AndF32>(rule, a.states);
+    case WeightFormat::kF32AndBF16: return kernel_on<WeightFormat::kF32AndBF16>(rule, a.states);
+    case WeightFormat::kF32AndF16: return kernel_on<WeightFormat::kF32AndF16>(rule, a.states);
+    case WeightFormat::kSplitBF16: return kernel_on<WeightFormat::kSplitBF16>(rule, a.states);
   }
   return nullptr;
 }
@@ -226,15 +289,17 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
   return launch(decide, 1, kThreads, stream, request, tables);
 }
 
-cudaError_t adam_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return cudaSuccess;
+  const Kernel kernel = kernel_of(run.rule, a);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   if (!aligned(a) || run.first_element % kParameterAlign != 0) return cudaErrorMisalignedAddress;
   int count = 0;
   if (const cudaError_t error = multiprocessors(count); error != cudaSuccess) return error;
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
   const auto blocks = static_cast<unsigned>(std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor));
-  return launch(kernel_of(a), blocks, kThreads, stream, run, tables);
+  return launch(kernel, blocks, kThreads, stream, run, tables);
 }
 
 }  // namespace tessera::cuda

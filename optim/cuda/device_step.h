@@ -17,10 +17,11 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// with mean = 1 / (microbatches * loss scale) and the lr that belongs to the steps applied so far. Then moves the scale.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
-/// The optimizer's pass over one run, in one launch: reads gradient, master and moments once and writes each once. The
-/// same bits as AdamW::step gives on the CPU. A parameter that is not used is left alone. Nothing happens if the
-/// decision is to skip.
-/// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else.
-cudaError_t adam_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
+/// The optimizer's pass over one run, in one launch: reads gradient, weights and states once and writes each once. The
+/// same bits as AdamW::step or Sgd::step gives on the CPU. A parameter that is not used is left alone. Nothing happens if
+/// the decision is to skip.
+/// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else. SGD has no 8-bit
+/// states: cudaErrorInvalidValue.
+cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -27,15 +28,18 @@ class StagedCollectives : public Collectives {
   }
 
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override {
+    if (count() == 1) return alone(shard, full, bytes_per_rank);
     const at::Tensor input = up(shard, bytes_per_rank), output = room(bytes_per_rank * count());
     const absl::Status done = group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank).wait();
     return down(done, output, full);
   }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
+    if (count() == 1) return alone(data, data, bytes);
     const at::Tensor tensor = up(data, bytes);
     return down(group_->broadcast(label, tensor.data_ptr(), bytes, root).wait(), tensor, data);
   }
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override {
+    if (count() == 1) return alone(input, output, bytes_per_rank);
     const at::Tensor from = up(input, bytes_per_rank * count()), to = room(bytes_per_rank * count());
     return down(group_->all_to_all(label, from.data_ptr(), to.data_ptr(), bytes_per_rank).wait(), to, output);
   }
@@ -58,6 +62,12 @@ class StagedCollectives : public Collectives {
  private:
   static Work refuse(std::string_view label) {
     return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
+  }
+  /// Nothing need go up to come down again; whether the group has ended, a barrier tells.
+  Work alone(const void* from, void* to, std::size_t bytes) {
+    absl::Status met = group_->barrier("alone").wait();
+    if (met.ok() && from != to && bytes > 0) std::memmove(to, from, bytes);
+    return Work(std::move(met));
   }
   std::size_t count() const { return static_cast<std::size_t>(group_->size()); }
   at::Tensor room(std::size_t bytes) const {

@@ -1,5 +1,7 @@
 #include "runtime/engine/accelerator.h"
 
+#include <utility>
+
 namespace tessera {
 namespace {
 
@@ -9,6 +11,14 @@ std::function<Accelerator()>& accelerator_of_host() {
 }
 
 }  // namespace
+
+Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels) {
+  Accelerator accelerator;
+  accelerator.kernels = std::move(kernels);
+  accelerator.exposed = std::make_unique<ExposedCommunication>(*accelerator.kernels);
+  accelerator.device = {device, /*is_queued=*/true, accelerator.exposed.get()};
+  return accelerator;
+}
 
 Accelerator accelerator_of(const Collectives& group) {
   if (group.gpu() != Collectives::kHostMemory) return cuda_accelerator(group.gpu());

@@ -1,19 +1,33 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
 #include "optim/device_kernels.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/engine/exposed_communication.h"
 #include "sharding/compute_device.h"
 
 namespace tessera {
 
-/// Where an Engine trains, and what a step runs there: the CPU, whose steps need no kernels, or a GPU.
+/// What LibTorch's allocator has given out on a device.
+struct AllocatedBytes {
+  std::int64_t now = 0, peak = 0;  ///< peak: since it was last asked to forget it
+};
+
+/// Where an Engine trains, and what a step runs there: the CPU, whose steps need no kernels, or a GPU. The rest is null on
+/// the CPU.
 struct Accelerator {
   ComputeDevice device;
-  std::unique_ptr<DeviceKernels> kernels;  ///< null on the CPU
+  std::unique_ptr<DeviceKernels> kernels;
+  std::unique_ptr<ExposedCommunication> exposed;  ///< device.waits
+  std::function<AllocatedBytes()> allocated;
+  std::function<void()> forget_peak;
 };
+
+/// A device whose operators are queued, with these kernels.
+Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels);
 
 /// The device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);

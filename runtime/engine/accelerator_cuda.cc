@@ -1,3 +1,4 @@
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "optim/cuda/cuda_kernels.h"
@@ -6,10 +7,17 @@
 namespace tessera {
 
 Accelerator cuda_accelerator(int gpu) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
   const auto index = static_cast<c10::DeviceIndex>(gpu);
-  Accelerator accelerator;
-  accelerator.device = {c10::Device(c10::kCUDA, index), /*is_queued=*/true};
-  accelerator.kernels = cuda_kernels([index] { return c10::cuda::getCurrentCUDAStream(index).stream(); });
+  Accelerator accelerator =
+      queued_accelerator(c10::Device(c10::kCUDA, index),
+                         cuda_kernels([index] { return c10::cuda::getCurrentCUDAStream(index).stream(); }));
+  accelerator.allocated = [index] {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const c10::CachingAllocator::Stat bytes = allocator::getDeviceStats(index).allocated_bytes[kAll];
+    return AllocatedBytes{bytes.current, bytes.peak};
+  };
+  accelerator.forget_peak = [index] { allocator::resetPeakStats(index); };
   return accelerator;
 }
 

@@ -10,6 +10,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer_checks.h"
+#include "optim/sgd.h"
 #include "runtime/base/trace.h"
 #include "runtime/engine/gather_order.h"
 #include "runtime/engine/host_view.h"
@@ -24,9 +25,16 @@ constexpr std::size_t kPiece = 256;  // what pieces of device memory are aligned
 
 std::size_t whole_pieces(std::size_t bytes) { return (bytes + kPiece - 1) / kPiece * kPiece; }
 
-const AdamW& adam_of(const Optimizer& optimizer) {
-  if (const auto* adam = dynamic_cast<const AdamW*>(&optimizer)) return *adam;
-  throw Error(ExitCode::kConfig, "/optimizer/type: GPUs have kernels for adamw and adam only. hint: one of these");
+void set_rule(StepRequest& request, const Optimizer& optimizer) {
+  if (const auto* adam = dynamic_cast<const AdamW*>(&optimizer)) {
+    request.rule = StepRule::kAdam;
+    request.adam = adam->hyperparameters();
+    return;
+  }
+  const auto* sgd = dynamic_cast<const Sgd*>(&optimizer);
+  TORCH_INTERNAL_ASSERT(sgd, "an optimizer without kernels");
+  request.rule = StepRule::kSgd;
+  request.sgd = sgd->constants();
 }
 
 std::size_t parts_of_gradients(const MemoryPlan& plan, const MeshAxes& axes) {
@@ -43,11 +51,12 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       reducer_(reducer),
       strategy_(strategy),
       kernels_(*accelerator.kernels),
+      exposed_(*accelerator.exposed),
       device_(accelerator.device),
-      publisher_(plan, axes) {
+      publisher_(plan, axes, accelerator.device.waits) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
   const bool scales_loss = strategy.mixed_precision.param == DType::kF16;
-  request_.adam = adam_of(optimizer).hyperparameters();
+  set_rule(request_, optimizer);
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss) request_.loss_scale = scaler.rule();
@@ -57,7 +66,8 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   for_each_trainable(units, [&](FlatGroup& group) {
     const OptimizerSlice slice = optimizer_slice(group, group.optimizer_part, optimizer.num_states(), states);
     DeviceRun run;
-    run.arguments = check_slice("adamw on a GPU", optimizer.num_states(), states, 1, slice);
+    run.rule = request_.rule;
+    run.arguments = check_slice("the optimizer on a GPU", optimizer.num_states(), states, 1, slice);
     run.stream = slice.stream;
     run.first_element = slice.first_element;
     run.group = static_cast<std::uint32_t>(groups_.size());
@@ -106,7 +116,7 @@ void DeviceStep::allocate(const LossScalerState& scaler) {
                       whole_pieces((groups + 1) * sizeof(std::uint32_t)) + whole_pieces(groups * sizeof(std::uint64_t)) +
                       2 * whole_pieces(nodes * sizeof(NormNode)) + whole_pieces(groups * sizeof(double)) +
                       whole_pieces(sizeof(double)) + whole_pieces(parameters_) + whole_pieces(groups) +
-                      whole_pieces(parameters_ * sizeof(AdamConstants)) +
+                      whole_pieces(parameters_ * sizeof(AdamConstants)) + whole_pieces(sizeof(SgdConstants)) +
                       whole_pieces(parameters_ * sizeof(std::int64_t)) + whole_pieces(sizeof(DeviceDecision));
   for (const Group& g : groups_) bytes += whole_pieces(g.group->parameters.size() * sizeof(ParameterBegin));
   memory_ = Arena::plain("the step's tables", static_cast<std::int64_t>(bytes), device_.device);
@@ -165,6 +175,7 @@ void DeviceStep::fill_tables() {
   t.used = take<std::uint8_t>(parameters_);
   t.is_uniform = take<std::uint8_t>(groups_.size());
   t.constants = take<AdamConstants>(parameters_);
+  t.sgd = take<SgdConstants>(1);
   t.steps = take<std::int64_t>(parameters_);
   memory_.expect_full();
 }
@@ -187,6 +198,7 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
                         nodes + g.first_node, g.max_nodes, scratch_);
   }
   if (messages_ != message_) {
+    const Timed timed(&exposed_);
     throw_if_error(axes_.world->all_gather("step", message_, messages_, message_bytes_).wait());
   }
   kernels_.decide(request(), tables_);
@@ -195,12 +207,12 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
     loss_.zero_();
   }
   for (const Group& g : groups_) {
-    kernels_.adam_step(g.run, tables_);
+    kernels_.update(g.run, tables_);
     publisher_.publish(*g.group);
   }
   publisher_.finish();
   kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, kernels_.mark());
+  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), kernels_.mark());
   return slot.outcome;
 }
 

@@ -28,7 +28,6 @@ namespace tessera {
 /// The host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class DeviceStep {
  public:
-  /// Throws tessera::Error (78) for what has no kernels yet.
   DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
              const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, Accelerator& accelerator);
 
@@ -70,6 +69,7 @@ class DeviceStep {
   const Reducer& reducer_;
   const Strategy& strategy_;
   DeviceKernels& kernels_;
+  ExposedCommunication& exposed_;
   const ComputeDevice device_;
   Publisher publisher_;
   StepRequest request_;        ///< but for what changes from step to step

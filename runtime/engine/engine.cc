@@ -15,6 +15,7 @@
 
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/trace.h"
 #include "runtime/engine/engine_state.h"
@@ -77,7 +78,7 @@ auto Engine::State::or_abort(const char* what, const Body& body) {
     throw;
   } catch (const c10::OutOfMemoryError& error) {
     const std::string text = explain_out_of_memory(std::string(what) + ": " + first_line(error.what()), plan, strategy,
-                                                   shares_memory);
+                                                   shares_memory, activation_bytes);
     fail(make_error(ExitCode::kOsResource, text));
     throw Error(ExitCode::kOsResource, text);
   } catch (const std::exception& error) {
@@ -135,11 +136,13 @@ void Engine::State::set_up() {
     update.emplace(units, *optimizer, plan, axes);
   }
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
-    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device.device,
+    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device,
                       [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
     watch.emplace();
   }
   expect_plan();
+  if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;
+  if (accelerator.forget_peak) accelerator.forget_peak();
   last_step_end = Clock::now();
 }
 
@@ -197,7 +200,7 @@ Engine::~Engine() {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
   if (unwinding && RunScope::current) {
     const State& s = *state_;
-    RunScope::current->memory_story = explain_out_of_memory("", s.plan, s.strategy, s.shares_memory);
+    RunScope::current->memory_story = explain_out_of_memory("", s.plan, s.strategy, s.shares_memory, s.activation_bytes);
   }
   if (unwinding && !state_->failed && !state_->mesh.keep_for_report(state_->axes)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
@@ -271,9 +274,9 @@ StepResult Engine::step() {
 }
 
 double Engine::State::communication_seconds() const {
+  if (device_step) return 0;  // StepResult::wait asks the device
   const double gathers = residency ? residency->counts().gather_seconds : 0;
-  const double step = device_step ? device_step->publish_seconds() : agreement->exchange_seconds() + update->publish_seconds();
-  return gathers + reducer->counts().reduction_seconds + step;
+  return gathers + reducer->counts().reduction_seconds + agreement->exchange_seconds() + update->publish_seconds();
 }
 
 double Engine::State::loss_scale() const {
@@ -286,6 +289,7 @@ StepResult Engine::State::step() {
   StepResult result;
   result.step = ++attempts;
   device_step ? step_on_device(result) : step_on_cpu(result);
+  if (attempts == 1 && accelerator.allocated) note_activations();
   begin_next_step();
   result.planned = plan.use();
   result.allocated = allocated();
@@ -297,6 +301,16 @@ StepResult Engine::State::step() {
   result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
   last_step_end = now;
   return result;
+}
+
+/// Once: what the first step needed beside what was there before it.
+void Engine::State::note_activations() {
+  const AllocatedBytes allocated = accelerator.allocated();
+  activation_bytes = allocated.peak - allocated_at_start;
+  if (mesh.rank() != 0) return;
+  log_info("the first step needed " + format_bytes(*activation_bytes) + " of activations beside the plan's " +
+           format_bytes(plan.use().total()) + "; LibTorch's allocator had " + format_bytes(allocated.peak) +
+           " in use at most");
 }
 
 void Engine::State::expect_samples(std::int64_t samples) const {
@@ -354,6 +368,8 @@ const Strategy& Engine::strategy() const { return state_->strategy; }
 const MemoryPlan& Engine::plan() const { return state_->plan; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
 at::Device Engine::device() const { return state_->accelerator.device.device; }
+
+std::optional<std::int64_t> Engine::activation_bytes() const { return state_->activation_bytes; }
 
 std::int64_t Engine::steps_applied() const {
   return state_->device_step ? state_->device_step->latest().applied : state_->applied;

@@ -31,6 +31,7 @@ struct Engine::State {
   StepResult step();
   void step_on_cpu(StepResult& result);
   void step_on_device(StepResult& result);
+  void note_activations();
   void expect_samples(std::int64_t samples) const;
   at::Tensor seed_of(const at::Tensor& loss) const;
   void note_loss(const at::Tensor& loss);
@@ -60,6 +61,8 @@ struct Engine::State {
   MemoryPlan plan;
   TrainingMemory memory;
   MemoryUse memory_use;  ///< as allocated
+  std::int64_t allocated_at_start = 0;  ///< on a GPU, by LibTorch's allocator, when set-up was over
+  std::optional<std::int64_t> activation_bytes;
   std::vector<std::unique_ptr<Unit>> units;
   std::optional<GradientNorm> norm;  ///< on the CPU, as the other two of a step there
   std::optional<Reducer> reducer;

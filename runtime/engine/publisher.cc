@@ -21,11 +21,20 @@ void Publisher::publish(FlatGroup& group) {
   if (over_shards) {
     const std::int64_t part = group.layout.numel() / axes_.shard_size;
     const std::byte* mine = group.full + axes_.shard_index * part * element;
-    throw_if_error(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element).wait());
+    under_way_.push_back(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element));
+    if (under_way_.size() <= Collectives::kMostUnderWay) return;
+    throw_if_error(under_way_.front().wait());
+    under_way_.pop_front();
   }
 }
 
 void Publisher::finish() {
+  const Timed timed(under_way_.empty() ? nullptr : waits_);
+  for (Work& work : under_way_) {
+    const Span wait("publish", {}, &seconds_);
+    throw_if_error(work.wait());
+  }
+  under_way_.clear();
   if (!plan_.input().placement.shared) return;
   const Span wait("publish", {}, &seconds_);
   throw_if_error(axes_.gather->barrier("updated parameters").wait());

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <deque>
+
 #include "runtime/comm/mesh.h"
+#include "sharding/compute_device.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -8,11 +11,12 @@ namespace tessera {
 /// Makes updated values known to the ranks that hold copies of them. Collective.
 class Publisher {
  public:
-  Publisher(const MemoryPlan& plan, const MeshAxes& axes) : plan_(plan), axes_(axes) {}
+  Publisher(const MemoryPlan& plan, const MeshAxes& axes, QueueClock* waits = nullptr)
+      : plan_(plan), axes_(axes), waits_(waits) {}
 
-  /// Over the replicate axis first, since its parts lie inside those of the shard axis.
+  /// Starts to. Over the replicate axis first, since its parts lie inside those of the shard axis.
   void publish(FlatGroup& group);
-  /// After all groups: ranks that share one copy wait for each other, once.
+  /// After all groups. Ranks that share one copy wait for each other, once.
   void finish();
 
   /// Spent so far.
@@ -21,6 +25,8 @@ class Publisher {
  private:
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
+  QueueClock* const waits_;
+  std::deque<Work> under_way_;  ///< all-gathers whose transport goes on by itself
   double seconds_ = 0;
 };
 

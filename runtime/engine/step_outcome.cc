@@ -13,6 +13,8 @@ const DeviceDecision& StepOutcome::wait() {
   if (!decision_) {
     end_->wait();
     std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
+    for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
+    waits_.clear();
     if (decision_->is_overflow) warn_of_overflow(step_, decision_->loss_scale);
   }
   if (!decision_->gathers_differ) return *decision_;
@@ -37,6 +39,7 @@ void StepResult::wait() {
   overflow = decided.is_overflow != 0;
   loss_scale = decided.loss_scale;
   tokens = decided.tokens;
+  communication_seconds = outcome_->exposed_seconds();
   tokens_per_second = static_cast<double>(tokens) / seconds;
   outcome_.reset();
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "optim/device_kernels.h"
+#include "runtime/engine/exposed_communication.h"
 
 namespace tessera {
 
@@ -12,18 +13,24 @@ namespace tessera {
 class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
-  StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, std::unique_ptr<DeviceKernels::Mark> end)
-      : step_(step), pinned_(std::move(pinned)), end_(std::move(end)) {}
+  /// `waits`: of the step, all before `end`.
+  StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
+              std::unique_ptr<DeviceKernels::Mark> end)
+      : step_(step), pinned_(std::move(pinned)), waits_(std::move(waits)), end_(std::move(end)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Waits if need be. Warns of a skipped step, once. Throws tessera::Error (70) if ranks gathered units in different
   /// orders: then no rank has updated anything.
   const DeviceDecision& wait();
+  /// In which compute waited for collectives. REQUIRES: wait() has returned.
+  double exposed_seconds() const { return exposed_seconds_; }
 
  private:
   const std::int64_t step_;
   std::shared_ptr<const std::byte> pinned_;
+  ExposedCommunication::Intervals waits_;
   std::unique_ptr<DeviceKernels::Mark> end_;
+  double exposed_seconds_ = 0;
   std::optional<DeviceDecision> decision_;
 };
 

@@ -223,7 +223,7 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
 }
 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
-                                  bool shares_memory) {
+                                  bool shares_memory, std::optional<std::int64_t> activation_bytes) {
   const std::vector<UnitShape>& units = plan.input().units;
   const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
     return peak_of(a, plan) < peak_of(b, plan);
@@ -234,6 +234,7 @@ std::string explain_out_of_memory(const std::string& what, const MemoryPlan& pla
     text += "the largest unit is " + largest->name + ": " + format_bytes(largest->gathered_bytes()) + " gathered, " +
             format_bytes(plan.bucket_bytes_of(*largest)) + " of gradients\n";
   }
+  if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().total() - 1);
   return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
          (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);

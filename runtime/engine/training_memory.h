@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,8 +49,9 @@ void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device d
 /// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
-/// `what` (that a device is out of memory), and beside it the plan, its largest unit, and what would need less.
+/// `what` (that a device is out of memory), and beside it the plan, its largest unit, the activations of the first step
+/// if they are known, and what would need less.
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
-                                  bool shares_memory);
+                                  bool shares_memory, std::optional<std::int64_t> activation_bytes);
 
 }  // namespace tessera

@@ -96,9 +96,9 @@ ThreadRanks wrapped(ThreadRanks ranks, const WrappedGroups::Wrap& wrap) {
 
 EmulatedGpus::EmulatedGpus() {
   set_accelerator_of_host([] {
-    Accelerator accelerator;
-    accelerator.device.is_queued = true;
-    accelerator.kernels = emulated_kernels();
+    Accelerator accelerator = queued_accelerator(c10::Device(c10::kCPU), emulated_kernels());
+    accelerator.allocated = [] { return AllocatedBytes{100 << 20, 130 << 20}; };
+    accelerator.forget_peak = [] {};
     return accelerator;
   });
 }

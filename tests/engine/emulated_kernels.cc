@@ -34,9 +34,9 @@ class EmulatedKernels : public DeviceKernels {
                              t.sum_of_squares, nullptr));
     check(cuda::decide_step(request, t, nullptr));
   }
-  void adam_step(const DeviceRun& run, const StepTables& tables) override {
+  void update(const DeviceRun& run, const StepTables& tables) override {
     const std::lock_guard lock(gpu);
-    check(cuda::adam_step(run, tables, nullptr));
+    check(cuda::update_step(run, tables, nullptr));
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
@@ -65,6 +65,14 @@ class EmulatedKernels : public DeviceKernels {
    private:
     std::vector<Delivery> deliveries_;
   };
+  /// A device on which every stretch takes a second.
+  struct Second : Interval {
+    void end() override { ended = true; }
+    double seconds() override { return ended ? 1.0 : -1e9; }
+    bool ended = false;
+  };
+  std::unique_ptr<Interval> begin_interval() override { return std::make_unique<Second>(); }
+
   std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(std::exchange(coming_, {})); }
 
  private:

@@ -13,6 +13,7 @@
 #include "optim/adamw.h"
 #include "optim/grad_norm.h"
 #include "optim/loss_scaler.h"
+#include "optim/sgd.h"
 #include "tests/optim/step_problem.h"
 
 #if defined(TESSERA_CUDA_ON_HOST)
@@ -82,6 +83,16 @@ constexpr AdamHyperparameters kAdam = {0.9, 0.95, 1e-8, 0.1, true};
 OptimizerConfig config_of(const AdamHyperparameters& h, StateDType states) {
   return {.type = h.decoupled ? OptimizerType::kAdamW : OptimizerType::kAdam, .beta1 = h.beta1, .beta2 = h.beta2,
           .eps = h.eps, .weight_decay = h.weight_decay, .state_dtype = states};
+}
+
+/// A problem without gradients that overflow: their step is skipped, so they never come to these kernels; and NaNs have
+/// other bits on a GPU.
+StepProblem finite_problem(std::size_t numel, Formats formats) {
+  StepProblem problem(numel, 7, /*with_specials=*/true, formats);
+  for (float& g : problem.gradient) {
+    if (!(std::abs(g) < 1e15f)) g = std::signbit(g) ? -1e15f : 1e15f;
+  }
+  return problem;
 }
 
 /// A problem's values in device memory, and back.
@@ -158,6 +169,7 @@ struct DeviceStep {
     tables.used = used.data();
     tables.is_uniform = uniform.data();
     tables.constants = constants.data();
+    tables.sgd = sgd.data();
     tables.steps = steps.data();
     tables.decision = decision.data();
   }
@@ -169,6 +181,7 @@ struct DeviceStep {
   Shared<std::uint8_t> used{std::vector<std::uint8_t>(count, 1)}, uniform{std::vector<std::uint8_t>(16)};
   Shared<std::int64_t> steps{std::vector<std::int64_t>(count)};
   Shared<AdamConstants> constants{std::vector<AdamConstants>(count)};
+  Shared<SgdConstants> sgd{std::vector<SgdConstants>(1)};
   Shared<DeviceDecision> decision;
   StepTables tables;
 };
@@ -177,14 +190,14 @@ void expect_the_cpus_bits(Formats formats, const AdamHyperparameters& adam, std:
   SCOPED_TRACE("weights " + std::to_string(static_cast<int>(formats.weights)) + ", states " +
                std::to_string(static_cast<int>(formats.states)) + ", elements " + std::to_string(begin) + " to " +
                std::to_string(end));
-  StepProblem problem(end, 7, /*with_specials=*/true, formats), got = problem;
+  StepProblem problem = finite_problem(end, formats), got = problem;
   const AdamW cpu(config_of(adam, formats.states));
   const DeviceProblem device(problem);
   DeviceStep step;
   for (std::int64_t t = 1; t <= 3; ++t) {
     cpu.step({.gradient_scale = 0.25f, .lr = 0.01f, .step = t}, problem.slice(begin, end, 2));
     step.decide(request_of(adam, 0.01, 4));
-    check(cuda::adam_step(device.run(formats, begin, end), step.tables, nullptr));
+    check(cuda::update_step(device.run(formats, begin, end), step.tables, nullptr));
   }
   device.read_back(got);
   EXPECT_TRUE(same_bits(got, problem));
@@ -209,10 +222,10 @@ TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
   const StepProblem problem(100, 7, false);
   const DeviceProblem device(problem);
   DeviceStep step;
-  EXPECT_EQ(cuda::adam_step(device.run({}, 1, 100), step.tables, nullptr), cudaErrorMisalignedAddress);
+  EXPECT_EQ(cuda::update_step(device.run({}, 1, 100), step.tables, nullptr), cudaErrorMisalignedAddress);
   DeviceRun moved = device.run({}, 0, 100);
   moved.first_element = 8;
-  EXPECT_EQ(cuda::adam_step(moved, step.tables, nullptr), cudaErrorMisalignedAddress);
+  EXPECT_EQ(cuda::update_step(moved, step.tables, nullptr), cudaErrorMisalignedAddress);
 }
 
 TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
@@ -227,7 +240,7 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
     EXPECT_EQ(decision.is_overflow, decision.is_skipped);
     if (std::isfinite(sum)) continue;
     const std::vector<float> before = device.master.values();
-    check(cuda::adam_step(device.run({}, 0, 300), step.tables, nullptr));
+    check(cuda::update_step(device.run({}, 0, 300), step.tables, nullptr));
     EXPECT_TRUE(same_bits(device.master.values(), before));
   }
   EXPECT_EQ(step.decision.values()[0].applied, 2);
@@ -302,7 +315,7 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
                                 Formats{WeightFormat::kF32AndBF16, StateDType::k8Bit}}) {
     const bool blocks = formats.states == StateDType::k8Bit;
     const std::size_t second = blocks ? 512 : 352, third = blocks ? 1024 : 800, end = 3000;
-    StepProblem problem(end, 7, true, formats), got = problem;
+    StepProblem problem = finite_problem(end, formats), got = problem;
     const DeviceProblem device(problem);
     const AdamW cpu(config_of(kAdam, formats.states));
     DeviceStep step({{0, 3}});
@@ -314,12 +327,45 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
     run.parameters = 3;
     run.begins = begins.data();
     step.decide(request_of(kAdam, 0.01));
-    check(cuda::adam_step(run, step.tables, nullptr));
+    check(cuda::update_step(run, step.tables, nullptr));
     cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 2}, problem.slice(0, second, 2));
     cpu.step({.gradient_scale = 1.0f, .lr = 0.01f, .step = 1}, problem.slice(third, end, 2));
     device.read_back(got);
     EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(formats.states);
   }
+}
+
+TEST_F(DeviceKernels, SgdGivesTheCpusBitsInEveryFormat) {
+  for (const WeightFormat weights : kWeights) {
+    for (const StateDType states : {StateDType::kF32, StateDType::kBF16}) {
+      for (const double momentum : {0.0, 0.9}) {
+        const std::size_t end = 2051;
+        const Formats formats{weights, states};
+        StepProblem problem = finite_problem(end, formats), got = problem;
+        const Sgd cpu({.type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = momentum, .dampening = 0.25,
+                       .state_dtype = states});
+        const DeviceProblem device(problem);
+        DeviceStep step;
+        DeviceRun run = device.run(formats, 0, end);
+        run.rule = StepRule::kSgd;
+        StepRequest request = request_of(kAdam, 0.01, 4);
+        request.rule = StepRule::kSgd;
+        request.sgd = cpu.constants();
+        for (std::int64_t t = 1; t <= 3; ++t) {
+          cpu.step({.gradient_scale = 0.25f, .lr = 0.01f, .step = t}, problem.slice(0, end, cpu.num_states()));
+          step.decide(request);
+          check(cuda::update_step(run, step.tables, nullptr));
+        }
+        device.read_back(got);
+        EXPECT_TRUE(same_bits(got, problem)) << static_cast<int>(weights) << " " << static_cast<int>(states);
+      }
+    }
+  }
+  DeviceRun bytes;
+  bytes.rule = StepRule::kSgd;
+  bytes.arguments.numel = 1;
+  bytes.arguments.states = StateDType::k8Bit;
+  EXPECT_EQ(cuda::update_step(bytes, {}, nullptr), cudaErrorInvalidValue);
 }
 
 TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {

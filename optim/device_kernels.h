@@ -41,8 +41,8 @@ class DeviceKernels {
   class Interval {
    public:
     virtual ~Interval() = default;
-    virtual void end() = 0;
-    /// By the device's clock. REQUIRES: the device has come to its end.
+    virtual void end() noexcept = 0;
+    /// By the device's clock; throws what `end` could not. REQUIRES: the device has come to its end.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

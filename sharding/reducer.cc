@@ -20,11 +20,13 @@ namespace {
 
 at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat, c10::Device device) {
   const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
-  return at::from_blob(memory, flat.sizes, flat.strides, options);
+  // Without a target LibTorch asks CUDA whose memory it is, each time.
+  return at::for_blob(memory, flat.sizes).strides(flat.strides).options(options).target_device(device).make_tensor();
 }
 
 at::Tensor flat_at(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
-  return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)).device(device));
+  const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
+  return at::for_blob(memory, {numel}).options(options).target_device(device).make_tensor();
 }
 
 /// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
@@ -49,8 +51,9 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
   }
 }
 
-/// A GPU copies gradients below this many elements faster than the host starts a copy of each.
-constexpr std::int64_t kSmallNumel = 1 << 18;
+/// A GPU copies gradients below this many elements faster than the host starts a copy of each, or about as fast; they
+/// wait for their unit's others. Larger ones are not kept that long.
+constexpr std::int64_t kSmallNumel = 1 << 22;
 
 }  // namespace
 
@@ -110,6 +113,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
       entry.expected += static_cast<std::int64_t>(count);
       entry.arrived.emplace_back(count, 0);
       entry.used.emplace_back(count, 0);
+      entry.views.emplace_back(count);
     }
     if (entry.expected > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
@@ -149,6 +153,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   if (entry.phase == Phase::kIdle) open(entry);
   store(entry, group, parameter, gradient);
   gradient.reset();
+  if (entry.arrived_count == entry.expected) copy_small(entry);
   const bool complete = entry.arrived_count == entry.expected && !accumulates();
   if (!complete || was_ready) return;
   entry.phase = Phase::kReady;
@@ -202,20 +207,32 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
     std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
   } else {
     const Unrecorded unrecorded;
-    const at::Tensor bucket = tensor_at(place, dtype, flat, device_.device);
+    const at::Tensor view = view_of(entry, group, parameter, place);
     if (arrived) {
       copy_small(entry);  // one of them may be what this one is added to
-      bucket.add_(gradient);
+      view.add_(gradient);
     } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
-      entry.small_places.push_back(bucket);
+      entry.small_places.push_back(view);
       entry.small_gradients.push_back(gradient);
     } else {
-      bucket.copy_(gradient);
+      view.copy_(gradient);
     }
   }
   entry.arrived_count += arrived ? 0 : 1;
   arrived = 1;
   entry.used[group.index][parameter] = 1;
+}
+
+/// A unit's gradients come to the same few places again and again, and a view costs the host as much as a copy to start.
+at::Tensor Reducer::view_of(Entry& entry, const FlatGroup& group, std::size_t parameter, std::byte* place) {
+  const FlatParameter& flat = group.parameters[parameter];
+  const auto make = [&] { return tensor_at(place, bucket_dtype(), flat, device_.device); };
+  if (!device_.is_queued || entry.bucket.overflow.bytes() > 0 || flat.numel == 0) return make();
+  auto& views = entry.views[group.index][parameter];
+  for (const at::Tensor& view : views) {
+    if (view.const_data_ptr() == place) return view;
+  }
+  return views.emplace_back(make());
 }
 
 void Reducer::copy_small(Entry& entry) {
@@ -242,7 +259,12 @@ void Reducer::fill_missing(const Entry& entry, const FlatGroup& group) {
   const auto element = static_cast<std::int64_t>(size_of(bucket_dtype()));
   std::byte* bucket = bucket_of(entry, group);
   const auto clear_extent = [&](Extent extent) { clear(bucket + extent.offset * element, extent.numel * element); };
-  for (Extent gap : group.layout.gaps()) clear_extent(gap);
+  // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
+  const bool gaps_are_zero = device_.is_queued && plan_.bucket_mode() == BucketMode::kInPlace &&
+                             entry.bucket.overflow.bytes() == 0;
+  if (!gaps_are_zero) {
+    for (Extent gap : group.layout.gaps()) clear_extent(gap);
+  }
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (!entry.arrived[group.index][i]) clear_extent(group.layout.extent(i));
   }

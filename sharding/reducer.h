@@ -83,6 +83,7 @@ class Reducer {
     std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
     std::vector<std::vector<char>> used;      ///< since reset
     std::vector<at::Tensor> small_places, small_gradients;  ///< on a GPU: to be copied together
+    std::vector<std::vector<std::vector<at::Tensor>>> views;  ///< [group][parameter]: on a GPU, of each place it came to
     bool reduced = false;                     ///< this round
     bool has_sum = false;                     ///< gradient holds a sum since reset, or will
   };
@@ -97,6 +98,7 @@ class Reducer {
   void open_overflow(Entry& entry);
   void free(Bucket& bucket);
   void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
+  at::Tensor view_of(Entry& entry, const FlatGroup& group, std::size_t parameter, std::byte* place);
   void copy_small(Entry& entry);
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;

@@ -25,7 +25,14 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this);
 }
 
+/// What forward alone gathered ahead may still be on its way into the slots. Where an exception passes by, nobody waits:
+/// the other ranks may not be coming.
 Residency::~Residency() {
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    for (std::vector<Work>& works : pending_) {
+      for (Work& work : works) work.wait().IgnoreError();
+    }
+  }
   for (Unit* unit : units_) unit->watch(nullptr);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -94,6 +95,7 @@ class Residency {
   std::vector<std::vector<Work>> pending_;  ///< by unit index
   Schedule schedule_;
   std::vector<int> gathered_;
+  const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;
   ResidencyCounts counts_;

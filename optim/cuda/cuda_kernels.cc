@@ -28,7 +28,10 @@ class EventMark : public DeviceKernels::Mark {
 
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // no error that the next launch should find
+      return false;
+    }
     check(state, "cudaEventQuery");
     return true;
   }
@@ -64,8 +67,9 @@ class EventInterval : public DeviceKernels::Interval {
   }
   ~EventInterval() override { events_->spare.insert(events_->spare.end(), {begin_, end_}); }
 
-  void end() override { check(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
+  void end() noexcept override { ended_ = cudaEventRecord(end_, stream_); }
   double seconds() override {
+    check(ended_, "cudaEventRecord");
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
     return milliseconds / 1e3;
@@ -75,6 +79,7 @@ class EventInterval : public DeviceKernels::Interval {
   const std::shared_ptr<TimingEvents> events_;
   const cudaStream_t stream_;
   const cudaEvent_t begin_, end_;
+  cudaError_t ended_ = cudaSuccess;
 };
 
 class CudaKernels : public DeviceKernels {

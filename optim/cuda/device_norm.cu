@@ -45,17 +45,54 @@ __device__ void add_tree(double* sums) {
   }
 }
 
-/// A thread block a tile: its 256 blocks of the shard, to one sum.
-__global__ void __launch_bounds__(kNormThreads) sum_tiles(const float* shard, std::uint64_t numel, double* tile_sums) {
+/// Fewer than 512 blocks at an end of the shard: a sum each.
+struct Edge {
+  std::uint64_t begin = 0;  ///< elements into the shard
+  unsigned blocks = 0;
+  double* sums = nullptr;
+};
+
+/// Blocks that a thread block takes of an edge: one for each of its groups of lanes.
+constexpr unsigned kEdgeBlocks = kNormThreads / kLanes;
+
+__host__ __device__ constexpr unsigned thread_blocks_of(unsigned edge_blocks) {
+  return (edge_blocks + kEdgeBlocks - 1) / kEdgeBlocks;
+}
+
+/// One pass over the shard: a thread block for each tile, for its 256 blocks' sum; then those of the head and the tail.
+struct ShardPass {
+  const float* shard;
+  std::uint64_t numel, tiles_begin;  ///< elements
+  unsigned tiles;
+  double* tile_sums;
+  Edge head, tail;
+};
+
+__device__ void sum_tile(const ShardPass& pass, unsigned tile) {
   __shared__ double sums[kTile];
-  const std::uint64_t tile_begin = std::uint64_t{blockIdx.x} * kTile * kBlockNumel;
-  for (unsigned block = threadIdx.x / kLanes; block < kTile; block += kNormThreads / kLanes) {
+  const std::uint64_t tile_begin = pass.tiles_begin + std::uint64_t{tile} * kTile * kBlockNumel;
+  for (unsigned block = threadIdx.x / kLanes; block < kTile; block += kEdgeBlocks) {
     const std::uint64_t begin = tile_begin + block * kBlockNumel;
-    const double sum = block_sum(shard + begin, numel - begin);
+    const double sum = block_sum(pass.shard + begin, pass.numel - begin);
     if (threadIdx.x % kLanes == 0) sums[block] = sum;
   }
   add_tree(sums);
-  if (threadIdx.x == 0) tile_sums[blockIdx.x] = sums[0];
+  if (threadIdx.x == 0) pass.tile_sums[tile] = sums[0];
+}
+
+__device__ void sum_edge(const ShardPass& pass, const Edge& edge, unsigned part) {
+  const unsigned block = part * kEdgeBlocks + threadIdx.x / kLanes;
+  const std::uint64_t begin = edge.begin + std::uint64_t{block} * kBlockNumel;
+  const bool is_there = block < edge.blocks;
+  const double sum = block_sum(pass.shard + (is_there ? begin : 0), is_there ? pass.numel - begin : 0);
+  if (is_there && threadIdx.x % kLanes == 0) edge.sums[block] = sum;
+}
+
+__global__ void __launch_bounds__(kNormThreads) sum_shard(ShardPass pass) {
+  const unsigned head = thread_blocks_of(pass.head.blocks);
+  if (blockIdx.x < pass.tiles) return sum_tile(pass, blockIdx.x);
+  const unsigned part = blockIdx.x - pass.tiles;
+  part < head ? sum_edge(pass, pass.head, part) : sum_edge(pass, pass.tail, part - head);
 }
 
 /// A thread block 256 tiles.
@@ -66,18 +103,7 @@ __global__ void sum_supers(const double* tile_sums, double* super_sums) {
   if (threadIdx.x == 0) super_sums[blockIdx.x] = sums[0];
 }
 
-/// Fewer than 256 blocks at an end of the shard: a sum each.
-__global__ void __launch_bounds__(kNormThreads)
-    sum_blocks(const float* shard, std::uint64_t numel, unsigned blocks, double* block_sums) {
-  // An even number of blocks, for both halves of a warp go together.
-  for (unsigned block = threadIdx.x / kLanes; block < (blocks + 1) / 2 * 2; block += kNormThreads / kLanes) {
-    const std::uint64_t begin = std::uint64_t{block} * kBlockNumel;
-    const double sum = block_sum(shard + begin, begin < numel ? numel - begin : 0);
-    if (block < blocks && threadIdx.x % kLanes == 0) block_sums[block] = sum;
-  }
-}
-
-/// What one thread merges in block order: `count` sums of nodes of one level.
+/// Sums of nodes of one level, neighbours in block order: of a shard's edge (fewer than 512), or of its supers.
 struct Sums {
   const double* sums;
   std::uint64_t first_index, count;
@@ -88,14 +114,49 @@ struct SumsInOrder {
   Sums parts[kParts];
 };
 
-__global__ void merge(SumsInOrder ordered, NormNode* nodes, std::size_t max_nodes) {
-  std::size_t depth = 0;
-  for (const Sums& part : ordered.parts) {
-    for (std::uint64_t i = 0; i < part.count; ++i) {
-      depth = push_and_merge(nodes, depth, {part.level, 0, part.first_index + i, part.sums[i]});
+constexpr unsigned kMostAtEdge = 2 * kTile;
+constexpr unsigned kMostNodes = 160;  // a stack holds two of each of 64 levels at most
+
+/// The roots of the largest subtrees of `part`, in order, onto the stack of thread 0.
+__device__ std::size_t merge_edge(const Sums& part, double* sums, NormNode* stack, std::size_t depth) {
+  const auto count = static_cast<unsigned>(part.count);
+  __syncthreads();  // the part before has been read
+  for (unsigned i = threadIdx.x; i < count; i += blockDim.x) sums[i] = part.sums[i];
+  // Where both of two siblings are there, the left one's place becomes their parent's.
+  for (unsigned step = 1; step < count; step *= 2) {
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i + 2 * step <= count; i += blockDim.x) {
+      if ((part.first_index + i) % (2 * step) == 0) sums[i] += sums[i + step];
     }
   }
-  for (; depth < max_nodes; ++depth) nodes[depth] = NormNode{};
+  __syncthreads();
+  if (threadIdx.x > 0) return depth;
+  for (unsigned i = 0; i < count;) {
+    unsigned level = 0;
+    while (((part.first_index + i) >> level) % 2 == 0 && i + (2u << level) <= count) ++level;
+    depth = push_and_merge(stack, depth, {part.level + level, 0, (part.first_index + i) >> level, sums[i]});
+    i += 1u << level;
+  }
+  return depth;
+}
+
+/// One thread block.
+__global__ void __launch_bounds__(kTile) merge(SumsInOrder ordered, NormNode* nodes, std::size_t max_nodes) {
+  __shared__ double sums[kMostAtEdge];
+  __shared__ double stack_memory[kMostNodes * sizeof(NormNode) / sizeof(double)];
+  auto* const stack = reinterpret_cast<NormNode*>(stack_memory);
+  std::size_t depth = 0;
+  for (const Sums& part : ordered.parts) {
+    if (part.level < kSuperLevel) {
+      depth = merge_edge(part, sums, stack, depth);
+    } else if (threadIdx.x == 0) {
+      for (std::uint64_t i = 0; i < part.count; ++i) {
+        depth = push_and_merge(stack, depth, {part.level, 0, part.first_index + i, part.sums[i]});
+      }
+    }
+  }
+  if (threadIdx.x > 0) return;
+  for (std::size_t i = 0; i < max_nodes; ++i) nodes[i] = i < depth ? stack[i] : NormNode{};
 }
 
 __global__ void combine(const NormNode* nodes, const std::uint32_t* first_node, const std::uint64_t* group_blocks,
@@ -158,17 +219,10 @@ cudaError_t norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t fi
   const std::uint64_t head_end = t.tiles() > 0 ? t.first_tile * kTile : t.end_block;
   const std::uint64_t tail_begin = t.tiles() > 0 ? t.end_tile * kTile : t.end_block;
   const auto head = static_cast<unsigned>(head_end - first_block), tail = static_cast<unsigned>(t.end_block - tail_begin);
-  const auto sum_edge = [&](std::uint64_t first, unsigned blocks, double* sums) {
-    const std::uint64_t begin = from_block(first);
-    return blocks == 0 ? cudaSuccess
-                       : launch(sum_blocks, 1, kNormThreads, stream, shard + begin, numel - begin, blocks, sums);
-  };
-  cudaError_t error = sum_edge(first_block, head, s.head_blocks);
-  if (error == cudaSuccess) error = sum_edge(tail_begin, tail, s.tail_blocks);
-  if (error == cudaSuccess && t.tiles() > 0) {
-    const std::uint64_t begin = from_block(t.first_tile * kTile);
-    error = launch(sum_tiles, static_cast<unsigned>(t.tiles()), kNormThreads, stream, shard + begin, numel - begin, s.tiles);
-  }
+  const ShardPass pass{shard, numel, from_block(head_end), static_cast<unsigned>(t.tiles()), s.tiles,
+                       {0, head, s.head_blocks}, {from_block(tail_begin), tail, s.tail_blocks}};
+  const unsigned thread_blocks = pass.tiles + thread_blocks_of(head) + thread_blocks_of(tail);
+  cudaError_t error = thread_blocks == 0 ? cudaSuccess : launch(sum_shard, thread_blocks, kNormThreads, stream, pass);
   const std::uint64_t super_begin = t.supers() > 0 ? t.first_super * kTile : t.end_tile;
   const std::uint64_t super_end = t.supers() > 0 ? t.end_super * kTile : t.end_tile;
   if (error == cudaSuccess && t.supers() > 0) {
@@ -181,7 +235,7 @@ cudaError_t norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t fi
                              {s.supers, t.first_super, t.supers(), kSuperLevel},
                              {s.tiles + (super_end - t.first_tile), super_end, t.end_tile - super_end, kTileLevel},
                              {s.tail_blocks, tail_begin, tail, 0}}};
-  return launch(merge, 1, 1, stream, ordered, nodes, max_nodes);
+  return launch(merge, 1, kTile, stream, ordered, nodes, max_nodes);
 }
 
 cudaError_t combine_norm(const NormNode* nodes, const std::uint32_t* first_node, const std::uint64_t* group_blocks,

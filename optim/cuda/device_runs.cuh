@@ -25,8 +25,12 @@ struct alignas(sizeof(T) * kPerThread < 16 ? sizeof(T) * kPerThread : 16) Run {
 template <class T>
 __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   if (left >= kPerThread) return *reinterpret_cast<const Run<T>*>(from);
+  // Unrolled: an index known only at run time would put the run into memory, in the other case too.
   Run<T> run = {};
-  for (std::size_t k = 0; k < left; ++k) run.values[k] = from[k];
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    if (static_cast<std::size_t>(k) < left) run.values[k] = from[k];
+  }
   return run;
 }
 
@@ -36,7 +40,10 @@ __device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>&
     *reinterpret_cast<Run<T>*>(to) = run;
     return;
   }
-  for (std::size_t k = 0; k < left; ++k) to[k] = run.values[k];
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    if (static_cast<std::size_t>(k) < left) to[k] = run.values[k];
+  }
 }
 
 /// `each(k)` for a thread's elements, unrolled.

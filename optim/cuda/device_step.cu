@@ -114,14 +114,14 @@ __global__ void decide(StepRequest request, StepTables t) {
     t.constants[p] = adam_constants(request.adam, t.steps[p], static_cast<float>(v.lr), v.gradient_scale);
   }
   __syncthreads();
-  for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) {
+  for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) t.is_uniform[g] = 1;
+  __syncthreads();
+  for (int g = 0; g < t.groups; ++g) {
     const StepGroup group = t.group[g];
-    bool uniform = true;
-    for (unsigned i = 0; i < group.parameters; ++i) {
+    for (unsigned i = threadIdx.x; i < group.parameters; i += blockDim.x) {
       const unsigned p = group.first_parameter + i;
-      uniform = uniform && t.used[p] && t.steps[p] == t.steps[group.first_parameter];
+      if (!t.used[p] || t.steps[p] != t.steps[group.first_parameter]) t.is_uniform[g] = 0;
     }
-    t.is_uniform[g] = uniform ? 1 : 0;
   }
 }
 

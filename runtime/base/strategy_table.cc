@@ -167,7 +167,7 @@ std::vector<StrategyKey> precision_keys() {
       {.pointer = "/mixed_precision/keep_fp32",
        .field = names_field(AT(mixed_precision.keep_fp32)),
        .default_json = R"(["BatchNorm"])",
-       .example_json = R"(["BatchNorm", "LayerNorm"])",
+       .example_json = R"(["BatchNorm", "Router"])",
        .doc = "Classes (by the beginning of their name) whose parameters stay fp32.",
        .cost = "Memory and communication: 4 bytes a parameter instead of 2."},
       {.pointer = "/mixed_precision/loss_scale/dynamic",

@@ -1,7 +1,8 @@
 #include "runtime/comm/cuda_host_collectives.h"
 
-#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,18 @@ class CudaHostCollectives : public Collectives {
   CudaHostCollectives(const Group& group, std::shared_ptr<Collectives> host, std::unique_ptr<PeerDevice> device)
       : group_(group), host_(std::move(host)), device_(std::move(device)) {}
 
+  /// Events and memory go when no peer may use them any more: after all devices have come to the end of their queues.
+  ~CudaHostCollectives() override {
+    const bool all_is_well = !failed_ && ring_.size() == kRing && std::uncaught_exceptions() == exceptions_at_start_;
+    if (all_is_well && device_->drain().ok() && host_->barrier("end").wait().ok()) return;
+    device_->abandon();
+    for (Events& events : ring_) {
+      for (auto* list : {&events.ready, &events.done}) {
+        for (auto& event : *list) event.release();  // NOLINT: left behind, as what waits for it may be
+      }
+    }
+  }
+
   /// Makes the events and opens those of the others.
   absl::Status set_up();
 
@@ -54,7 +67,10 @@ class CudaHostCollectives : public Collectives {
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
-  void abort(const absl::Status& reason) override { host_->abort(reason); }
+  void abort(const absl::Status& reason) override {
+    failed_ = true;
+    host_->abort(reason);
+  }
 
  protected:
   Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
@@ -83,7 +99,11 @@ class CudaHostCollectives : public Collectives {
   absl::Status finish(const CallSignature& call, const std::function<absl::Status()>& finish);
   absl::Status fail(const CallSignature& call, const absl::Status& why);
   absl::Status check_sum(const CallSignature& call, const SumVisitor* visitor);
-  absl::StatusOr<std::shared_ptr<std::byte>> take_scratch(std::size_t bytes);
+  struct Scratch {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes = 0;  ///< of it, which may be more than was asked for
+  };
+  absl::StatusOr<Scratch> take_scratch(std::size_t bytes);
   absl::Status copy(void* to, const void* from, std::size_t bytes) {
     return bytes == 0 || to == from ? absl::OkStatus() : device_->copy(Queue::kSide, to, from, bytes);
   }
@@ -91,13 +111,11 @@ class CudaHostCollectives : public Collectives {
   const Group group_;
   const std::shared_ptr<Collectives> host_;
   const std::unique_ptr<PeerDevice> device_;
+  const int exceptions_at_start_ = std::uncaught_exceptions();
+  std::atomic<bool> failed_ = false;
   std::uint64_t sequence_ = 0;
   std::vector<Events> ring_;
   std::vector<Offer> offers_;
-  struct Scratch {
-    std::shared_ptr<std::byte> memory;
-    std::size_t bytes;
-  };
   std::vector<Scratch> spare_;  ///< of all-reduces in place
 };
 
@@ -146,7 +164,7 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> CudaHostCollectives::allocate(std::s
 absl::Status CudaHostCollectives::fail(const CallSignature& call, const absl::Status& why) {
   const absl::Status failure =
       make_error(exit_code_of(why), group_.self() + " " + where(call) + ": " + message_of(why));
-  host_->abort(failure);
+  abort(failure);
   return failure;
 }
 
@@ -183,7 +201,10 @@ absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void
     if (!place.ok()) return fail(call, place.status());
     own.input = *place;
   }
-  TESSERA_RETURN_IF_ERROR(host_->all_gather(call.label_text(), &own, offers_.data(), sizeof own).wait());
+  if (absl::Status met = host_->all_gather(call.label_text(), &own, offers_.data(), sizeof own).wait(); !met.ok()) {
+    failed_ = true;
+    return met;
+  }
   for (int q = 0; q < size(); ++q) {
     const Offer& offer = offers_[static_cast<std::size_t>(q)];
     if (!(offer.call == call)) {
@@ -204,7 +225,10 @@ absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void
 
 /// Every rank has queued its part when it comes here.
 absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::function<absl::Status()>& finish) {
-  TESSERA_RETURN_IF_ERROR(host_->barrier(call.label_text()).wait());
+  if (absl::Status met = host_->barrier(call.label_text()).wait(); !met.ok()) {
+    failed_ = true;
+    return met;
+  }
   const auto queue = [&]() -> absl::Status {
     for (const auto& done : ring_[call.sequence % kRing].done) {
       TESSERA_RETURN_IF_ERROR(device_->wait(Queue::kCompute, *done));
@@ -271,13 +295,19 @@ Work CudaHostCollectives::do_reduce_scatter(std::string_view label, const void* 
   });
 }
 
-absl::StatusOr<std::shared_ptr<std::byte>> CudaHostCollectives::take_scratch(std::size_t bytes) {
-  const auto fits = [&](const Scratch& scratch) { return scratch.bytes >= bytes; };
-  const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
-  if (found == spare_.end()) return device_->allocate(bytes);
-  std::shared_ptr<std::byte> memory = std::move(found->memory);
-  spare_.erase(found);
-  return memory;
+/// The smallest that fits.
+absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(std::size_t bytes) {
+  auto best = spare_.end();
+  for (auto it = spare_.begin(); it != spare_.end(); ++it) {
+    if (it->bytes >= bytes && (best == spare_.end() || it->bytes < best->bytes)) best = it;
+  }
+  if (best == spare_.end()) {
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, device_->allocate(bytes));
+    return Scratch{std::move(memory), bytes};
+  }
+  Scratch scratch = std::move(*best);
+  spare_.erase(best);
+  return scratch;
 }
 
 /// In place, no rank may write before all have read: the sum waits in scratch until then.
@@ -295,10 +325,10 @@ Work CudaHostCollectives::do_all_reduce(std::string_view label, const void* inpu
   const std::size_t bytes = numel * sizeof(float);
   auto scratch = take_scratch(bytes);
   if (!scratch.ok()) return Work(fail(call, scratch.status()));
-  auto* const sum = reinterpret_cast<float*>(scratch->get());
-  return start(call, input, sum_into(sum), [this, memory = *scratch, output, bytes] {
-    spare_.push_back({memory, bytes});
-    return bytes == 0 ? absl::OkStatus() : device_->copy(Queue::kCompute, output, memory.get(), bytes);
+  auto* const sum = reinterpret_cast<float*>(scratch->memory.get());
+  return start(call, input, sum_into(sum), [this, taken = *scratch, output, bytes] {
+    spare_.push_back(taken);
+    return bytes == 0 ? absl::OkStatus() : device_->copy(Queue::kCompute, output, taken.memory.get(), bytes);
   });
 }
 

@@ -21,8 +21,12 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> DeviceBuffer::allocate(std::size_t b
 }
 
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {
-  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)},
-                       at::TensorOptions().dtype(type).device(device));
+  // Without a target LibTorch asks CUDA whose memory it is, each time.
+  const auto options = at::TensorOptions().dtype(type).device(device);
+  return at::for_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)})
+      .options(options)
+      .target_device(device)
+      .make_tensor();
 }
 
 at::ScalarType sum_type_of(DType dtype) {

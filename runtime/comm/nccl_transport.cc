@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -27,6 +28,15 @@ class NcclCollectives : public Collectives {
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
         report_(group, std::move(store)),
         backend_(std::move(backend)) {}
+
+  /// Calls under way end first; without this ProcessGroupNCCL aborts them.
+  ~NcclCollectives() override {
+    try {
+      const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
+      if (status_.ok() && !unwinding) backend_->shutdown();
+    } catch (const std::exception&) {  // the group is over either way
+    }
+  }
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
@@ -64,6 +74,8 @@ class NcclCollectives : public Collectives {
   mutable std::mutex mutex_;  // guards the members below
   Backend backend_;
   absl::Status status_;
+  bool aborted_ = false;
+  const int exceptions_at_start_ = std::uncaught_exceptions();
 };
 
 class NcclCollectives::Pending : public Work::State {
@@ -120,8 +132,9 @@ void NcclCollectives::abort(const absl::Status& reason) {
   Backend backend;
   {
     std::lock_guard lock(mutex_);
-    if (!status_.ok()) return;
-    status_ = reason;
+    if (aborted_) return;
+    aborted_ = true;  // also where a call has failed already: others may be under way
+    if (status_.ok()) status_ = reason;
     backend = backend_;
   }
   report_.publish_reason(reason);

@@ -57,6 +57,12 @@ class PeerDevice {
   /// What follows in the queue waits for the event as it was last recorded.
   virtual absl::Status wait(Queue queue, Event& event) = 0;
 
+  /// Blocks until all that was queued in both queues is done.
+  virtual absl::Status drain() = 0;
+  /// The group failed: a peer may be gone that queued work waits for. What is left then stays as it is, unfreed, since
+  /// freeing it would wait for that work.
+  virtual void abandon() = 0;
+
   virtual absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) = 0;
   /// pairwise_sum (pairwise_sum.h) of at most kMostInputs inputs into `output`, to the same bits.
   static constexpr std::size_t kMostInputs = 8;

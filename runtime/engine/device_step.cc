@@ -182,7 +182,7 @@ void DeviceStep::fill_tables() {
 
 void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   const Unrecorded unrecorded;
-  loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div_(static_cast<double>(microbatches)));
+  loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
 }
 
 std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
@@ -242,7 +242,7 @@ StepRequest DeviceStep::request() const {
   return request;
 }
 
-DeviceDecision DeviceStep::latest() {
+DeviceDecision DeviceStep::latest() const {
   if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
   DeviceDecision none{};
   const HostView view(tables_.decision, sizeof none, device_.device, HostView::kFetch);

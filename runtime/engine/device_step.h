@@ -40,7 +40,7 @@ class DeviceStep {
   std::shared_ptr<StepOutcome> run(const LocalStep& local);
 
   /// The latest step's decision; waits for it.
-  DeviceDecision latest();
+  DeviceDecision latest() const;
   double publish_seconds() const { return publisher_.seconds(); }
 
  private:

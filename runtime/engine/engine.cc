@@ -149,14 +149,18 @@ void Engine::State::set_up() {
 /// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
 void Engine::State::check_transport() const {
   const char* wanted = nullptr;
+  bool on_gpu = false;
   switch (strategy.comm.transport) {
     case TransportChoice::kAuto: return;
     case TransportChoice::kHost: wanted = "host"; break;
     case TransportChoice::kGloo: wanted = "gloo"; break;
-    case TransportChoice::kNccl: wanted = "nccl"; break;
-    case TransportChoice::kCudaHost: wanted = "cuda_host"; break;
+    case TransportChoice::kNccl: wanted = "nccl", on_gpu = true; break;
+    case TransportChoice::kCudaHost: wanted = "cuda_host", on_gpu = true; break;
   }
-  if (mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos) return;
+  // A rank alone has no transport, but it has a device.
+  const bool right_device = on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
+  const bool right_transport = mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos;
+  if (right_device && right_transport) return;
   throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted + "\", but the mesh was made with " +
                                      axes.world->transport() + ". hint: call tessera::init(strategy.comm)");
 }
@@ -281,7 +285,7 @@ double Engine::State::communication_seconds() const {
 
 double Engine::State::loss_scale() const {
   if (!scales_loss()) return 1.0;
-  return device_step ? const_cast<DeviceStep&>(*device_step).latest().scaler.scale : scaler.scale();
+  return device_step ? device_step->latest().scaler.scale : scaler.scale();
 }
 
 StepResult Engine::State::step() {

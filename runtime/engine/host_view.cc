@@ -9,7 +9,8 @@ namespace tessera {
 namespace {
 
 at::Tensor bytes_at(void* memory, std::int64_t bytes, c10::Device device) {
-  return at::from_blob(memory, {bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device);
+  return at::for_blob(memory, {bytes}).options(options).target_device(device).make_tensor();
 }
 
 }  // namespace

@@ -26,8 +26,11 @@ class EmulatedPeerDevice : public PeerDevice {
     while (!side_.empty()) run_next();
   }
 
+  int allocations = 0;  ///< so far
+
   int index() const override { return -1; }  // its memory is the host's
   absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) override {
+    ++allocations;
     auto buffer = std::make_shared<PlainBuffer>(bytes);
     return std::shared_ptr<std::byte>(buffer, buffer->data());
   }
@@ -68,6 +71,16 @@ class EmulatedPeerDevice : public PeerDevice {
       side_.push_back([&state, number] { drive(state, number); });
     }
     return absl::OkStatus();
+  }
+
+  absl::Status drain() override {
+    const std::lock_guard lock(gpu());
+    while (!side_.empty()) run_next();
+    return absl::OkStatus();
+  }
+  void abandon() override {
+    const std::lock_guard lock(gpu());
+    side_.clear();
   }
 
   absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) override {

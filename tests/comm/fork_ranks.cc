@@ -3,7 +3,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+
+#include <algorithm>
 #include <unistd.h>
 
 #include <cstdio>
@@ -113,7 +116,10 @@ ForkedRanks::ForkedRanks(int ranks, const Body& body) : store_(forked_store()) {
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t pid = fork();
     if (pid < 0) throw std::runtime_error("fork");
-    if (pid == 0) run_child(rank, body, *store_);
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves no ranks behind
+      run_child(rank, body, *store_);
+    }
     pids_.push_back(pid);
   }
 }
@@ -145,8 +151,10 @@ RankEnd ForkedRanks::wait(int rank, std::chrono::milliseconds limit) {
 
 std::vector<RankEnd> fork_ranks(int ranks, const ForkedRanks::Body& body) {
   ForkedRanks forked(ranks, body);
+  const auto end = Clock::now() + std::chrono::seconds(60);  // for all
+  const auto left = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()); };
   std::vector<RankEnd> ends;
-  for (int rank = 0; rank < ranks; ++rank) ends.push_back(forked.wait(rank, std::chrono::seconds(60)));
+  for (int rank = 0; rank < ranks; ++rank) ends.push_back(forked.wait(rank, std::max(left(), std::chrono::milliseconds(1))));
   return ends;
 }
 

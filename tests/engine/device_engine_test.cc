@@ -166,6 +166,21 @@ TEST(DeviceEngine, TellsWhatCommunicationIsExposed) {
   });
 }
 
+/// Forward alone gathers ahead what nobody comes to use.
+TEST(DeviceEngine, EndsAfterAnEvaluation) {
+  const EmulatedGpus gpus;
+  for (const bool one_gpu : {false, true}) {
+    run_ranks(one_gpu ? on_one_gpu({.ranks = 2}) : late({.ranks = 2}), [](const Mesh& mesh) {
+      Session session(mesh, strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
+      session.train(0);
+      session.train(1);
+      const at::NoGradGuard no_grad;
+      EXPECT_GT(session.loss(0).item<double>(), 0);
+      EXPECT_GT(session.engine.traffic().prefetched_gathers, 0);
+    });
+  }
+}
+
 TEST(DeviceEngine, MeasuresActivationsOnce) {
   const EmulatedGpus gpus;  // their allocator always says: 100 MiB in use, 130 at most
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
@@ -174,6 +189,22 @@ TEST(DeviceEngine, MeasuresActivationsOnce) {
     session.train(0);
     EXPECT_EQ(session.engine.activation_bytes(), 30 << 20);
   });
+}
+
+TEST(DeviceEngine, AStrategyForGpusIsNotTrainedOnTheCpu) {
+  for (const TransportChoice transport : {TransportChoice::kNccl, TransportChoice::kCudaHost}) {
+    try {
+      run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+        Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1);
+        strategy.comm.transport = transport;
+        const Session session(mesh, strategy);
+      });
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      EXPECT_NE(error.message().find("tessera::init(strategy.comm)"), std::string::npos) << error.message();
+    }
+  }
 }
 
 /// A forward whose backward has no memory left.

@@ -67,7 +67,7 @@ class EmulatedKernels : public DeviceKernels {
   };
   /// A device on which every stretch takes a second.
   struct Second : Interval {
-    void end() override { ended = true; }
+    void end() noexcept override { ended = true; }
     double seconds() override { return ended ? 1.0 : -1e9; }
     bool ended = false;
   };

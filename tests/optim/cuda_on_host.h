@@ -38,13 +38,7 @@ class ThreadBlock {
   static constexpr unsigned kWarp = 32;
 
   ThreadBlock(unsigned threads, std::function<void()> body) : body_(std::move(body)), fibers_(threads) {
-    for (unsigned i = 0; i < threads; ++i) {
-      Fiber& fiber = fibers_[i];
-      getcontext(&fiber.context);
-      fiber.context.uc_stack = {.ss_sp = stack(i), .ss_flags = 0, .ss_size = kStackBytes};
-      fiber.context.uc_link = &scheduler_;
-      makecontext(&fiber.context, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
-    }
+    for (std::size_t i = 0; i < threads; ++i) prepare(fibers_[i], stack(i));
   }
 
   void run() {
@@ -92,6 +86,13 @@ class ThreadBlock {
   };
 
   static constexpr std::size_t kStackBytes = 64 << 10;
+
+  void prepare(Fiber& fiber, char* stack) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack = {.ss_sp = stack, .ss_flags = 0, .ss_size = kStackBytes};
+    fiber.context.uc_link = &scheduler_;
+    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
+  }
 
   /// Made once: blocks run one after the other.
   static char* stack(std::size_t fiber) {

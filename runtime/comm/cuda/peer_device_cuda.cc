@@ -3,8 +3,10 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -43,11 +45,12 @@ T handle_of(const PeerDevice::Handle& bytes) {
 /// does not have.
 absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   using GetAddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  TESSERA_RETURN_IF_ERROR(status_of(
-      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &found),
-      "cudaGetDriverEntryPointByVersion"));
+  static void* const function = [] {
+    void* found_function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found_function, 12000, cudaEnableDefault, &found);
+    return found_function;
+  }();
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
   const CUresult result =
@@ -56,6 +59,48 @@ absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   if (result == CUDA_SUCCESS) return reinterpret_cast<std::byte*>(base);
   return make_error(ExitCode::kInternal, "cuMemGetAddressRange: error " + std::to_string(result));
 }
+
+/// Peers' allocations that this process has opened, for all groups together: one mapping each, with the number of
+/// devices (PeerDevice) that use it.
+class OpenedMemory {
+ public:
+  static OpenedMemory& of_process() {
+    static OpenedMemory opened;
+    return opened;
+  }
+
+  absl::StatusOr<std::byte*> take(const PeerDevice::Handle& handle) {
+    const std::lock_guard lock(mutex_);
+    Mapping& mapping = mappings_[handle];
+    if (mapping.users == 0) {
+      void* memory = nullptr;
+      const cudaError_t error = cudaIpcOpenMemHandle(&memory, handle_of<cudaIpcMemHandle_t>(handle),
+                                                     cudaIpcMemLazyEnablePeerAccess);
+      if (error != cudaSuccess) {
+        mappings_.erase(handle);
+        return status_of(error, "cudaIpcOpenMemHandle");
+      }
+      mapping.memory = static_cast<std::byte*>(memory);
+    }
+    ++mapping.users;
+    return mapping.memory;
+  }
+  void give_back(const PeerDevice::Handle& handle) {
+    const std::lock_guard lock(mutex_);
+    const auto mapping = mappings_.find(handle);
+    if (mapping == mappings_.end() || --mapping->second.users > 0) return;
+    cudaIpcCloseMemHandle(mapping->second.memory);
+    mappings_.erase(mapping);
+  }
+
+ private:
+  struct Mapping {
+    std::byte* memory = nullptr;
+    int users = 0;
+  };
+  std::mutex mutex_;
+  std::map<PeerDevice::Handle, Mapping> mappings_;
+};
 
 class CudaEvent : public PeerDevice::Event {
  public:
@@ -68,8 +113,8 @@ class CudaPeerDevice : public PeerDevice {
  public:
   CudaPeerDevice(int index, cudaStream_t side) : index_(index), side_(side) {}
   ~CudaPeerDevice() override {
-    cudaStreamSynchronize(side_);
-    for (const auto& [handle, memory] : opened_) cudaIpcCloseMemHandle(memory);
+    if (abandoned_) return;
+    for (const auto& [handle, memory] : opened_) OpenedMemory::of_process().give_back(handle);
     cudaStreamDestroy(side_);
   }
 
@@ -90,19 +135,16 @@ class CudaPeerDevice : public PeerDevice {
     // Handles of an allocation are asked for once; an allocation that was freed and made again has another one.
     cudaIpcMemHandle_t handle;
     TESSERA_RETURN_IF_ERROR(status_of(cudaIpcGetMemHandle(&handle, base),
-                                      "cudaIpcGetMemHandle (memory of expandable segments has none)"));
+                                      "cudaIpcGetMemHandle (memory of expandable segments and of cudaMallocAsync has none)"));
     place.allocation = bytes_of(handle);
     return place;
   }
 
   absl::StatusOr<std::byte*> open(const Place& peers) override {
     if (const auto known = opened_.find(peers.allocation); known != opened_.end()) return known->second + peers.offset;
-    void* memory = nullptr;
-    TESSERA_RETURN_IF_ERROR(status_of(cudaIpcOpenMemHandle(&memory, handle_of<cudaIpcMemHandle_t>(peers.allocation),
-                                                           cudaIpcMemLazyEnablePeerAccess),
-                                      "cudaIpcOpenMemHandle"));
-    opened_[peers.allocation] = static_cast<std::byte*>(memory);
-    return static_cast<std::byte*>(memory) + peers.offset;
+    TESSERA_ASSIGN_OR_RETURN(std::byte* const memory, OpenedMemory::of_process().take(peers.allocation));
+    opened_[peers.allocation] = memory;
+    return memory + peers.offset;
   }
 
   absl::StatusOr<std::unique_ptr<Event>> make_event(Handle& handle) override {
@@ -129,6 +171,12 @@ class CudaPeerDevice : public PeerDevice {
     return status_of(cudaStreamWaitEvent(stream(queue), static_cast<CudaEvent&>(event).event, 0), "cudaStreamWaitEvent");
   }
 
+  absl::Status drain() override {
+    TESSERA_RETURN_IF_ERROR(status_of(cudaStreamSynchronize(stream(Queue::kCompute)), "cudaStreamSynchronize"));
+    return status_of(cudaStreamSynchronize(side_), "cudaStreamSynchronize");
+  }
+  void abandon() override { abandoned_ = true; }
+
   absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) override {
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream(queue)), "cudaMemcpyAsync");
   }
@@ -141,12 +189,14 @@ class CudaPeerDevice : public PeerDevice {
 
  private:
   cudaStream_t stream(Queue queue) const {
+    cudaSetDevice(index_);  // whichever thread calls
     return queue == Queue::kSide ? side_ : c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(index_)).stream();
   }
 
   const int index_;
   const cudaStream_t side_;
   std::map<Handle, std::byte*> opened_;
+  bool abandoned_ = false;
 };
 
 }  // namespace
@@ -156,6 +206,13 @@ absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index) {
     return make_error(ExitCode::kUnavailable, "comm.transport is \"cuda_host\", but this machine has no usable GPU");
   }
   TESSERA_RETURN_IF_ERROR(status_of(cudaSetDevice(index), "cudaSetDevice"));
+  int shares_events = 0;
+  TESSERA_RETURN_IF_ERROR(status_of(cudaDeviceGetAttribute(&shares_events, cudaDevAttrIpcEventSupport, index),
+                                    "cudaDeviceGetAttribute"));
+  if (!shares_events) {
+    return make_error(ExitCode::kUnavailable, "comm.transport is \"cuda_host\", but GPU " + std::to_string(index) +
+                                                  " cannot share events between processes");
+  }
   int least = 0, greatest = 0;
   TESSERA_RETURN_IF_ERROR(status_of(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"));
   cudaStream_t side = nullptr;

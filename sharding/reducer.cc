@@ -114,6 +114,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
       entry.arrived.emplace_back(count, 0);
       entry.used.emplace_back(count, 0);
       entry.views.emplace_back(count);
+      entry.small.emplace_back();
     }
     if (entry.expected > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
@@ -212,8 +213,9 @@ void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const
       copy_small(entry);  // one of them may be what this one is added to
       view.add_(gradient);
     } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
-      entry.small_places.push_back(view);
-      entry.small_gradients.push_back(gradient);
+      SmallGradients& small = entry.small[group.index];
+      small.places.push_back(view);
+      small.gradients.push_back(gradient);
     } else {
       view.copy_(gradient);
     }
@@ -236,11 +238,13 @@ at::Tensor Reducer::view_of(Entry& entry, const FlatGroup& group, std::size_t pa
 }
 
 void Reducer::copy_small(Entry& entry) {
-  if (entry.small_gradients.empty()) return;
-  const Unrecorded unrecorded;
-  at::_foreach_copy_(entry.small_places, entry.small_gradients);
-  entry.small_places.clear();
-  entry.small_gradients.clear();
+  for (SmallGradients& small : entry.small) {
+    if (small.gradients.empty()) continue;
+    const Unrecorded unrecorded;
+    at::_foreach_copy_(small.places, small.gradients);
+    small.places.clear();
+    small.gradients.clear();
+  }
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
@@ -347,6 +351,7 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
 void Reducer::advance(GroupReduction& reduction) {
   throw_if_error(reduction.work.advance());
   if (!device_.is_queued || plan_.input().mesh.replicate_size == 1) return;
+  const Timed timed(device_.waits);
   throw_if_error(reduction.work.wait());
   reduction.last = sum_over_replicas(reduction);
 }

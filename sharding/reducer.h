@@ -74,6 +74,10 @@ class Reducer {
     std::byte* memory = nullptr;
     bool taken = false;
   };
+  /// On a GPU: gradients of one dtype that are to be copied together.
+  struct SmallGradients {
+    std::vector<at::Tensor> places, gradients;
+  };
   struct Entry {
     Unit* unit = nullptr;
     Phase phase = Phase::kIdle;
@@ -82,7 +86,7 @@ class Reducer {
     std::int64_t arrived_count = 0;
     std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
     std::vector<std::vector<char>> used;      ///< since reset
-    std::vector<at::Tensor> small_places, small_gradients;  ///< on a GPU: to be copied together
+    std::vector<SmallGradients> small;        ///< [group]
     std::vector<std::vector<std::vector<at::Tensor>>> views;  ///< [group][parameter]: on a GPU, of each place it came to
     bool reduced = false;                     ///< this round
     bool has_sum = false;                     ///< gradient holds a sum since reset, or will

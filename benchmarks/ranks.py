@@ -11,6 +11,11 @@ import time
 _LINES_OF_ERROR = 15
 
 
+def _command_of(arguments):
+    """As a reader elsewhere knows it: files by their names, for results are shown on other machines."""
+    return " ".join(os.path.basename(each) if os.path.isabs(each) else each for each in map(str, arguments))
+
+
 class ContenderFailed(Exception):
     """A rank ended with an error, or not in time. The message has the command and the end of what it said."""
 
@@ -66,7 +71,7 @@ def _wait(processes, folder, timeout_s):
             if process.poll() is None:
                 continue
             if process.returncode != 0:
-                raise ContenderFailed(f"rank {number} of {' '.join(process.args)} ended with {process.returncode}:\n"
+                raise ContenderFailed(f"rank {number} of {_command_of(process.args)} ended with {process.returncode}:\n"
                                       + _last_lines(folder / f"{number}.err"))
             del running[number]
         if running and time.monotonic() > deadline:

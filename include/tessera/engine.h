@@ -20,8 +20,9 @@ class StepOutcome;
 
 /// What one optimizer step did. The same on every rank, except where said.
 ///
-/// On a GPU `step` does not wait for the device. What only the device can tell (loss, grad_norm, lr, overflow, loss_scale,
-/// tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing training down, look at it one step late.
+/// On a GPU `step` does not wait for the device. What only the device can tell (loss, grad_norm, lr, overflow,
+/// loss_scale, tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing
+/// training down, look at it one step late.
 struct StepResult {
   std::int64_t step = 0;       ///< attempts, from 1
   double loss = 0.0;           ///< mean over ranks and microbatches of the losses given to backward
@@ -116,8 +117,8 @@ class Engine {
   const MemoryPlan& plan() const;
   /// Bytes in use now, by category, counted where they are allocated.
   MemoryUse allocated() const;
-  /// On a GPU, after the first step: what it needed of LibTorch's allocator beside what was there when the Engine had been
-  /// made, at most.
+  /// On a GPU, after the first step: what it needed of LibTorch's allocator beside what was there when the Engine had
+  /// been made, at most.
   std::optional<std::int64_t> activation_bytes() const;
   TrafficCounts traffic() const;
   std::int64_t steps_applied() const;

@@ -25,8 +25,8 @@ class TokenBatches {
                                              std::int64_t seq_len, std::int64_t vocab_size,
                                              SamplerOptions sampling);
 
-  /// The next microbatch of this rank, on `device` (Engine::device); a copy to a GPU is queued and not waited for. Throws
-  /// tessera::Error (65) for a token that the vocabulary does not have.
+  /// The next microbatch of this rank, on `device` (Engine::device); a copy to a GPU is queued and not waited for.
+  /// Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 
   std::int64_t epoch() const { return sampler_.epoch(); }

@@ -351,13 +351,14 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
 void Reducer::advance(GroupReduction& reduction) {
   throw_if_error(reduction.work.advance());
   if (!device_.is_queued || plan_.input().mesh.replicate_size == 1) return;
-  const Timed timed(device_.waits);
-  throw_if_error(reduction.work.wait());
+  {
+    const Timed timed(device_.waits);
+    throw_if_error(reduction.work.wait());
+  }
   reduction.last = sum_over_replicas(reduction);
 }
 
 void Reducer::complete(UnitReduction& reduction) {
-  const Timed timed(reduction.groups.empty() ? nullptr : device_.waits);
   for (GroupReduction& group : reduction.groups) complete(group);
   reduction.groups.clear();
   free(reduction.bucket);
@@ -367,12 +368,15 @@ void Reducer::complete(UnitReduction& reduction) {
 }
 
 void Reducer::complete(GroupReduction& reduction) {
-  throw_if_error(reduction.work.wait());
+  {
+    const Timed timed(device_.waits);
+    throw_if_error(reduction.work.wait());
+    throw_if_error(reduction.last.wait());
+  }
   if (!device_.is_queued) {
     if (plan_.input().mesh.replicate_size > 1) throw_if_error(sum_over_replicas(reduction).wait());
     return;
   }
-  throw_if_error(reduction.last.wait());
   if (!reduction.adds) return;
   const Unrecorded unrecorded;
   const std::int64_t numel = reduction.group->gradient_part.numel;

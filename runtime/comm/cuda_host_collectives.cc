@@ -9,7 +9,7 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/call.h"
-#include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {
@@ -98,7 +98,6 @@ class CudaHostCollectives : public Collectives {
   absl::Status exchange(const CallSignature& call, const void* input, Inputs& inputs);
   absl::Status finish(const CallSignature& call, const std::function<absl::Status()>& finish);
   absl::Status fail(const CallSignature& call, const absl::Status& why);
-  absl::Status check_sum(const CallSignature& call, const SumVisitor* visitor);
   struct Scratch {
     std::shared_ptr<std::byte> memory;
     std::size_t bytes = 0;  ///< of it, which may be more than was asked for
@@ -274,19 +273,10 @@ Work CudaHostCollectives::barrier(std::string_view label) {
   return start(call, nullptr, [](const Inputs&) { return absl::OkStatus(); });
 }
 
-absl::Status CudaHostCollectives::check_sum(const CallSignature& call, const SumVisitor* visitor) {
-  if (visitor) {
-    return fail(call, make_error(ExitCode::kInternal, "sums are made in device memory, where no SumVisitor can see them"));
-  }
-  if (is_reducible(call.dtype)) return absl::OkStatus();
-  return fail(call, make_error(ExitCode::kInternal,
-                               "sums are of fp32, bf16 or fp16, got " + std::string(name_of(call.dtype))));
-}
-
 Work CudaHostCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
                                             std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
-  if (absl::Status usable = check_sum(call, visitor); !usable.ok()) return Work(usable);
+  if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
   const std::size_t mine = static_cast<std::size_t>(rank()) * numel_per_rank * size_of(dtype);
   return start(call, input, [&](const Inputs& inputs) {
     std::vector<const void*> slices;
@@ -314,7 +304,7 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
 Work CudaHostCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
                                         std::size_t numel, SumVisitor* visitor, Waits) {
   const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
-  if (absl::Status usable = check_sum(call, visitor); !usable.ok()) return Work(usable);
+  if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
   const auto sum_into = [this, dtype, numel](float* to) {
     return [this, to, dtype, numel](const Inputs& inputs) {
       const std::vector<const void*> sources(inputs.begin(), inputs.end());

@@ -7,7 +7,6 @@
 
 #include "runtime/base/error.h"
 #include "runtime/comm/c10d_store.h"
-#include "runtime/comm/pairwise_sum.h"
 
 namespace tessera {
 
@@ -31,15 +30,6 @@ at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at
 
 at::ScalarType sum_type_of(DType dtype) {
   return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
-}
-
-absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {
-  if (visitor)
-    return make_error(ExitCode::kInternal,
-                      std::string(label) + ": sums are made in device memory, where no SumVisitor can see them");
-  if (is_reducible(dtype)) return absl::OkStatus();
-  return make_error(ExitCode::kInternal, std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
-                                             std::string(name_of(dtype)));
 }
 
 }  // namespace tessera

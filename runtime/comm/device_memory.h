@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 
 #include <memory>
-#include <string_view>
 
 #include "runtime/comm/collectives.h"
 
@@ -28,9 +27,5 @@ class DeviceBuffer : public CommBuffer {
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type = at::kByte);
 
 at::ScalarType sum_type_of(DType dtype);
-
-/// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
-/// host code.
-absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);
 
 }  // namespace tessera

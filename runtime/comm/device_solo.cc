@@ -1,8 +1,5 @@
 #include "runtime/comm/device_solo.h"
 
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
-
 #include <mutex>
 #include <string>
 #include <utility>
@@ -10,7 +7,7 @@
 #include "runtime/base/error.h"
 #include "runtime/comm/c10d_store.h"
 #include "runtime/comm/device_memory.h"
-#include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/visited_sum.h"
 
 namespace tessera {
 namespace {

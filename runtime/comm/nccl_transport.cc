@@ -13,6 +13,7 @@
 #include "runtime/base/error.h"
 #include "runtime/comm/call.h"
 #include "runtime/comm/device_memory.h"
+#include "runtime/comm/visited_sum.h"
 #include "runtime/comm/failure_report.h"
 
 namespace tessera {

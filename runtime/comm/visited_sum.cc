@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 
+#include "runtime/base/error.h"
 #include "runtime/comm/pairwise_sum.h"
 #include "runtime/comm/streaming.h"
 
@@ -51,6 +53,15 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);
   }
   if (!streamed.empty()) end_stream();
+}
+
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {
+  if (visitor)
+    return make_error(ExitCode::kInternal,
+                      std::string(label) + ": sums are made in device memory, where no SumVisitor can see them");
+  if (is_reducible(dtype)) return absl::OkStatus();
+  return make_error(ExitCode::kInternal, std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
+                                             std::string(name_of(dtype)));
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "runtime/comm/collectives.h"
 
@@ -17,5 +18,9 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
 /// REQUIRES: as pairwise_sum and visit_sums; at least one output.
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs,
                  std::size_t numel, SumVisitor* visitor = nullptr, std::size_t offset = 0);
+
+/// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
+/// host code.
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);
 
 }  // namespace tessera

@@ -21,10 +21,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kPiece = 256;  // what pieces of device memory are aligned to
-
-std::size_t whole_pieces(std::size_t bytes) { return (bytes + kPiece - 1) / kPiece * kPiece; }
-
 void set_rule(StepRequest& request, const Optimizer& optimizer) {
   if (const auto* adam = dynamic_cast<const AdamW*>(&optimizer)) {
     request.rule = StepRule::kAdam;
@@ -35,10 +31,6 @@ void set_rule(StepRequest& request, const Optimizer& optimizer) {
   TORCH_INTERNAL_ASSERT(sgd, "an optimizer without kernels");
   request.rule = StepRule::kSgd;
   request.sgd = sgd->constants();
-}
-
-std::size_t parts_of_gradients(const MemoryPlan& plan, const MeshAxes& axes) {
-  return owners_of_parts(plan.input().placement.gradients, axes).size();
 }
 
 }  // namespace
@@ -95,7 +87,8 @@ void DeviceStep::plan_message() {
 
 template <class T>
 T* DeviceStep::take(std::size_t count) {
-  return reinterpret_cast<T*>(memory_.take(static_cast<std::int64_t>(whole_pieces(count * sizeof(T)))));
+  const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
+  return reinterpret_cast<T*>(memory_.emplace_back(Arena::plain("the step's tables", bytes, device_.device)).take(bytes));
 }
 
 template <class T>
@@ -108,22 +101,10 @@ T* DeviceStep::put(const std::vector<T>& values) {
 }
 
 void DeviceStep::allocate(const LossScalerState& scaler) {
-  const auto ranks = static_cast<std::size_t>(axes_.world->size());
-  const std::size_t parts = parts_of_gradients(plan_, axes_), groups = groups_.size();
-  const std::size_t nodes = parts * (message_bytes_ - nodes_offset_) / sizeof(NormNode);
-  std::size_t bytes = whole_pieces(message_bytes_) + whole_pieces(ranks * message_bytes_) + whole_pieces(scratch_bytes_) +
-                      whole_pieces(groups * sizeof(StepGroup)) + whole_pieces(parts * sizeof(std::int32_t)) +
-                      whole_pieces((groups + 1) * sizeof(std::uint32_t)) + whole_pieces(groups * sizeof(std::uint64_t)) +
-                      2 * whole_pieces(nodes * sizeof(NormNode)) + whole_pieces(groups * sizeof(double)) +
-                      whole_pieces(sizeof(double)) + whole_pieces(parameters_) + whole_pieces(groups) +
-                      whole_pieces(parameters_ * sizeof(AdamConstants)) + whole_pieces(sizeof(SgdConstants)) +
-                      whole_pieces(parameters_ * sizeof(std::int64_t)) + whole_pieces(sizeof(DeviceDecision));
-  for (const Group& g : groups_) bytes += whole_pieces(g.group->parameters.size() * sizeof(ParameterBegin));
-  memory_ = Arena::plain("the step's tables", static_cast<std::int64_t>(bytes), device_.device);
   message_ = take<std::byte>(message_bytes_);
-  messages_ = take<std::byte>(ranks * message_bytes_);
+  const auto ranks = static_cast<std::size_t>(axes_.world->size());
+  messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
   scratch_ = take<std::byte>(scratch_bytes_);
-  if (ranks == 1) messages_ = message_;
 
   DeviceDecision first{};
   first.scaler = scaler;
@@ -177,7 +158,6 @@ void DeviceStep::fill_tables() {
   t.constants = take<AdamConstants>(parameters_);
   t.sgd = take<SgdConstants>(1);
   t.steps = take<std::int64_t>(parameters_);
-  memory_.expect_full();
 }
 
 void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {

@@ -41,7 +41,6 @@ class DeviceStep {
 
   /// The latest step's decision; waits for it.
   DeviceDecision latest() const;
-  double publish_seconds() const { return publisher_.seconds(); }
 
  private:
   struct Group {
@@ -75,7 +74,7 @@ class DeviceStep {
   StepRequest request_;        ///< but for what changes from step to step
   std::vector<Group> groups_;
   std::size_t parameters_ = 0, nodes_offset_ = 0, message_bytes_ = 0, scratch_bytes_ = 0;
-  Arena memory_;
+  std::vector<Arena> memory_;  ///< of all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   void* scratch_ = nullptr;

@@ -132,7 +132,6 @@ class CudaPeerDevice : public PeerDevice {
     TESSERA_ASSIGN_OR_RETURN(std::byte* const base, allocation_of(memory));
     Place place;
     place.offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(memory) - base);
-    // Handles of an allocation are asked for once; an allocation that was freed and made again has another one.
     cudaIpcMemHandle_t handle;
     TESSERA_RETURN_IF_ERROR(status_of(cudaIpcGetMemHandle(&handle, base),
                                       "cudaIpcGetMemHandle (memory of expandable segments and of cudaMallocAsync has none)"));

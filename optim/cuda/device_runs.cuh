@@ -10,39 +10,75 @@
 
 namespace tessera::cuda {
 
-// A thread computes `kPerThread` neighbouring elements: as many as fill 16 bytes of bf16, which is what a load moves
-// best. A warp's runs are then one block of an 8-bit state.
+// A warp computes 256 neighbouring elements, one block of an 8-bit state, and a thread eight of them: four, and the four
+// that come 16 later. So four threads read and write whole sectors of 32 bytes of fp32 and bf16 alike, and all eight are
+// among the 32 that begin at a multiple of 32: of one parameter (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;
+constexpr int kHalf = kPerThread / 2;
+constexpr int kApart = 16;
 static_assert(kWarp * kPerThread == kStateBlock);
 
+/// Where a thread's elements begin, in the 256 of its warp.
+__device__ __forceinline__ std::size_t first_in_warp() {
+  const unsigned lane = threadIdx.x % kWarp;
+  return lane / 4 * 32 + lane % 4 * kHalf;
+}
+
+/// From its first to its `k`th.
+__device__ __forceinline__ constexpr std::size_t offset_of(int k) {
+  return static_cast<std::size_t>(k < kHalf ? k : k - kHalf + kApart);
+}
+
 template <class T>
-struct alignas(sizeof(T) * kPerThread < 16 ? sizeof(T) * kPerThread : 16) Run {
+struct alignas(sizeof(T) * kHalf) HalfRun {
+  T values[kHalf];
+};
+
+template <class T>
+struct Run {
   T values[kPerThread];
 };
 
-/// The first `left` elements, or all if there are as many; the rest zero. Aligned, where there are as many.
+/// A thread's elements, the first at `from`: those of them that are less than `left` away, the rest zero. Aligned to four
+/// elements, where all are there.
 template <class T>
 __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
-  if (left >= kPerThread) return *reinterpret_cast<const Run<T>*>(from);
-  // Unrolled: an index known only at run time would put the run into memory, in the other case too.
   Run<T> run = {};
+  if (left > offset_of(kPerThread - 1)) {
+    const HalfRun<T> front = *reinterpret_cast<const HalfRun<T>*>(from);
+    const HalfRun<T> back = *reinterpret_cast<const HalfRun<T>*>(from + kApart);
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      run.values[k] = front.values[k];
+      run.values[k + kHalf] = back.values[k];
+    }
+    return run;
+  }
+  // Unrolled: an index known only at run time would put the run into memory, in the other case too.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
-    if (static_cast<std::size_t>(k) < left) run.values[k] = from[k];
+    if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
   }
   return run;
 }
 
 template <class T>
 __device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>& run) {
-  if (left >= kPerThread) {
-    *reinterpret_cast<Run<T>*>(to) = run;
+  if (left > offset_of(kPerThread - 1)) {
+    HalfRun<T> front, back;
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      front.values[k] = run.values[k];
+      back.values[k] = run.values[k + kHalf];
+    }
+    *reinterpret_cast<HalfRun<T>*>(to) = front;
+    *reinterpret_cast<HalfRun<T>*>(to + kApart) = back;
     return;
   }
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
-    if (static_cast<std::size_t>(k) < left) to[k] = run.values[k];
+    if (offset_of(k) < left) to[offset_of(k)] = run.values[k];
   }
 }
 
@@ -159,7 +195,7 @@ struct Moment<StateDType::k8Bit> {
     std::uint32_t most = 0;
     for_run([&](int k) {
       const std::uint32_t magnitude = ScalarLane::bits_of(values.values[k]) & 0x7fffffffu;
-      if (static_cast<std::size_t>(k) < left && magnitude > most) most = magnitude;
+      if (offset_of(k) < left && magnitude > most) most = magnitude;
     });
     most = __reduce_max_sync(0xffffffffu, most);
     const BlockScale next = block_scale<typename BlockCode::Code>(ScalarLane::float_of(most));

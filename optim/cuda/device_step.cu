@@ -144,6 +144,12 @@ struct SecondCode : RootBlockCode<ScalarLane> {
   using Byte = std::uint8_t;
 };
 
+/// The elements of this warp begin here, and then so many later each time.
+__device__ std::size_t first_of_warp() {
+  return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
+}
+__device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
+
 template <WeightFormat kWeights, StateDType kStates>
 __global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
   if (t.decision->is_skipped) return;
@@ -152,11 +158,8 @@ __global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
   std::uint32_t parameter = run.begins[0].parameter;
   AdamConstants c = t.constants[parameter];
   NoiseKey key = noise_key(run.stream, t.steps[parameter]);
-  const std::size_t in_warp = threadIdx.x % kWarp * kPerThread;
-  const std::size_t warp = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
-  const std::size_t warps = std::size_t{gridDim.x} * kThreads / kWarp;
-  for (std::size_t begin = warp * kStateBlock; begin < a.numel; begin += warps * kStateBlock) {
-    const std::size_t i = begin + in_warp;
+  for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
+    const std::size_t i = begin + first_in_warp();
     const std::size_t left = i < a.numel ? a.numel - i : 0;
     if (!is_uniform) {
       // A thread's elements belong to one parameter; with 8-bit states, a warp's do.
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
       first.values[k] = next.first;
       second.values[k] = kStates == StateDType::k8Bit ? next.root : next.second;
       if constexpr (kStates != StateDType::kF32) {
-        const auto element = static_cast<std::uint32_t>(run.first_element + i + static_cast<std::size_t>(k));
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
         const std::uint32_t noise = noise_at(key, element * kNoiseStride);
         first_noise.values[k] = noise & 0xffffu;
         second_noise.values[k] = noise >> 16;
@@ -200,10 +203,9 @@ __global__ void __launch_bounds__(kThreads) sgd(DeviceRun run, StepTables t) {
   SgdConstants c = *t.sgd;
   c.first_step = t.steps[parameter] <= 1;
   NoiseKey key = noise_key(run.stream, t.steps[parameter]);
-  const std::size_t threads = std::size_t{gridDim.x} * kThreads;
-  for (std::size_t i = (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kPerThread; i < a.numel;
-       i += threads * kPerThread) {
-    const std::size_t left = a.numel - i;
+  for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
+    const std::size_t i = begin + first_in_warp();
+    const std::size_t left = i < a.numel ? a.numel - i : 0;
     if (!is_uniform) {
       parameter = parameter_at(run, run.first_element + i);
       if (!t.used[parameter]) continue;
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) sgd(DeviceRun run, StepTables t) {
       weight.values[k] = next.weight;
       buffer.values[k] = next.buffer;
       if constexpr (kStates != StateDType::kF32) {
-        const auto element = static_cast<std::uint32_t>(run.first_element + i + static_cast<std::size_t>(k));
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
         noise.values[k] = noise_at(key, element * kNoiseStride) & 0xffffu;
       }
     });
@@ -272,11 +274,10 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// As load_run and store_run demand: 16 bytes, 8 of a run of bytes.
+/// As load_run and store_run demand, and more: a sector lies on its own only then.
 bool aligned(const StepArguments& a) {
-  const std::uintptr_t states = a.states == StateDType::k8Bit ? 8 : 16;
   return aligned(a.gradient, 16) && aligned(a.master, 16) && aligned(a.low, 16) && aligned(a.parameter, 16) &&
-         aligned(a.state0.data, states) && aligned(a.state1.data, states);
+         aligned(a.state0.data, 16) && aligned(a.state1.data, 16);
 }
 
 }  // namespace

@@ -92,8 +92,12 @@ struct MemoryConfig {
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
+/// How the buffers that `nccl` reads and writes are made.
+enum class NcclBuffers { kPlain, kRegistered, kSymmetric };
+
 struct CommConfig {
   TransportChoice transport = TransportChoice::kAuto;
+  NcclBuffers nccl_buffers = NcclBuffers::kRegistered;
   double timeout_s = 600.0;       ///< a collective that takes longer is an error
   double init_timeout_s = 300.0;  ///< rendezvous
 };

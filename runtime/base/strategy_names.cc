@@ -98,6 +98,16 @@ const std::vector<Named<TransportChoice>>& transport_choices() {
   return list;
 }
 
+const std::vector<Named<NcclBuffers>>& nccl_buffers() {
+  using enum NcclBuffers;
+  static const std::vector<Named<NcclBuffers>> list = {
+      {kPlain, "plain", "as any other memory: NCCL copies through buffers of its own"},
+      {kRegistered, "registered", "made by NCCL and registered with it, where the GPU has multicast memory; else plain"},
+      {kSymmetric, "symmetric",
+       "registered as windows too, for NCCL's symmetric kernels; refused where the GPU has no multicast memory"}};
+  return list;
+}
+
 std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strategies(), strategy); }
 std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
 std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }

@@ -56,9 +56,9 @@ class C10dCollectives : public Collectives {
   void abort(const absl::Status& reason) override;
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                          std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits) override;
 
  private:
@@ -231,7 +231,7 @@ void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* outp
   visited_sum(sources, dtype, {&output, 1}, numel, visitor);
 }
 
-Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype))
@@ -243,7 +243,7 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, const void* inpu
       [=, this] { sum_parts(parts.get(), dtype, output, numel_per_rank, visitor); });
 }
 
-Work C10dCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
                                     std::size_t numel, SumVisitor* visitor, Waits) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype))

@@ -138,22 +138,23 @@ class Collectives {
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
-  /// slice of `input` when dtype is fp32. Input is left as it was, except where aliased.
+  /// slice of `input` when dtype is fp32. The caller gives `input` up: what it holds afterwards, but for an aliased
+  /// `output`, is undefined (`nccl` adds narrow types there).
   /// `visitor`, if any, sees `output` and must live until the Work is waited for. (`nccl` has no sums that the host
   /// could see, and refuses one.)
   ///
   /// `waits` is kAtOnce where the next thing is to wait. With kLater every rank starts, advances and waits for its calls
   /// (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait ends
   /// the group.
-  Work reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                       std::size_t numel_per_rank, SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
     return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, waits);
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32. `visitor` and `waits` as in reduce_scatter: it sees all of `output` on
-  /// every rank.
-  Work all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  /// `output` may be `input` when dtype is fp32. `input`, `visitor` and `waits` as in reduce_scatter: the visitor sees
+  /// all of `output` on every rank.
+  Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                   SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
     return do_all_reduce(label, input, dtype, output, numel, visitor, waits);
   }
@@ -169,10 +170,14 @@ class Collectives {
   /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
   virtual void abort(const absl::Status& reason) = 0;
 
+  /// Ok, or the failure of a call that was queued without one. On a GPU Work::wait returns before the call has run, so
+  /// who fetches a result from there asks here afterwards whether to believe it.
+  virtual absl::Status status() const { return absl::OkStatus(); }
+
  protected:
-  virtual Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                                  std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) = 0;
-  virtual Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                              SumVisitor* visitor, Waits waits) = 0;
 };
 

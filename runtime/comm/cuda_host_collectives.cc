@@ -73,9 +73,9 @@ class CudaHostCollectives : public Collectives {
   }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                          std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits) override;
 
  private:
@@ -273,7 +273,7 @@ Work CudaHostCollectives::barrier(std::string_view label) {
   return start(call, nullptr, [](const Inputs&) { return absl::OkStatus(); });
 }
 
-Work CudaHostCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+Work CudaHostCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                                             std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
@@ -301,7 +301,7 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
 }
 
 /// In place, no rank may write before all have read: the sum waits in scratch until then.
-Work CudaHostCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype, float* output,
+Work CudaHostCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
                                         std::size_t numel, SumVisitor* visitor, Waits) {
   const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
   if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));

@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <functional>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/error.h"
+#include "runtime/comm/in_time.h"
 
 namespace tessera {
 namespace {
@@ -18,25 +15,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
 constexpr std::chrono::milliseconds kForTheStore{2000};
-
-// Runs `task` on a thread of its own and waits for it no longer than kForTheStore. The task may outlive this
-// call, so it must own all it uses.
-bool finished_in_time(std::function<void()> task) {
-  struct Done {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;
-  };
-  const auto state = std::make_shared<Done>();
-  std::thread([state, task = std::move(task)] {
-    task();
-    std::lock_guard lock(state->mutex);
-    state->done = true;
-    state->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(state->mutex);
-  return state->changed.wait_for(lock, kForTheStore, [&] { return state->done; });
-}
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
@@ -53,12 +31,15 @@ struct FailureReport::Shared {
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
-  std::string key(int member) const { return "failed/" + group.key() + "/" + std::to_string(member); }
+  std::string any_key() const { return "failed/" + group.key(); }
+  std::string key(int member) const { return any_key() + "/" + std::to_string(member); }
 
   // Whatever the store says to this: it may be gone with the rank that failed.
   void publish(const std::string& text) const {
-    if (auto published = store->has(key(group.rank)); published.ok() && !*published)
+    if (auto published = store->has(key(group.rank)); published.ok() && !*published) {
       store->set(key(group.rank), text).IgnoreError();
+      store->set(any_key(), "").IgnoreError();
+    }
   }
 
   std::vector<std::string> answers() const {
@@ -82,7 +63,17 @@ void FailureReport::publish_call(const CallSignature& call) { publish("was in " 
 void FailureReport::publish_reason(const absl::Status& reason) { publish("gave up: " + message_of(reason)); }
 
 void FailureReport::publish(const std::string& text) {
-  if (!finished_in_time([shared = shared_, text] { shared->publish(text); })) shared_->store_hangs = true;
+  if (!ends_in_time([shared = shared_, text] { shared->publish(text); }, kForTheStore)) shared_->store_hangs = true;
+}
+
+bool FailureReport::heard() {
+  const auto heard = std::make_shared<bool>(false);
+  if (shared_->store_hangs) return false;
+  const bool answered =
+      ends_in_time([shared = shared_, heard] { *heard = shared->store->has(shared->any_key()).value_or(false); },
+                   kForTheStore);
+  if (!answered) shared_->store_hangs = true;
+  return answered && *heard;
 }
 
 absl::Status FailureReport::explain(const CallSignature& call, const std::string& why) {
@@ -90,7 +81,7 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
   std::string text = group.self() + " " + where(call) + ": " + why;
   const auto answers = std::make_shared<std::vector<std::string>>();
   if (shared_->store_hangs ||
-      !finished_in_time([shared = shared_, answers] { *answers = shared->answers(); }))
+      !ends_in_time([shared = shared_, answers] { *answers = shared->answers(); }, kForTheStore))
     return make_error(ExitCode::kPeerLost, text + "; the store, and so rank 0, does not answer");
   ExitCode code = ExitCode::kPeerLost;
   for (int q = 0; q < group.size(); ++q) {

@@ -25,6 +25,9 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
+  /// Whether a rank of the group has published a failure. Asks the store: not for every call.
+  bool heard();
+
   /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so.
   /// Exit code 70 if another rank was in a different call of the same number, else 75.
   absl::Status explain(const CallSignature& call, const std::string& why);

@@ -46,25 +46,25 @@ class HierarchicalCollectives : public Collectives {
   }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                          std::size_t numel, SumVisitor* visitor, Waits) override {
-    return Work(ended(scatter(label, static_cast<const std::byte*>(input), dtype, output, numel, visitor)));
+    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor)));
   }
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits) override {
     const absl::Status status =
-        ended(reduce(label, static_cast<const std::byte*>(input), dtype, output, numel));
+        ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel));
     if (status.ok()) visit_sums(visitor, 0, output, numel);
     return Work(status);
   }
 
  private:
   absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
-  absl::Status scatter(std::string_view label, const std::byte* input, DType dtype, float* output,
+  absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output,
                        std::size_t numel, SumVisitor* visitor);
-  absl::Status reduce(std::string_view label, const std::byte* input, DType dtype, float* output,
+  absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output,
                       std::size_t numel);
-  absl::Status reduce_whole(std::string_view label, const std::byte* input, DType dtype, float* output,
+  absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output,
                             std::size_t numel);
   absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root);
   absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes);
@@ -104,7 +104,7 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
 }
 
 // Inside: for each host, the slice of its rank at this place, summed over our host. Across: those sums.
-absl::Status HierarchicalCollectives::scatter(std::string_view label, const std::byte* input, DType dtype,
+absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype,
                                               float* output, std::size_t numel, SumVisitor* visitor) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
   auto* sums = reinterpret_cast<float*>(memory);
@@ -117,7 +117,7 @@ absl::Status HierarchicalCollectives::scatter(std::string_view label, const std:
 
 // Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go
 // whole.
-absl::Status HierarchicalCollectives::reduce(std::string_view label, const std::byte* input, DType dtype,
+absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype,
                                              float* output, std::size_t numel) {
   const std::size_t part = numel / places_, done = part * places_;
   if (part > 0) {
@@ -132,7 +132,7 @@ absl::Status HierarchicalCollectives::reduce(std::string_view label, const std::
   return reduce_whole(label, input, dtype, output, numel);
 }
 
-absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, const std::byte* input,
+absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, std::byte* input,
                                                    DType dtype, float* output, std::size_t numel) {
   if (numel == 0) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(inside_->all_reduce(label, input, dtype, output, numel).wait());

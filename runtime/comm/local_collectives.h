@@ -36,9 +36,9 @@ class LocalCollectives : public Collectives {
   void abort(const absl::Status& reason) override;
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                          std::size_t numel_per_rank, SumVisitor* visitor, Waits) override;
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits) override;
 
  private:

@@ -40,6 +40,11 @@ struct Mesh::State {
   }
 };
 
+absl::Status MeshAxes::status() const {
+  for (const auto* group : {&gather, &reduce, &replicate, &world}) TESSERA_RETURN_IF_ERROR((*group)->status());
+  return absl::OkStatus();
+}
+
 Mesh::Mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store)
     : state_(std::make_shared<State>()) {
   state_->topology = std::move(topology);

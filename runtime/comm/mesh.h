@@ -37,6 +37,9 @@ struct MeshAxes {
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, but where that moves a GPU's.
   std::shared_ptr<Collectives> control;
+
+  /// Ok, or the first failure among the groups (Collectives::status).
+  absl::Status status() const;
 };
 
 /// All ranks of a job, before and after they are arranged in axes. Cheap to copy; copies share everything.

@@ -67,8 +67,9 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
 // A GPU a rank, by local rank.
 absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
   TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
-  return make_gpu_mesh(topology, comm, topology.local_rank, [](int gpu, const std::shared_ptr<C10dStore>& store) {
-    return [gpu, store](const Group& group) { return nccl_collectives(group, gpu, store); };
+  const NcclBuffers buffers = comm.nccl_buffers;
+  return make_gpu_mesh(topology, comm, topology.local_rank, [buffers](int gpu, const std::shared_ptr<C10dStore>& store) {
+    return [gpu, buffers, store](const Group& group) { return nccl_collectives(group, gpu, buffers, store); };
   });
 }
 

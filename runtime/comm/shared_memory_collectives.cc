@@ -232,7 +232,7 @@ std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round
   return sources_;
 }
 
-Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, const void* input, DType dtype,
+Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype,
                                                 float* output, std::size_t numel_per_rank,
                                                 SumVisitor* visitor, Waits waits) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
@@ -273,7 +273,7 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
   return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
 }
 
-Work SharedMemoryCollectives::do_all_reduce(std::string_view label, const void* input, DType dtype,
+Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype,
                                             float* output, std::size_t numel, SumVisitor* visitor,
                                             Waits waits) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);

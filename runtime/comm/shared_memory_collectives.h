@@ -53,9 +53,9 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   void abort(const absl::Status& reason) override;
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                          std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) override;
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits waits) override;
   absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
                                SumVisitor* visitor) override;

@@ -45,17 +45,18 @@ class StagedCollectives : public Collectives {
   }
   /// Here the host waits, too.
   Work barrier(std::string_view label) override {
-    absl::Status met = group_->barrier(label).wait();
-    if (met.ok()) room(1).zero_().cpu();
-    return Work(std::move(met));
+    const absl::Status met = group_->barrier(label).wait();
+    std::byte unused;
+    return down(met, room(1).zero_(), &unused);
   }
   void abort(const absl::Status& reason) override { group_->abort(reason); }
+  absl::Status status() const override { return group_->status(); }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
+  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
     return refuse(label);
   }
-  Work do_all_reduce(std::string_view label, const void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
+  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
     return refuse(label);
   }
 
@@ -79,8 +80,9 @@ class StagedCollectives : public Collectives {
     return tensor;
   }
   Work down(const absl::Status& done, const at::Tensor& from, void* to) const {
-    if (done.ok()) tensor_on(at::kCPU, to, from.nbytes()).copy_(from);
-    return Work(done);
+    if (!done.ok()) return Work(done);
+    tensor_on(at::kCPU, to, from.nbytes()).copy_(from);
+    return Work(group_->status());  // known now that the device has been waited for
   }
 
   const std::shared_ptr<Collectives> group_;

@@ -39,7 +39,7 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
                        Accelerator& accelerator)
     : plan_(plan),
-      axes_(axes),
+      axes_(std::make_shared<MeshAxes>(axes)),
       reducer_(reducer),
       strategy_(strategy),
       kernels_(*accelerator.kernels),
@@ -102,7 +102,7 @@ T* DeviceStep::put(const std::vector<T>& values) {
 
 void DeviceStep::allocate(const LossScalerState& scaler) {
   message_ = take<std::byte>(message_bytes_);
-  const auto ranks = static_cast<std::size_t>(axes_.world->size());
+  const auto ranks = static_cast<std::size_t>(axes_->world->size());
   messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
   scratch_ = take<std::byte>(scratch_bytes_);
 
@@ -119,7 +119,7 @@ void DeviceStep::allocate(const LossScalerState& scaler) {
 }
 
 void DeviceStep::fill_tables() {
-  const std::vector<int> owners = owners_of_parts(plan_.input().placement.gradients, axes_);
+  const std::vector<int> owners = owners_of_parts(plan_.input().placement.gradients, *axes_);
   std::vector<StepGroup> groups;
   std::vector<std::uint32_t> first_node = {0};
   std::vector<std::uint64_t> blocks;
@@ -137,8 +137,8 @@ void DeviceStep::fill_tables() {
     g.run.begins = put(begins);
   }
   StepTables& t = tables_;
-  t.ranks = axes_.world->size();
-  t.shard_size = axes_.shard_size;
+  t.ranks = axes_->world->size();
+  t.shard_size = axes_->shard_size;
   t.parts = static_cast<int>(owners.size());
   t.parameters = static_cast<int>(parameters_);
   t.groups = static_cast<int>(groups_.size());
@@ -179,7 +179,7 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
   }
   if (messages_ != message_) {
     const Timed timed(&exposed_);
-    throw_if_error(axes_.world->all_gather("step", message_, messages_, message_bytes_).wait());
+    throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
   }
   kernels_.decide(request(), tables_);
   {
@@ -192,7 +192,7 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
   }
   publisher_.finish();
   kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), kernels_.mark());
+  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), kernels_.mark(), axes_);
   return slot.outcome;
 }
 

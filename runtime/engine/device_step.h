@@ -64,7 +64,7 @@ class DeviceStep {
   T* put(const std::vector<T>& values);
 
   const MemoryPlan& plan_;
-  const MeshAxes& axes_;
+  const std::shared_ptr<const MeshAxes> axes_;
   const Reducer& reducer_;
   const Strategy& strategy_;
   DeviceKernels& kernels_;

@@ -12,6 +12,7 @@ namespace tessera {
 const DeviceDecision& StepOutcome::wait() {
   if (!decision_) {
     end_->wait();
+    if (const auto axes = axes_.lock()) throw_if_error(axes->status());
     std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
     for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
     waits_.clear();

@@ -84,7 +84,10 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                           ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
                           : Arena::shared("parameters", parameters, *axes.gather);
   memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
-  memory.slots = Arena::plain("slots", use[MemoryCategory::kSlots], device);
+  // A GPU's transport writes into slots by itself, which it does best in memory that it knows.
+  const bool fills_slots = axes.gather->gpu() != Collectives::kHostMemory;
+  memory.slots = fills_slots ? Arena::shared("slots", use[MemoryCategory::kSlots], *axes.gather)
+                             : Arena::plain("slots", use[MemoryCategory::kSlots], device);
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);

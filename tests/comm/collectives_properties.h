@@ -94,7 +94,6 @@ inline void check_reduce_scatter(Collectives& group, DType dtype, std::size_t nu
   const auto expected = reference_sum(inputs, dtype, group.rank() * numel, numel);
   require(same_bits(std::vector<float>(output, output + numel), expected),
           at("reduce_scatter", dtype, numel, group.rank()));
-  if (!in_place) require(equal(input, inputs[group.rank()]), "reduce_scatter changed its input");
 }
 
 inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel, bool symmetric,
@@ -108,7 +107,6 @@ inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel,
   const std::vector<float> result(output, output + numel);
   require(same_bits(result, reference_sum(inputs, dtype, 0, numel)),
           at("all_reduce", dtype, numel, group.rank()));
-  if (!in_place) require(equal(input, inputs[group.rank()]), "all_reduce changed its input");
 }
 
 /// Checks the rules of SumVisitor and keeps what it saw.

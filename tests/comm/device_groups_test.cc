@@ -20,7 +20,7 @@ const c10::Device kCpu(c10::kCPU);
 
 TEST(DeviceSolo, DoesItsOwnPartOfEveryCall) {
   const auto solo = solo_on_device(kCpu);
-  const std::vector<std::uint16_t> halves = {0x3f80, 0x4000, 0xc040};  // bf16: 1, 2, -3
+  std::vector<std::uint16_t> halves = {0x3f80, 0x4000, 0xc040};  // bf16: 1, 2, -3
   std::vector<float> sums(3);
   require_ok(solo->reduce_scatter("", halves.data(), DType::kBF16, sums.data(), 3).wait());
   EXPECT_EQ(sums, (std::vector<float>{1, 2, -3}));

@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
+#include <chrono>
 #include <cmath>
+#include <string>
+#include <thread>
 
 #include "emulated_gpu.h"
 #include "session.h"
 #include "tessera/error.h"
+#include "tests/comm/late_backend.h"
 #include "train_helpers.h"
 
 namespace tessera::testing {
@@ -36,12 +41,16 @@ void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, co
                           const std::string& what) {
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
   const EmulatedGpus gpus;
-  for (const bool one_gpu : {false, true}) {
-    if (one_gpu && ranks.ranks == 1) continue;
-    const Trained trained = train_on_threads(one_gpu ? on_one_gpu(ranks) : late(ranks), strategy, options);
-    expect_same_bits(trained, on_cpu, what + (one_gpu ? " on one GPU" : ""));
-    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
-  }
+  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
+    const Trained trained = train_on_threads(joined, strategy, options);
+    expect_same_bits(trained, on_cpu, what + how);
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what << how;
+  };
+  expect(late(ranks), "");
+  if (ranks.ranks == 1) return;
+  expect(on_one_gpu(ranks), " on one GPU");
+  // A backend adds in the dtype of the wire.
+  if (strategy.mixed_precision.reduce == DType::kF32) expect(over_backend(ranks), " over a backend");
 }
 
 struct Case {
@@ -203,6 +212,44 @@ TEST(DeviceEngine, AStrategyForGpusIsNotTrainedOnTheCpu) {
     } catch (const Error& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
       EXPECT_NE(error.message().find("tessera::init(strategy.comm)"), std::string::npos) << error.message();
+    }
+  }
+}
+
+/// What a device computed with after a failed collective is not taken for a result, nor waited for in vain.
+TEST(DeviceEngine, ACollectiveThatFailsOnTheDeviceEndsTheStep) {
+  const EmulatedGpus gpus;
+  using Fault = LateBackend::Fault;
+  for (const std::string axis : {"gather", "reduce", "world"}) {
+    std::array<LateBackend*, 2> backends = {};
+    const auto keep = [&](const std::string& group, LateBackend& backend) {
+      if (group.ends_with(axis)) backends[static_cast<std::size_t>(backend.getRank())] = &backend;
+    };
+    std::array<std::string, 2> errors;
+    try {
+      run_ranks(over_backend({.ranks = 2}, keep), [&](const Mesh& mesh) {
+        const auto rank = static_cast<std::size_t>(mesh.rank());
+        Session session(mesh, strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
+        session.train(0).wait();
+        ASSERT_NE(backends[rank], nullptr) << axis;
+        backends[rank]->fault = rank == 0 ? Fault::kFailsOnTheDevice : Fault::kStandsStill;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        try {
+          StepResult step = session.train(1);
+          while (backends[rank]->aborts == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          step.wait();
+        } catch (const c10::Error& error) {  // tessera::Error, but where forward reads what was never gathered
+          errors[rank] = error.what_without_backtrace();
+          const auto* known = dynamic_cast<const Error*>(&error);
+          EXPECT_TRUE(!known || known->exit_code() == ExitCode::kPeerLost) << error.what_without_backtrace();
+          throw;
+        }
+      });
+      FAIL() << axis << ": no error";
+    } catch (const c10::Error&) {
+    }
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find("late: "), std::string::npos) << axis << ": " << error;
     }
   }
 }

@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "runtime/comm/cuda_host_collectives.h"
+#include "runtime/comm/queued_collectives.h"
 #include "runtime/engine/accelerator.h"
 #include "tests/comm/emulated_peer_device.h"
+#include "tests/comm/late_backend.h"
 
 namespace tessera::testing {
 namespace {
@@ -24,6 +26,7 @@ class LateCollectives : public Collectives {
   std::string transport() const override { return group_->transport(); }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return group_->allocate(bytes); }
   void abort(const absl::Status& reason) override { group_->abort(reason); }
+  absl::Status status() const override { return group_->status(); }
 
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
     return later([this, name = std::string(label), shard, full, bytes] { return group_->all_gather(name, shard, full, bytes); });
@@ -41,14 +44,14 @@ class LateCollectives : public Collectives {
   }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, Waits) override {
     EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
     return later([this, name = std::string(label), input, dtype, output, numel] {
       return group_->reduce_scatter(name, input, dtype, output, numel);
     });
   }
-  Work do_all_reduce(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, Waits) override {
     EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";
     return later([this, name = std::string(label), input, dtype, output, numel] {
@@ -92,6 +95,10 @@ ThreadRanks wrapped(ThreadRanks ranks, const WrappedGroups::Wrap& wrap) {
   return ranks;
 }
 
+Group group_of(const std::string& name, int rank, const std::vector<int>& world_ranks, int world_size, double timeout_s) {
+  return {.name = name, .rank = rank, .world_ranks = world_ranks, .world_size = world_size, .timeout_s = timeout_s};
+}
+
 }  // namespace
 
 EmulatedGpus::EmulatedGpus() {
@@ -111,15 +118,27 @@ ThreadRanks late(ThreadRanks ranks) {
   });
 }
 
+ThreadRanks over_backend(ThreadRanks ranks, SeesBackend made) {
+  const int world_size = ranks.ranks;
+  const double timeout_s = ranks.timeout_s;
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  return wrapped(std::move(ranks), [=](const std::string& name, const std::vector<int>& world_ranks,
+                                       std::shared_ptr<Collectives> moves) {
+    const int rank = moves->rank();
+    auto backend = c10::make_intrusive<LateBackend>(std::move(moves));
+    if (made) made(name, *backend);
+    QueuedBackend queued{.backend = std::move(backend), .device = c10::Device(c10::kCPU), .allocate = [](std::size_t bytes) {
+                           return DeviceBuffer::allocate(bytes, c10::Device(c10::kCPU));
+                         }};
+    return queued_collectives(group_of(name, rank, world_ranks, world_size, timeout_s), std::move(queued), store);
+  });
+}
+
 ThreadRanks on_one_gpu(ThreadRanks ranks) {
   const int world_size = ranks.ranks;
   return wrapped(std::move(ranks), [world_size](const std::string& name, const std::vector<int>& world_ranks,
                                                 std::shared_ptr<Collectives> host) {
-    Group group;
-    group.name = name;
-    group.rank = host->rank();
-    group.world_ranks = world_ranks;
-    group.world_size = world_size;
+    const Group group = group_of(name, host->rank(), world_ranks, world_size, 60);
     return cuda_host_collectives(group, std::move(host), std::make_unique<EmulatedPeerDevice>());
   });
 }

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "optim/device_kernels.h"
 #include "runtime/comm/mesh.h"
 
 namespace tessera::testing {
+
+class LateBackend;
 
 // A GPU to test an Engine with where there is none. Kernels are those of optim/cuda, their source run on the host; what
 // LibTorch does, it does on the CPU. What a GPU does late happens as late as it may: collectives move nothing, and
@@ -24,6 +28,11 @@ class EmulatedGpus {
 
 /// Ranks whose collectives are as late as they may be.
 ThreadRanks late(ThreadRanks ranks);
+
+/// Ranks that have a GPU each, joined as by NCCL: through a c10d::Backend that is late. `made` sees each rank's backends
+/// by the name of their group.
+using SeesBackend = std::function<void(const std::string& group, LateBackend& backend)>;
+ThreadRanks over_backend(ThreadRanks ranks, SeesBackend made = nullptr);
 
 /// Ranks that share an emulated GPU through the cuda_host transport.
 ThreadRanks on_one_gpu(ThreadRanks ranks);

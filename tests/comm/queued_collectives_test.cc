@@ -1,0 +1,221 @@
+// Collectives that a backend queues, over a backend that is as late as NCCL may be.
+
+#include "runtime/comm/queued_collectives.h"
+
+#include <ATen/ops/arange.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "runtime/comm/key_value_store.h"
+#include "runtime/comm/mesh.h"
+#include "tests/comm/collectives_properties.h"
+#include "tests/comm/late_backend.h"
+
+namespace tessera::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Clock = std::chrono::steady_clock;
+using Fault = LateBackend::Fault;
+
+const c10::Device kCpu(c10::kCPU);
+
+struct Queued {
+  c10::intrusive_ptr<LateBackend> backend;
+  std::shared_ptr<Collectives> group;
+  int records = 0, releases = 0;
+};
+
+/// Ranks of one process, each with the world as a queued group.
+void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& body) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    auto axes = mesh.axes(1, ranks);
+    require_ok(axes.status());
+    Queued queued;
+    queued.backend = c10::make_intrusive<LateBackend>(axes->world);
+    std::vector<int> all(ranks);
+    std::iota(all.begin(), all.end(), 0);
+    const Group group{
+        .name = "world", .rank = mesh.rank(), .world_ranks = all, .world_size = ranks, .timeout_s = timeout_s};
+    queued.group = queued_collectives(
+        group,
+        {.backend = queued.backend,
+         .device = kCpu,
+         .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
+         .release_memory = [&] { ++queued.releases; },
+         .write_record = [&] { return ++queued.records, "flight record: /here"; }},
+        store);
+    body(queued);
+  });
+}
+
+std::string text_of(const absl::Status& status) { return message_of(status); }
+
+absl::Status status_in_time(const Collectives& group) {
+  for (const auto end = Clock::now() + 10s; Clock::now() < end && group.status().ok();) std::this_thread::sleep_for(5ms);
+  return group.status();
+}
+
+/// Small whole numbers, whose sums are exact in every dtype whatever the order: rank q holds q + i % 5.
+std::vector<std::byte> numbers(int rank, DType dtype, std::size_t numel) {
+  const at::Tensor wide = at::arange(static_cast<std::int64_t>(numel), at::kFloat).remainder(5).add(rank);
+  const at::Tensor narrow = wide.to(sum_type_of(dtype));
+  const auto* data = static_cast<const std::byte*>(narrow.const_data_ptr());
+  return {data, data + narrow.nbytes()};
+}
+
+float sum_at(int ranks, std::size_t i) { return static_cast<float>(ranks * (i % 5) + ranks * (ranks - 1) / 2); }
+
+void check_sums(Collectives& group, DType dtype, bool in_place) {
+  constexpr std::size_t kPart = 301;
+  const int ranks = group.size();
+  in_place = in_place && dtype == DType::kF32;
+  auto input = numbers(group.rank(), dtype, kPart * static_cast<std::size_t>(ranks));
+  std::vector<float> output(kPart * static_cast<std::size_t>(ranks));
+  const std::size_t first = kPart * static_cast<std::size_t>(group.rank());
+  float* part = in_place ? reinterpret_cast<float*>(input.data()) + first : output.data();
+  Work work = group.reduce_scatter("unit", input.data(), dtype, part, kPart);
+  require_ok(work.wait());
+  for (std::size_t i = 0; i < kPart; ++i) require(part[i] == sum_at(ranks, first + i), "reduce_scatter");
+
+  input = numbers(group.rank(), dtype, output.size());
+  float* all = in_place ? reinterpret_cast<float*>(input.data()) : output.data();
+  require_ok(group.all_reduce("unit", input.data(), dtype, all, output.size()).wait());
+  for (std::size_t i = 0; i < output.size(); ++i) require(all[i] == sum_at(ranks, i), "all_reduce");
+}
+
+TEST(QueuedCollectives, DoWhatOthersDo) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    on_queued(ranks, 60, [&](Queued& queued) {
+      Collectives& group = *queued.group;
+      for (const std::size_t bytes : {0, 2, 1000}) {
+        for (const bool in_place : {false, true}) check_all_gather(group, bytes, /*symmetric=*/true, in_place);
+      }
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (const bool in_place : {false, true}) check_sums(group, dtype, in_place);
+      }
+      int data = 10 * group.rank();
+      require_ok(group.broadcast("", &data, sizeof data, ranks - 1).wait());
+      require(data == 10 * (ranks - 1), "broadcast");
+      std::vector<int> send(ranks), received(ranks);
+      std::iota(send.begin(), send.end(), ranks * group.rank());
+      require_ok(group.all_to_all("", send.data(), received.data(), sizeof(int)).wait());
+      for (int q = 0; q < ranks; ++q) require(received[q] == ranks * q + group.rank(), "all_to_all");
+      require_ok(group.barrier("").wait());
+      require_ok(group.status());
+      queued.group.reset();
+      EXPECT_EQ(queued.releases, 1);
+      EXPECT_EQ(queued.backend->shutdowns, 1);
+      EXPECT_EQ(queued.backend->aborts, 0);
+      EXPECT_EQ(queued.records, 0);
+    });
+  }
+}
+
+TEST(QueuedCollectives, RefuseAVisitorAndWhatCannotBeAddedUp) {
+  on_queued(1, 60, [](Queued& queued) {
+    RecordingVisitor visitor(1);
+    float value = 1;
+    EXPECT_THAT(text_of(queued.group->all_reduce("unit", &value, DType::kF32, &value, 1, &visitor).wait()),
+                HasSubstr("no SumVisitor can see"));
+    EXPECT_THAT(text_of(queued.group->all_reduce("unit", &value, DType::kI64, &value, 1).wait()),
+                HasSubstr("fp32, bf16 or fp16"));
+    require_ok(queued.group->status());
+  });
+}
+
+/// The caller has long gone on when a call turns out to stand still.
+TEST(QueuedCollectives, ACallThatStandsStillEndsTheGroup) {
+  on_queued(1, 0.2, [](Queued& queued) {
+    int data = 0;
+    require_ok(queued.group->broadcast("first", &data, sizeof data, 0).wait());
+    queued.backend->fault = Fault::kStandsStill;
+    require_ok(queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait());
+    const absl::Status status = status_in_time(*queued.group);
+    EXPECT_EQ(exit_code_of(status), ExitCode::kPeerLost);
+    EXPECT_THAT(text_of(status), AllOf(HasSubstr("rank 0/1 blocks.3 broadcast #2: late: timed out after 0.2 s"),
+                                       HasSubstr("flight record: /here")));
+    EXPECT_EQ(text_of(queued.group->barrier("").wait()), text_of(status));
+    EXPECT_EQ(text_of(queued.group->allocate(10).status()), text_of(status));
+    queued.group->abort(make_error(ExitCode::kInternal, "later"));
+    queued.group.reset();  // after the watch
+    EXPECT_EQ(queued.records, 1);
+    EXPECT_EQ(queued.backend->aborts, 1);
+    EXPECT_EQ(queued.backend->shutdowns, 0);
+  });
+}
+
+/// Each of these takes less than the time that one may take; together they take more.
+TEST(QueuedCollectives, CallsThatWaitForOthersDoNotStandStill) {
+  on_queued(1, 0.4, [](Queued& queued) {
+    int data = 0;
+    std::vector<Work> works;
+    for (int i = 0; i < 5; ++i) works.push_back(queued.group->broadcast("unit", &data, sizeof data, 0));
+    for (Work& work : works) {
+      std::this_thread::sleep_for(200ms);
+      require_ok(work.wait());
+    }
+    require_ok(queued.group->status());
+  });
+}
+
+TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
+  on_queued(2, 60, [](Queued& queued) {
+    require_ok(queued.group->barrier("all").wait());
+    if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
+    int data = 0;
+    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // as its peer never comes
+    require_ok(queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait());
+    const std::string text = text_of(status_in_time(*queued.group));
+    EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
+    EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
+    EXPECT_EQ(queued.backend->aborts, 1);
+  });
+}
+
+/// A rank that gives up for its own reasons frees those that wait for it, long before their time is over.
+TEST(QueuedCollectives, AnAbortReachesTheOthers) {
+  on_queued(3, 60, [](Queued& queued) {
+    if (queued.group->rank() == 1) {
+      queued.group->abort(make_error(ExitCode::kIo, "rank 1/3: no disk"));
+      EXPECT_EQ(queued.backend->aborts, 1);
+      return;
+    }
+    queued.backend->fault = Fault::kStandsStill;
+    require_ok(queued.group->barrier("step").wait());
+    EXPECT_THAT(text_of(status_in_time(*queued.group)),
+                AllOf(HasSubstr("another rank has failed"), HasSubstr("rank 1 gave up: rank 1/3: no disk")));
+  });
+}
+
+TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
+  const std::shared_ptr<KeyValueStore> store = memory_store();
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    auto axes = mesh.axes(1, 1);
+    require_ok(axes.status());
+    auto backend = c10::make_intrusive<LateBackend>(axes->world);
+    backend->fault = Fault::kFailsOnTheDevice;
+    const auto group = queued_collectives(
+        Group{.name = "world", .world_ranks = {0}},
+        {.backend = backend,
+         .device = kCpu,
+         .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
+         .write_record = []() -> std::string { throw std::runtime_error("no space"); }},
+        store);
+    int data = 0;
+    require_ok(group->broadcast("unit", &data, sizeof data, 0).wait());
+    EXPECT_THAT(text_of(status_in_time(*group)),
+                AllOf(HasSubstr("remote process exited"), HasSubstr("flight record cannot be written: no space")));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -187,9 +187,43 @@ struct FinishedStep {
   TrafficCounts traffic;
 };
 
-StepResult train_step(Engine& engine, models::LanguageModel& model, TokenBatches& batches) {
+/// `count` batches on the Engine's device, each on its way there while the one before it trains.
+class BatchesAhead {
+ public:
+  BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
+      : batches_(batches), engine_(engine), left_(count) {
+    start();
+  }
+
+  TokenBatch next() {
+    Ahead now = *std::exchange(ahead_, std::nullopt);
+    start();
+    epoch_ = now.epoch;
+    return {now.upload.tensors()[0], now.upload.tensors()[1]};
+  }
+  /// Of the latest `next`.
+  std::int64_t epoch() const { return epoch_; }
+
+ private:
+  struct Ahead {
+    Upload upload;
+    std::int64_t epoch;
+  };
+  void start() {
+    if (left_-- <= 0) return;
+    const TokenBatch batch = batches_.next();
+    ahead_ = Ahead{engine_.upload({batch.input, batch.target}), batches_.epoch()};
+  }
+
+  TokenBatches& batches_;
+  Engine& engine_;
+  std::int64_t left_, epoch_ = 0;
+  std::optional<Ahead> ahead_;
+};
+
+StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead& batches) {
   while (!engine.step_is_due()) {
-    const TokenBatch batch = batches.next(engine.device());
+    const TokenBatch batch = batches.next();
     const at::Tensor loss = forward(model, batch);
     engine.backward(loss, {batch.input.numel(), batch.input.size(0)});
   }
@@ -214,10 +248,11 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     step.result.wait();
     if (speaks) throw_if_error(report.add(step.result, step.epoch, step.traffic));
   };
+  BatchesAhead batches(*run.batches, engine, command.steps * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   for (std::int64_t step = 0; step < command.steps; ++step) {
     if (!command.trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
-    FinishedStep now{train_step(engine, *run.model, *run.batches), run.batches->epoch(), engine.traffic()};
+    FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (unknown) report_step(*unknown);
     unknown.reset();
     now.result.is_known() ? report_step(now) : void(unknown = std::move(now));

@@ -13,6 +13,7 @@
 #include "runtime/base/strategy.h"
 #include "runtime/comm/mesh.h"
 #include "sharding/layout/memory_plan.h"
+#include "tessera/upload.h"
 
 namespace tessera {
 
@@ -109,6 +110,10 @@ class Engine {
 
   /// Where the module's parameters are, and its inputs must be: the CPU, or with comm.transport "nccl" this rank's GPU.
   at::Device device() const;
+
+  /// Starts to copy `host`, tensors of the CPU, to `device()`, beside what is computed there: the next batch, while this
+  /// one trains. `host` may change or go when this returns, but for pinned tensors, which are read until the copy is over.
+  Upload upload(const std::vector<at::Tensor>& host);
 
   /// Floating tensors in the compute dtype (mixed_precision.param); others as they are.
   at::Tensor to_compute_dtype(const at::Tensor& input) const;

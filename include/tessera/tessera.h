@@ -9,3 +9,4 @@
 #include "tessera/run.h"            // IWYU pragma: export
 #include "tessera/token_batches.h"  // IWYU pragma: export
 #include "tessera/trace.h"          // IWYU pragma: export
+#include "tessera/upload.h"         // IWYU pragma: export

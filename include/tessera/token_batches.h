@@ -25,7 +25,8 @@ class TokenBatches {
                                              std::int64_t seq_len, std::int64_t vocab_size,
                                              SamplerOptions sampling);
 
-  /// The next microbatch of this rank, on `device` (Engine::device); a copy to a GPU is queued and not waited for.
+  /// The next microbatch of this rank, on `device` (Engine::device); a copy to a GPU is queued, not waited for, and
+  /// in the way of what is computed: Engine::upload is not.
   /// Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 

@@ -18,13 +18,39 @@ void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+/// Events to be used again: making one costs more than recording it.
+class Events {
+ public:
+  explicit Events(unsigned flags) : flags_(flags) {}
+  ~Events() {
+    for (cudaEvent_t event : spare_) cudaEventDestroy(event);
+  }
+  cudaEvent_t take() {
+    cudaEvent_t event = nullptr;
+    if (spare_.empty()) {
+      check(cudaEventCreateWithFlags(&event, flags_), "cudaEventCreate");
+    } else {
+      event = spare_.back();
+      spare_.pop_back();
+    }
+    return event;
+  }
+  void give_back(cudaEvent_t event) { spare_.push_back(event); }
+
+ private:
+  const unsigned flags_;
+  std::vector<cudaEvent_t> spare_;
+};
+
+using CurrentStream = std::function<cudaStream_t()>;
+
 class EventMark : public DeviceKernels::Mark {
  public:
-  explicit EventMark(cudaStream_t stream) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+  EventMark(std::shared_ptr<Events> events, CurrentStream compute, cudaStream_t stream)
+      : events_(std::move(events)), compute_(std::move(compute)), event_(events_->take()) {
     check(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
-  ~EventMark() override { cudaEventDestroy(event_); }
+  ~EventMark() override { events_->give_back(event_); }
 
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
@@ -36,36 +62,40 @@ class EventMark : public DeviceKernels::Mark {
     return true;
   }
   void wait() override { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  void join() override { hold_back(compute_()); }
+  void hold_back(cudaStream_t stream) const { check(cudaStreamWaitEvent(stream, event_), "cudaStreamWaitEvent"); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  const std::shared_ptr<Events> events_;
+  const CurrentStream compute_;
+  const cudaEvent_t event_;
 };
 
-/// Events to be used again: making one costs more than recording it.
-struct TimingEvents {
-  ~TimingEvents() {
-    for (cudaEvent_t event : spare) cudaEventDestroy(event);
+/// A stream beside those that compute, made when it is first used: then the device is known.
+class CopyStream {
+ public:
+  ~CopyStream() {
+    if (stream_) cudaStreamDestroy(stream_);
   }
-  cudaEvent_t take() {
-    cudaEvent_t event = nullptr;
-    if (spare.empty()) {
-      check(cudaEventCreate(&event), "cudaEventCreate");
-    } else {
-      event = spare.back();
-      spare.pop_back();
-    }
-    return event;
+  cudaStream_t get() {
+    if (!stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    return stream_;
   }
-  std::vector<cudaEvent_t> spare;
+
+ private:
+  cudaStream_t stream_ = nullptr;
 };
 
 class EventInterval : public DeviceKernels::Interval {
  public:
-  EventInterval(std::shared_ptr<TimingEvents> events, cudaStream_t stream)
+  EventInterval(std::shared_ptr<Events> events, cudaStream_t stream)
       : events_(std::move(events)), stream_(stream), begin_(events_->take()), end_(events_->take()) {
     check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
   }
-  ~EventInterval() override { events_->spare.insert(events_->spare.end(), {begin_, end_}); }
+  ~EventInterval() override {
+    events_->give_back(begin_);
+    events_->give_back(end_);
+  }
 
   void end() noexcept override { ended_ = cudaEventRecord(end_, stream_); }
   double seconds() override {
@@ -76,7 +106,7 @@ class EventInterval : public DeviceKernels::Interval {
   }
 
  private:
-  const std::shared_ptr<TimingEvents> events_;
+  const std::shared_ptr<Events> events_;
   const cudaStream_t stream_;
   const cudaEvent_t begin_, end_;
   cudaError_t ended_ = cudaSuccess;
@@ -84,7 +114,7 @@ class EventInterval : public DeviceKernels::Interval {
 
 class CudaKernels : public DeviceKernels {
  public:
-  explicit CudaKernels(std::function<cudaStream_t()> current_stream) : stream_(std::move(current_stream)) {}
+  explicit CudaKernels(CurrentStream current_stream) : stream_(std::move(current_stream)) {}
 
   std::size_t norm_scratch_bytes(std::uint64_t numel) const override { return cuda::norm_scratch_bytes(numel); }
   void norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t first_block, NormNode* nodes,
@@ -109,18 +139,33 @@ class CudaKernels : public DeviceKernels {
     std::memset(memory, 0, bytes);
     return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
   }
-  void upload(void* device, const std::byte* pinned, std::size_t bytes) override {
-    check(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_()), "cudaMemcpyAsync to the device");
+  std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
+    stream_();  // on its device
+    const cudaStream_t up = up_.get();
+    if (after) static_cast<const EventMark*>(after)->hold_back(up);
+    for (const UploadPiece& piece : pieces) {
+      check(cudaMemcpyAsync(piece.device, piece.pinned, piece.bytes, cudaMemcpyHostToDevice, up),
+            "cudaMemcpyAsync to the device");
+    }
+    return mark_of(up);
   }
-  void download(std::byte* pinned, const void* device, std::size_t bytes) override {
-    check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_()), "cudaMemcpyAsync from the device");
+  std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) override {
+    const std::unique_ptr<EventMark> computed = mark_of(stream_());
+    const cudaStream_t down = down_.get();
+    computed->hold_back(down);
+    check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, down), "cudaMemcpyAsync from the device");
+    return mark_of(down);
   }
-  std::unique_ptr<Mark> mark() override { return std::make_unique<EventMark>(stream_()); }
-  std::unique_ptr<Interval> begin_interval() override { return std::make_unique<EventInterval>(events_, stream_()); }
+  std::unique_ptr<Mark> mark() override { return mark_of(stream_()); }
+  std::unique_ptr<Interval> begin_interval() override { return std::make_unique<EventInterval>(timed_, stream_()); }
 
  private:
-  const std::function<cudaStream_t()> stream_;
-  const std::shared_ptr<TimingEvents> events_ = std::make_shared<TimingEvents>();
+  std::unique_ptr<EventMark> mark_of(cudaStream_t stream) { return std::make_unique<EventMark>(marks_, stream_, stream); }
+
+  const CurrentStream stream_;
+  const std::shared_ptr<Events> marks_ = std::make_shared<Events>(cudaEventDisableTiming);
+  const std::shared_ptr<Events> timed_ = std::make_shared<Events>(cudaEventDefault);
+  CopyStream up_, down_;
 };
 
 }  // namespace

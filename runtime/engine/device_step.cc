@@ -177,11 +177,14 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
                         static_cast<std::uint64_t>(group.gradient_part.offset) / NormTree::kBlockNumel,
                         nodes + g.first_node, g.max_nodes, scratch_);
   }
+  uploaded_->join();
   if (messages_ != message_) {
     const Timed timed(&exposed_);
     throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
   }
+  if (downloaded_) downloaded_->join();  // the last decision has been fetched before this one takes its place
   kernels_.decide(request(), tables_);
+  messages_read_ = kernels_.mark();
   {
     const Unrecorded unrecorded;
     loss_.zero_();
@@ -191,12 +194,12 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
     publisher_.publish(*g.group);
   }
   publisher_.finish();
-  kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), kernels_.mark(), axes_);
+  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), downloaded_, axes_);
   return slot.outcome;
 }
 
-/// Behind the loss, which the device has added up: counts, and flags of what got a gradient.
+/// Behind the loss, which the device adds up: counts, and flags of what got a gradient. While backward is still computed.
 void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.tokens = local.tokens;
@@ -209,7 +212,8 @@ void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehindLoss = sizeof header.loss;
-  kernels_.upload(message_ + kBehindLoss, message + kBehindLoss, nodes_offset_ - kBehindLoss);
+  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, nodes_offset_ - kBehindLoss};
+  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped, which nobody knows here.

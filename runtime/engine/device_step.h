@@ -81,6 +81,8 @@ class DeviceStep {
   StepTables tables_;
   at::Tensor loss_, loss_scale_;  ///< of `message_` and of the decision
   std::array<InFlight, kMostStepsInFlight> ring_;
+  std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
+  std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
   std::int64_t steps_ = 0;
 };
 

@@ -113,6 +113,7 @@ void Engine::State::set_up() {
   check_transport();
   accelerator = accelerator_of(*axes.world);
   const ComputeDevice device = accelerator.device;
+  uploader.emplace(device, accelerator.kernels.get());
   shares_memory = !device.is_queued && axes.gather->shares_memory();
   const PlanScene scene{position, shares_memory, device.is_queued};
   plan = make_plan(units, strategy, scene, *optimizer);
@@ -371,6 +372,8 @@ at::Tensor Engine::to_compute_dtype(const at::Tensor& input) const {
 const Strategy& Engine::strategy() const { return state_->strategy; }
 const MemoryPlan& Engine::plan() const { return state_->plan; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
+Upload Engine::upload(const std::vector<at::Tensor>& host) { return state_->uploader->start(host); }
+
 at::Device Engine::device() const { return state_->accelerator.device.device; }
 
 std::optional<std::int64_t> Engine::activation_bytes() const { return state_->activation_bytes; }

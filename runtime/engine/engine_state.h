@@ -9,6 +9,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "runtime/engine/accelerator.h"
+#include "runtime/engine/uploader.h"
 #include "runtime/engine/device_step.h"
 #include "runtime/engine/gradient_hooks.h"
 #include "runtime/engine/gradient_norm.h"
@@ -54,6 +55,7 @@ struct Engine::State {
   bool failed = false;
 
   Accelerator accelerator;
+  std::optional<Uploader> uploader;
   std::unique_ptr<Optimizer> optimizer;
   LossScaler scaler;
   MeshAxes axes;

@@ -16,7 +16,7 @@ class StepOutcome {
   /// `pinned` receives the decision and is not written again before the outcome is known.
   /// `waits`: of the step, all before `end`. `axes`: whose calls the step has made; while they live.
   StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
-              std::unique_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes)
+              std::shared_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes)
       : step_(step), pinned_(std::move(pinned)), waits_(std::move(waits)), end_(std::move(end)), axes_(std::move(axes)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
@@ -31,7 +31,7 @@ class StepOutcome {
   const std::int64_t step_;
   std::shared_ptr<const std::byte> pinned_;
   ExposedCommunication::Intervals waits_;
-  std::unique_ptr<DeviceKernels::Mark> end_;
+  std::shared_ptr<DeviceKernels::Mark> end_;
   const std::weak_ptr<const MeshAxes> axes_;
   double exposed_seconds_ = 0;
   std::optional<DeviceDecision> decision_;

@@ -126,6 +126,33 @@ TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
   expect_the_cpus_bits({.ranks = 2}, strategy, options, "overflows");
 }
 
+/// Several on their way at a time, used in another order, and host memory that is used again at once.
+TEST(DeviceEngine, UploadsWhatIsAskedForAndNothingElse) {
+  const EmulatedGpus gpus;
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
+    for (int round = 0; round < 3; ++round) {
+      std::vector<Upload> uploads;
+      std::vector<at::Tensor> expected;
+      for (int i = 0; i < 4; ++i) {
+        at::Tensor host = at::full({3, 50}, 10 * round + i), turned = host.to(at::kLong).t();
+        expected.push_back(host.clone());
+        uploads.push_back(session.engine.upload({host, turned, at::empty({0})}));
+        host.fill_(-1);
+        turned.fill_(-1);
+      }
+      for (int i : {2, 0, 3, 1}) {
+        const std::vector<at::Tensor>& there = uploads[i].tensors();
+        ASSERT_EQ(there.size(), 3);
+        EXPECT_TRUE(at::equal(there[0], expected[i])) << i;
+        EXPECT_TRUE(at::equal(there[1], expected[i].to(at::kLong).t())) << i;
+        EXPECT_EQ(there[2].numel(), 0);
+      }
+    }
+    const Upload dropped = session.engine.upload({at::ones({4})});
+  });
+}
+
 TEST(DeviceEngine, TellsAResultWhenAskedTo) {
   const EmulatedGpus gpus;
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {

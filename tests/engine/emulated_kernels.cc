@@ -42,29 +42,45 @@ class EmulatedKernels : public DeviceKernels {
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
     return {new std::byte[bytes + 1](), std::default_delete<std::byte[]>()};
   }
-  void upload(void* device, const std::byte* pinned, std::size_t bytes) override { std::memcpy(device, pinned, bytes); }
-  void download(std::byte* pinned, const void* device, std::size_t bytes) override {
-    const auto* from = static_cast<const std::byte*>(device);
-    coming_.push_back({pinned, std::vector<std::byte>(from, from + bytes)});
+  /// Copies happen as late as they may: when computing, or this thread, is to come after them.
+  struct LateMark : Mark {
+    bool passed() override { return done; }
+    void wait() override { done = true; }
+    void join() override {}
+    bool done = false;
+  };
+  struct LateUpload : LateMark {
+    explicit LateUpload(std::span<const UploadPiece> all) : pieces(all.begin(), all.end()) {}
+    void join() override {
+      for (const UploadPiece& piece : pieces) std::memcpy(piece.device, piece.pinned, piece.bytes);
+      pieces.clear();
+      done = true;
+    }
+    void wait() override { join(); }
+    std::vector<UploadPiece> pieces;
+  };
+  struct LateDownload : LateMark {
+    LateDownload(std::byte* pinned, const void* device, std::size_t bytes) : to(pinned), from(device), arrived(bytes) {}
+    void join() override {
+      if (!std::exchange(is_read, true)) std::memcpy(arrived.data(), from, arrived.size());
+    }
+    void wait() override {
+      join();
+      if (!std::exchange(done, true)) std::memcpy(to, arrived.data(), arrived.size());
+    }
+    std::byte* const to;
+    const void* const from;
+    std::vector<std::byte> arrived;
+    bool is_read = false;
+  };
+  std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(); }
+  std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark*) override {
+    return std::make_unique<LateUpload>(pieces);
+  }
+  std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) override {
+    return std::make_unique<LateDownload>(pinned, device, bytes);
   }
 
-  /// What was on its way to the host when the mark was made arrives when somebody waits for it.
-  class LateMark : public Mark {
-   public:
-    struct Delivery {
-      std::byte* to;
-      std::vector<std::byte> bytes;
-    };
-    explicit LateMark(std::vector<Delivery> deliveries) : deliveries_(std::move(deliveries)) {}
-    bool passed() override { return deliveries_.empty(); }
-    void wait() override {
-      for (const Delivery& delivery : deliveries_) std::memcpy(delivery.to, delivery.bytes.data(), delivery.bytes.size());
-      deliveries_.clear();
-    }
-
-   private:
-    std::vector<Delivery> deliveries_;
-  };
   /// A device on which every stretch takes a second.
   struct Second : Interval {
     void end() noexcept override { ended = true; }
@@ -72,11 +88,6 @@ class EmulatedKernels : public DeviceKernels {
     bool ended = false;
   };
   std::unique_ptr<Interval> begin_interval() override { return std::make_unique<Second>(); }
-
-  std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(std::exchange(coming_, {})); }
-
- private:
-  std::vector<LateMark::Delivery> coming_;
 };
 
 }  // namespace

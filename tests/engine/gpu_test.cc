@@ -2,6 +2,7 @@
 // each; so nothing here may touch CUDA before the fork.
 
 #include <ATen/Context.h>
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,7 +12,10 @@
 #include <optional>
 #include <sstream>
 
+#include "runtime/comm/device_memory.h"
+#include "runtime/comm/nccl_transport.h"
 #include "runtime/comm/process_mesh.h"
+#include "runtime/comm/tcp_store.h"
 #include "tessera/error.h"
 #include "tests/comm/fork_ranks.h"
 #include "tests/comm/free_port.h"
@@ -166,6 +170,65 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
     return wrong.empty() ? absl::OkStatus() : make_error(ExitCode::kInternal, wrong);
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
+}
+
+/// One GPU is one rank to NCCL; so much of it can be seen here: communicators, memory of each kind, calls, the end.
+TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
+  for (const NcclBuffers kind : {NcclBuffers::kPlain, NcclBuffers::kRegistered, NcclBuffers::kSymmetric}) {
+    on_ranks(1, [&](int, int port) -> std::string {
+      const auto store = value_or_throw(tcp_store(topology_of(0, 1, port), 60));
+      const Group group{.name = "world", .world_ranks = {0}, .timeout_s = 60};
+      auto made = nccl_collectives(group, 0, kind, store);
+      if (kind == NcclBuffers::kSymmetric && exit_code_of(made.status()) == ExitCode::kUnavailable) return "";
+      const std::shared_ptr<Collectives> nccl = value_or_throw(std::move(made));
+      constexpr std::size_t kNumel = 1 << 20;
+      const auto input = value_or_throw(nccl->allocate(kNumel * 2)), output = value_or_throw(nccl->allocate(kNumel * 4));
+      const c10::Device gpu(at::kCUDA, 0);
+      const at::Tensor from = tensor_on(gpu, input->data(), kNumel, at::kBFloat16);
+      const at::Tensor to = tensor_on(gpu, output->data(), kNumel, at::kFloat);
+      const at::Tensor values = at::arange(static_cast<std::int64_t>(kNumel), from.options()).remainder(7);
+      std::string wrong;
+      const auto check = [&](const char* what, Work work, const at::Tensor& result) {
+        throw_if_error(work.wait());
+        if (!at::equal(result.flatten().narrow(0, 0, 100).to(at::kFloat), values.narrow(0, 0, 100).to(at::kFloat))) {
+          wrong += std::string(what) + " gives other values; ";
+        }
+      };
+      from.copy_(values);
+      check("reduce_scatter", nccl->reduce_scatter("unit", input->data(), DType::kBF16, to.data_ptr<float>(), kNumel), to);
+      from.copy_(values);
+      check("all_reduce", nccl->all_reduce("unit", input->data(), DType::kBF16, to.data_ptr<float>(), kNumel), to);
+      from.copy_(values);
+      check("all_gather", nccl->all_gather("unit", input->data(), output->data(), kNumel * 2),
+            tensor_on(gpu, output->data(), kNumel, at::kBFloat16));
+      check("all_to_all", nccl->all_to_all("unit", input->data(), output->data(), kNumel * 2),
+            tensor_on(gpu, output->data(), kNumel, at::kBFloat16));
+      check("broadcast", nccl->broadcast("unit", input->data(), kNumel * 2, 0), from);
+      check("barrier", nccl->barrier("unit"), from);
+      const absl::Status status = nccl->status();
+      return wrong + (status.ok() ? "" : message_of(status));
+    });
+  }
+}
+
+TEST_F(Gpu, UploadsBesideWhatIsComputed) {
+  on_ranks(1, [&](int, int port) -> std::string {
+    const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
+    Tiny model({});
+    Engine engine(model, strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kNccl), mesh);
+    std::string wrong;
+    for (int round = 0; round < 20; ++round) {
+      at::Tensor host = at::full({1 << 20}, round, at::kFloat);
+      Upload staged = engine.upload({host}), pinned = engine.upload({host.pin_memory()});
+      host.fill_(-1);
+      for (Upload* upload : {&staged, &pinned}) {
+        if (!at::equal(upload->tensors()[0], at::full({1 << 20}, round, at::device(engine.device()).dtype(at::kFloat)))) {
+          wrong += "round " + std::to_string(round) + " brings other values; ";
+        }
+      }
+    }
+    return wrong;
+  });
 }
 
 }  // namespace

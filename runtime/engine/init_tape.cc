@@ -1,15 +1,21 @@
 #include "runtime/engine/init_tape.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
+#include <optional>
+
+#include "runtime/engine/skipped_draws.h"
 
 namespace tessera {
 namespace {
@@ -102,6 +108,16 @@ bool InitTape::Place::whole() const {
   std::size_t numel = 1;
   for (std::int64_t size : sizes) numel *= size;
   return offset == 0 && numel * c10::elementSize(dtype) == storage_bytes;
+}
+
+bool InitTape::Place::contiguous() const {
+  if (!whole()) return false;
+  std::int64_t stride = 1;
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != stride) return false;
+    stride *= sizes[i];
+  }
+  return true;
 }
 
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor) {
@@ -224,6 +240,7 @@ void InitTape::draw(Node& node) const {
   const bool given = argument >= 0 && !node.arguments[argument].isNone();
   node.generator = given ? node.arguments[argument].toGenerator() : at::globalContext().defaultGenerator(at::kCPU);
   node.generator_state = node.generator.get_state();
+  if (skip_draw(node)) return;
   Storages scratch;
   std::unordered_set<StorageId> read;
   for (const Patch& patch : node.patches) {
@@ -236,6 +253,32 @@ void InitTape::draw(Node& node) const {
   }
   if (!read.empty()) scratch = replay(read);
   play(node, scratch, at::Generator());
+}
+
+/// Where it is known how much the operator draws. Whether it is, the operator itself says each time, on a few elements.
+bool InitTape::skip_draw(Node& node) const {
+  constexpr std::int64_t kWorthIt = 4096;
+  if (!node.overwrites || node.generator.device().type() != at::kCPU) return false;
+  const Patch& filled = node.patches[0];
+  const auto numel = static_cast<std::int64_t>(filled.place.storage_bytes / sizeof(float));
+  if (filled.place.dtype != at::kFloat || !filled.place.contiguous() || numel < kWorthIt) return false;
+  const std::string& name = node.op.schema().name();
+  const std::optional<std::uint64_t> words = words_to_fill(name, numel);
+  const std::int64_t few = 64 + numel % 16;
+  const std::optional<std::uint64_t> words_of_few = words_to_fill(name, few);
+  const auto generator = index_of_argument(node.op.schema(), "generator");
+  if (!words || !words_of_few || generator < 0) return false;
+
+  at::Generator drawn = node.generator.clone(), skipped = node.generator.clone();
+  std::vector<c10::IValue> arguments = copy_with_own_lists(node.arguments);
+  put(arguments, filled.argument, filled.element, at::empty({few}, at::kFloat));
+  arguments[static_cast<std::size_t>(generator)] = drawn;
+  Stack stack(std::move(arguments));
+  node.op.callBoxed(&stack);
+  skip_words(skipped, *words_of_few);
+  if (!at::equal(drawn.get_state(), skipped.get_state())) return false;
+  skip_words(node.generator, *words);
+  return true;
 }
 
 std::vector<InitTape::Need> InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
@@ -258,36 +301,84 @@ std::vector<InitTape::Need> InitTape::needed_for(std::unordered_set<StorageId> w
   return needs;
 }
 
-/// Sets the shared generator to where the node began; the first time, remembers where it was. For operators that take
-/// no generator as an argument (randn, dropout); all others replay on a generator of their own.
-void InitTape::rewind(const Node& node, std::vector<std::pair<at::Generator, at::Tensor>>& restore) {
-  at::Generator generator = node.generator;
-  const auto known = [&](const auto& entry) { return entry.first == generator; };
-  if (std::none_of(restore.begin(), restore.end(), known)) restore.emplace_back(generator, generator.get_state());
-  generator.set_state(node.generator_state);
+/// Whether nodes that share a generator replay on that one, since they take none as an argument (randn, dropout). All
+/// others replay on a generator of their own.
+bool InitTape::shares_generator(const Node& node) {
+  return node.generator.defined() && index_of_argument(node.op.schema(), "generator") < 0;
+}
+
+/// Needed nodes in parts that have nothing to do with each other, each in order; the one that makes most bytes first.
+std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) const {
+  static constexpr StorageId kSharedGenerators = 0;  // no storage has this number
+  std::unordered_map<StorageId, StorageId> parent;
+  const auto root = [&](StorageId id) {
+    parent.try_emplace(id, id);
+    while (parent[id] != id) id = parent[id] = parent[parent[id]];
+    return id;
+  };
+  const auto touched = [](const Node& node) {
+    std::vector<StorageId> all;
+    if (shares_generator(node)) all.push_back(kSharedGenerators);
+    for (const Patch& patch : node.patches) all.push_back(patch.place.storage);
+    for (const auto& [output, place] : node.creates) all.push_back(place.storage);
+    return all;
+  };
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (needs[i] == Need::kNo) continue;
+    const std::vector<StorageId> all = touched(nodes_[i]);
+    for (StorageId id : all) parent[root(id)] = root(all[0]);
+  }
+  std::vector<Part> parts;
+  std::unordered_map<StorageId, std::size_t> part_of;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (needs[i] == Need::kNo) continue;
+    const auto [found, is_new] = part_of.try_emplace(root(touched(nodes_[i])[0]), parts.size());
+    if (is_new) parts.emplace_back();
+    Part& part = parts[found->second];
+    part.nodes.push_back(i);
+    for (const auto& [output, place] : nodes_[i].creates) part.bytes += place.storage_bytes;
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.bytes > b.bytes; });
+  return parts;
 }
 
 InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted) const {
   const std::vector<Need> needs = needed_for(wanted);
+  const std::vector<Part> parts = parts_of(needs);
+  std::vector<Storages> made(parts.size());
+  std::atomic<std::size_t> next = 0;
+  const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(parts.size(), at::get_num_threads()));
+  at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
+    for (std::size_t i = next++; i < parts.size(); i = next++) made[i] = replay(parts[i], needs);
+  });
   Storages storages;
-  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // generators go back to where they were
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+  for (Storages& some : made) storages.merge(some);
+  return storages;
+}
+
+InitTape::Storages InitTape::replay(const Part& part, const std::vector<Need>& needs) const {
+  Storages storages;
+  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // shared generators go back to where they were
+  for (const std::size_t i : part.nodes) {
     const Node& node = nodes_[i];
     if (needs[i] == Need::kStorageOnly) {
       for (const auto& [output, place] : node.creates) {
         const auto bytes = static_cast<std::int64_t>(place.storage_bytes);
         storages[place.storage] = at::empty({bytes}, at::kByte).storage();
       }
-    } else if (needs[i] == Need::kYes) {
-      at::Generator own;
-      if (node.generator.defined() && index_of_argument(node.op.schema(), "generator") >= 0) {
-        own = node.generator.clone();
-        own.set_state(node.generator_state);
-      } else if (node.generator.defined()) {
-        rewind(node, restore);
-      }
-      play(node, storages, own);
+      continue;
     }
+    at::Generator own;
+    if (shares_generator(node)) {
+      at::Generator generator = node.generator;
+      const auto known = [&](const auto& entry) { return entry.first == generator; };
+      if (std::none_of(restore.begin(), restore.end(), known)) restore.emplace_back(generator, generator.get_state());
+      generator.set_state(node.generator_state);
+    } else if (node.generator.defined()) {
+      own = node.generator.clone();
+      own.set_state(node.generator_state);
+    }
+    play(node, storages, own);
   }
   for (auto& [generator, state] : restore) generator.set_state(state);
   return storages;

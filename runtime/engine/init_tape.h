@@ -31,14 +31,15 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset = 0;
-    bool whole() const;  ///< the tensor is all of its storage
+    bool whole() const;       ///< the tensor is all of its storage
+    bool contiguous() const;  ///< ... and its elements are in order
   };
 
   /// Runs `op` on the arguments at the end of `stack` for its shapes only, writes it down, and leaves its outputs on
   /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-  /// Real storages for `wanted`, by replaying what they depend on and nothing else.
+  /// Real storages for `wanted`, by replaying what they depend on and nothing else, with LibTorch's threads.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
   std::size_t size() const { return nodes_.size(); }
@@ -61,14 +62,21 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     at::Tensor generator_state;  ///< before the operator ran
   };
   enum class Need : char { kNo, kStorageOnly, kYes };
+  struct Part {
+    std::vector<std::size_t> nodes;
+    std::size_t bytes = 0;  ///< that they make
+  };
 
   Node describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   bool run_for_shapes(const Node& node, torch::jit::Stack* stack) const;
   void run_with_values(const Node& node, torch::jit::Stack* stack) const;
   void note_outputs(Node& node, const torch::jit::Stack& stack);
   void draw(Node& node) const;
+  bool skip_draw(Node& node) const;
   std::vector<Need> needed_for(std::unordered_set<StorageId> wanted) const;
-  static void rewind(const Node& node, std::vector<std::pair<at::Generator, at::Tensor>>& restore);
+  static bool shares_generator(const Node& node);
+  std::vector<Part> parts_of(const std::vector<Need>& needs) const;
+  Storages replay(const Part& part, const std::vector<Need>& needs) const;
   void play(const Node& node, Storages& storages, const at::Generator& generator) const;
 
   std::vector<Node> nodes_;

@@ -177,6 +177,7 @@ TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
+    queued.group.reset();  // after the watch
     EXPECT_EQ(queued.backend->aborts, 1);
   });
 }

@@ -1,5 +1,7 @@
 #include "tessera/deferred_init.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/arange.h>
@@ -12,6 +14,8 @@
 #include <torch/utils.h>
 
 #include <functional>
+
+#include "runtime/engine/skipped_draws.h"
 
 namespace tessera {
 namespace {
@@ -126,6 +130,55 @@ TEST(DeferredInit, DataPointerOfADeferredTensorIsAnError) {
 
 TEST(DeferredInit, OddInitEqualsEager) {
   expect_equals_eager([]() -> std::shared_ptr<Module> { return std::make_shared<OddInit>(); });
+}
+
+/// Large enough that recording skips the draws; every way a fill can begin and end in the generator's words.
+TEST(DeferredInit, LargeFillsEqualEagerWhereverTheyBegin) {
+  for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
+    expect_equals_eager([numel]() -> std::shared_ptr<Module> {
+      auto module = std::make_shared<Module>();
+      module->register_parameter("before", at::randn({numel % 700}));  // the generator is anywhere in its words
+      module->register_parameter("normal", torch::nn::init::normal_(at::zeros({numel}), 1, 2));
+      module->register_parameter("uniform", torch::nn::init::uniform_(at::zeros({numel / 2, 2})));
+      module->register_parameter("constant", torch::nn::init::normal_(at::zeros({numel}), 1, 0));
+      module->register_parameter("turned", torch::nn::init::normal_(at::zeros({2, numel / 2}).t(), 0, 1));
+      module->register_parameter("wide", torch::nn::init::normal_(at::zeros({numel}, at::kDouble), 0, 1));
+      module->register_parameter("after", at::randn({17}));
+      return module;
+    });
+  }
+}
+
+TEST(DeferredInit, SkipsWhatTheGeneratorWouldHaveDrawn) {
+  for (const std::uint64_t words : {0, 1, 622, 623, 624, 625, 1247, 1248, 100'000}) {
+    for (const int drawn : {0, 1, 623, 624, 1000}) {
+      at::Generator generator = at::detail::createCPUGenerator(7), skipped = at::detail::createCPUGenerator(7);
+      const auto draw = [](at::Generator& from, std::uint64_t count) {
+        for (std::uint64_t i = 0; i < count; ++i) from.get<at::CPUGeneratorImpl>()->random();
+      };
+      draw(generator, drawn + words);
+      draw(skipped, drawn);
+      skip_words(skipped, words);
+      EXPECT_TRUE(at::equal(generator.get_state(), skipped.get_state())) << words << " after " << drawn;
+    }
+  }
+}
+
+TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(4);
+  expect_equals_eager([]() -> std::shared_ptr<Module> {
+    auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(300, 200), torch::nn::Linear(200, 300));
+    for (int i = 0; i < 8; ++i) {
+      const std::string name = std::to_string(i);
+      module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // on the shared generator
+      const at::Tensor base = at::zeros({20}).normal_();
+      module->register_parameter("sum" + name, base + at::randn({20}));  // of both kinds
+      module->register_buffer("twice" + name, base * 2);
+    }
+    return module;
+  });
+  at::set_num_threads(threads);
 }
 
 }  // namespace

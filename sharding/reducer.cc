@@ -1,42 +1,19 @@
 #include "sharding/reducer.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "runtime/base/trace.h"
 #include "runtime/comm/pairwise_sum.h"
-#include "sharding/dtype.h"
+#include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-at::Tensor tensor_at(std::byte* memory, DType dtype, const FlatParameter& flat, c10::Device device) {
-  const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
-  // Without a target LibTorch asks CUDA whose memory it is, each time.
-  return at::for_blob(memory, flat.sizes).strides(flat.strides).options(options).target_device(device).make_tensor();
-}
-
-at::Tensor flat_at(void* memory, DType dtype, std::int64_t numel, c10::Device device) {
-  const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
-  return at::for_blob(memory, {numel}).options(options).target_device(device).make_tensor();
-}
-
-/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
-/// would copy with several threads.
-bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
-  return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
-         gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
-         gradient.strides() == at::IntArrayRef(flat.strides) &&
-         (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
-}
 
 /// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
 /// an element of `dtype` is at most as long.
@@ -45,15 +22,11 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
   const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;  // what a cache holds, or what keeps a GPU busy
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     const std::int64_t count = std::min(chunk, numel - begin);
-    const at::Tensor wide = flat_at(memory + begin * 4, DType::kF32, count, device.device);
+    const at::Tensor wide = flat_view(memory + begin * 4, DType::kF32, count, device.device);
     std::byte* const to = memory + begin * static_cast<std::int64_t>(size_of(dtype));
-    flat_at(to, dtype, count, device.device).copy_(wide.to(scalar_type_of(dtype)));
+    flat_view(to, dtype, count, device.device).copy_(wide.to(scalar_type_of(dtype)));
   }
 }
-
-/// A GPU copies gradients below this many elements faster than the host starts a copy of each, or about as fast; they
-/// wait for their unit's others. Larger ones are not kept that long.
-constexpr std::int64_t kSmallNumel = 1 << 22;
 
 }  // namespace
 
@@ -106,17 +79,8 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
                  ComputeDevice device, GradientVisitor* visitor)
     : plan_(plan), axes_(axes), device_(device), visitor_(visitor), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
   for (Unit* unit : units) {
-    Entry& entry = entries_.emplace_back();
-    entry.unit = unit;
-    for (auto& group : unit->groups) {
-      const std::size_t count = group->trainable ? group->parameters.size() : 0;
-      entry.expected += static_cast<std::int64_t>(count);
-      entry.arrived.emplace_back(count, 0);
-      entry.used.emplace_back(count, 0);
-      entry.views.emplace_back(count);
-      entry.small.emplace_back();
-    }
-    if (entry.expected > 0) order_.insert(order_.begin(), unit->index);
+    Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
+    if (entry.gradients.expected() > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
       entry.bucket.memory = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
     }
@@ -152,11 +116,12 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);
-  store(entry, group, parameter, gradient);
+  const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0;
+  entry.gradients.take(group, parameter, gradient, bucket_of(entry, group), is_usual_bucket);
   gradient.reset();
-  if (entry.arrived_count == entry.expected) copy_small(entry);
-  const bool complete = entry.arrived_count == entry.expected && !accumulates();
-  if (!complete || was_ready) return;
+  if (!entry.gradients.is_complete()) return;
+  entry.gradients.flush();
+  if (accumulates() || was_ready) return;
   entry.phase = Phase::kReady;
   if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
   completed_.push_back(entry.unit->index);
@@ -166,8 +131,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
 void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
   if (accumulates()) return;  // arrivals last until reset
-  entry.arrived_count = 0;
-  for (auto& group : entry.arrived) std::fill(group.begin(), group.end(), 0);
+  entry.gradients.begin();
   if (plan_.bucket_mode() == BucketMode::kInPlace) {
     if (entry.reduced) open_overflow(entry);  // its own place holds the sum
     return;
@@ -198,89 +162,18 @@ void Reducer::free(Bucket& bucket) {
   bucket = Bucket();
 }
 
-void Reducer::store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient) {
-  const FlatParameter& flat = group.parameters[parameter];
-  const DType dtype = bucket_dtype();
-  const std::int64_t offset = group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype));
-  std::byte* place = bucket_of(entry, group) + offset;
-  char& arrived = entry.arrived[group.index][parameter];
-  if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype, flat)) {
-    std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
-  } else {
-    const Unrecorded unrecorded;
-    const at::Tensor view = view_of(entry, group, parameter, place);
-    if (arrived) {
-      copy_small(entry);  // one of them may be what this one is added to
-      view.add_(gradient);
-    } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
-      SmallGradients& small = entry.small[group.index];
-      small.places.push_back(view);
-      small.gradients.push_back(gradient);
-    } else {
-      view.copy_(gradient);
-    }
-  }
-  entry.arrived_count += arrived ? 0 : 1;
-  arrived = 1;
-  entry.used[group.index][parameter] = 1;
-}
-
-/// A unit's gradients come to the same few places again and again, and a view costs the host as much as a copy to start.
-at::Tensor Reducer::view_of(Entry& entry, const FlatGroup& group, std::size_t parameter, std::byte* place) {
-  const FlatParameter& flat = group.parameters[parameter];
-  const auto make = [&] { return tensor_at(place, bucket_dtype(), flat, device_.device); };
-  if (!device_.is_queued || entry.bucket.overflow.bytes() > 0 || flat.numel == 0) return make();
-  auto& views = entry.views[group.index][parameter];
-  for (const at::Tensor& view : views) {
-    if (view.const_data_ptr() == place) return view;
-  }
-  return views.emplace_back(make());
-}
-
-void Reducer::copy_small(Entry& entry) {
-  for (SmallGradients& small : entry.small) {
-    if (small.gradients.empty()) continue;
-    const Unrecorded unrecorded;
-    at::_foreach_copy_(small.places, small.gradients);
-    small.places.clear();
-    small.gradients.clear();
-  }
+bool Reducer::is_in_place(const Entry& entry) const {
+  return plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
 }
 
 std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const {
-  const bool in_place = plan_.bucket_mode() == BucketMode::kInPlace && entry.bucket.overflow.bytes() == 0;
-  if (in_place) return reinterpret_cast<std::byte*>(group.gradient);
+  if (is_in_place(entry)) return reinterpret_cast<std::byte*>(group.gradient);
   std::byte* bucket = entry.bucket.memory;
   for (std::size_t i = 0; i < group.index; ++i) {
     const FlatGroup& before = *entry.unit->groups[i];
     if (before.trainable) bucket += before.layout.numel() * size_of(bucket_dtype());
   }
   return bucket;
-}
-
-/// Zeros wherever no gradient came: unused parameters and padding.
-void Reducer::fill_missing(const Entry& entry, const FlatGroup& group) {
-  const auto element = static_cast<std::int64_t>(size_of(bucket_dtype()));
-  std::byte* bucket = bucket_of(entry, group);
-  const auto clear_extent = [&](Extent extent) { clear(bucket + extent.offset * element, extent.numel * element); };
-  // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
-  const bool gaps_are_zero = device_.is_queued && plan_.bucket_mode() == BucketMode::kInPlace &&
-                             entry.bucket.overflow.bytes() == 0;
-  if (!gaps_are_zero) {
-    for (Extent gap : group.layout.gaps()) clear_extent(gap);
-  }
-  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    if (!entry.arrived[group.index][i]) clear_extent(group.layout.extent(i));
-  }
-}
-
-void Reducer::clear(std::byte* memory, std::int64_t bytes) const {
-  if (!device_.is_queued) {
-    std::memset(memory, 0, bytes);
-    return;
-  }
-  const Unrecorded unrecorded;
-  flat_at(memory, DType::kU8, bytes, device_.device).zero_();
 }
 
 void Reducer::launch_ready() {
@@ -298,11 +191,13 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 }
 
 void Reducer::start(Entry& entry) {
-  copy_small(entry);
+  entry.gradients.flush();
+  // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
+  const bool gaps_are_zero = device_.is_queued && is_in_place(entry);
   UnitReduction& reduction = this->reduction(started_++);
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
-    fill_missing(entry, *group);
+    entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
     start_group(reduction, *group);
   }
   ++counts_.reductions;
@@ -380,8 +275,8 @@ void Reducer::complete(GroupReduction& reduction) {
   if (!reduction.adds) return;
   const Unrecorded unrecorded;
   const std::int64_t numel = reduction.group->gradient_part.numel;
-  const at::Tensor gradient = flat_at(reduction.group->gradient, DType::kF32, numel, device_.device);
-  gradient.add_(flat_at(reduction.total, DType::kF32, numel, device_.device));
+  const at::Tensor gradient = flat_view(reduction.group->gradient, DType::kF32, numel, device_.device);
+  gradient.add_(flat_view(reduction.total, DType::kF32, numel, device_.device));
 }
 
 Work Reducer::sum_over_replicas(GroupReduction& reduction) {
@@ -411,7 +306,7 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
 
 void Reducer::finish(bool reduce_now) {
   if (accumulates()) {
-    for (Entry& entry : entries_) copy_small(entry);
+    for (Entry& entry : entries_) entry.gradients.flush();
     if (!reduce_now) return;
     for (int index : order_) reduce(entries_[index]);
     end_reductions();
@@ -452,14 +347,12 @@ void Reducer::agree_on_order() {
 void Reducer::reset() {
   for (Entry& entry : entries_) {
     entry.has_sum = false;
-    entry.arrived_count = 0;
-    for (auto& group : entry.arrived) std::fill(group.begin(), group.end(), 0);
-    for (auto& group : entry.used) std::fill(group.begin(), group.end(), 0);
+    entry.gradients.reset();
   }
 }
 
 bool Reducer::used(const FlatGroup& group, std::size_t parameter) const {
-  return entries_[group.unit->index].used[group.index][parameter] != 0;
+  return entries_[group.unit->index].gradients.used(group, parameter);
 }
 
 }  // namespace tessera

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/mesh.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
+#include "sharding/gradient_packer.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
 
@@ -74,22 +76,15 @@ class Reducer {
     std::byte* memory = nullptr;
     bool taken = false;
   };
-  /// On a GPU: gradients of one dtype that are to be copied together.
-  struct SmallGradients {
-    std::vector<at::Tensor> places, gradients;
-  };
   struct Entry {
-    Unit* unit = nullptr;
+    Entry(Unit* unit, GradientPacker gradients) : unit(unit), gradients(std::move(gradients)) {}
+
+    Unit* unit;
+    GradientPacker gradients;
     Phase phase = Phase::kIdle;
     Bucket bucket;
-    std::int64_t expected = 0;                ///< trainable parameters
-    std::int64_t arrived_count = 0;
-    std::vector<std::vector<char>> arrived;   ///< [group][parameter], since the bucket was opened
-    std::vector<std::vector<char>> used;      ///< since reset
-    std::vector<SmallGradients> small;        ///< [group]
-    std::vector<std::vector<std::vector<at::Tensor>>> views;  ///< [group][parameter]: on a GPU, of each place it came to
-    bool reduced = false;                     ///< this round
-    bool has_sum = false;                     ///< gradient holds a sum since reset, or will
+    bool reduced = false;  ///< this round
+    bool has_sum = false;  ///< gradient holds a sum since reset, or will
   };
   class Accumulation;
   struct GroupReduction;
@@ -101,13 +96,10 @@ class Reducer {
   void open(Entry& entry);
   void open_overflow(Entry& entry);
   void free(Bucket& bucket);
-  void store(Entry& entry, FlatGroup& group, std::size_t parameter, const at::Tensor& gradient);
-  at::Tensor view_of(Entry& entry, const FlatGroup& group, std::size_t parameter, std::byte* place);
-  void copy_small(Entry& entry);
+  /// Whether the unit's gradients wait in their sum's own place.
+  bool is_in_place(const Entry& entry) const;
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
-  void fill_missing(const Entry& entry, const FlatGroup& group);
-  void clear(std::byte* memory, std::int64_t bytes) const;
   void launch_ready();
   void reduce(Entry& entry);
   UnitReduction& reduction(std::int64_t number);

@@ -7,14 +7,10 @@
 
 #include "optim/rounding.h"
 #include "runtime/engine/host_view.h"
-#include "sharding/dtype.h"
+#include "sharding/memory_view.h"
 
 namespace tessera {
 namespace {
-
-at::Tensor flat_at(std::byte* memory, DType dtype, std::int64_t numel) {
-  return at::from_blob(memory, {numel}, at::TensorOptions(scalar_type_of(dtype)));
-}
 
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
@@ -57,7 +53,7 @@ void write_values(FlatGroup& group, const at::Tensor& flat) {
   }
   const Extent part = group.parameter_part, owned = group.optimizer_part;
   const HostView parameters(group.shard, part.numel * group.element_bytes(), group.device, HostView::kUndefined);
-  flat_at(parameters.data(), group.dtype, part.numel).copy_(flat.narrow(0, part.offset, part.numel));
+  flat_view(parameters.data(), group.dtype, part.numel, at::kCPU).copy_(flat.narrow(0, part.offset, part.numel));
   parameters.write_back();
   if (!group.trainable || group.dtype == DType::kF32) return;
   const HostView masters(group.master, owned.numel * 4, group.device, HostView::kUndefined);
@@ -70,7 +66,7 @@ void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
   if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, values.mutable_data_ptr<float>());
   const HostView masters(group.master, group.optimizer_part.numel * 4, group.device, HostView::kFetch);
-  const at::Tensor master = flat_at(masters.data(), DType::kF32, group.optimizer_part.numel);
+  const at::Tensor master = flat_view(masters.data(), DType::kF32, group.optimizer_part.numel, at::kCPU);
   const at::Tensor same = master.to(scalar_type_of(group.dtype)).to(at::kFloat).eq(values);
   values.copy_(at::where(same, master, values));
 }

@@ -1,0 +1,121 @@
+#include "sharding/gradient_packer.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+/// Whether `gradient` lies as `flat` does, so that its bytes may be copied. A large one is left to LibTorch where that
+/// would copy with several threads.
+bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
+  return gradient.scalar_type() == scalar_type_of(dtype) && gradient.layout() == at::kStrided &&
+         gradient.is_non_overlapping_and_dense() && gradient.sizes() == at::IntArrayRef(flat.sizes) &&
+         gradient.strides() == at::IntArrayRef(flat.strides) &&
+         (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
+}
+
+/// A GPU copies gradients below this many elements faster than the host starts a copy of each, or about as fast; they
+/// wait for their unit's others. Larger ones are not kept that long.
+constexpr std::int64_t kSmallNumel = 1 << 22;
+
+}  // namespace
+
+GradientPacker::GradientPacker(const Unit& unit, DType dtype, ComputeDevice device) : dtype_(dtype), device_(device) {
+  for (const auto& group : unit.groups) {
+    const std::size_t count = group->trainable ? group->parameters.size() : 0;
+    expected_ += static_cast<std::int64_t>(count);
+    Part& part = parts_.emplace_back();
+    part.arrived.resize(count);
+    part.used.resize(count);
+    part.views.resize(count);
+  }
+}
+
+void GradientPacker::begin() {
+  arrived_count_ = 0;
+  for (Part& part : parts_) std::fill(part.arrived.begin(), part.arrived.end(), 0);
+}
+
+void GradientPacker::reset() {
+  begin();
+  for (Part& part : parts_) std::fill(part.used.begin(), part.used.end(), 0);
+}
+
+void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
+                          bool is_usual) {
+  const FlatParameter& flat = group.parameters[parameter];
+  Part& part = parts_[group.index];
+  std::byte* const place = bucket + group.layout.extent(parameter).offset * static_cast<std::int64_t>(size_of(dtype_));
+  char& arrived = part.arrived[parameter];
+  if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype_, flat)) {
+    std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
+  } else {
+    const Unrecorded unrecorded;
+    const at::Tensor view = view_of(group, parameter, place, is_usual);
+    if (arrived) {
+      flush();  // one of them may be what this one is added to
+      view.add_(gradient);
+    } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
+      part.places.push_back(view);
+      part.gradients.push_back(gradient);
+    } else {
+      view.copy_(gradient);
+    }
+  }
+  arrived_count_ += arrived ? 0 : 1;
+  arrived = 1;
+  part.used[parameter] = 1;
+}
+
+/// A view costs the host as much as a copy to start.
+at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
+  const FlatParameter& flat = group.parameters[parameter];
+  const auto make = [&] { return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device); };
+  if (!device_.is_queued || !is_usual || flat.numel == 0) return make();
+  auto& views = parts_[group.index].views[parameter];
+  for (const at::Tensor& view : views) {
+    if (view.const_data_ptr() == place) return view;
+  }
+  return views.emplace_back(make());
+}
+
+void GradientPacker::flush() {
+  for (Part& part : parts_) {
+    if (part.gradients.empty()) continue;
+    const Unrecorded unrecorded;
+    at::_foreach_copy_(part.places, part.gradients);
+    part.places.clear();
+    part.gradients.clear();
+  }
+}
+
+void GradientPacker::fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const {
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  const auto clear_extent = [&](Extent extent) { clear(bucket + extent.offset * element, extent.numel * element); };
+  if (!gaps_are_zero) {
+    for (Extent gap : group.layout.gaps()) clear_extent(gap);
+  }
+  const std::vector<char>& arrived = parts_[group.index].arrived;
+  for (std::size_t i = 0; i < arrived.size(); ++i) {
+    if (!arrived[i]) clear_extent(group.layout.extent(i));
+  }
+}
+
+void GradientPacker::clear(std::byte* memory, std::int64_t bytes) const {
+  if (!device_.is_queued) {
+    std::memset(memory, 0, static_cast<std::size_t>(bytes));
+    return;
+  }
+  const Unrecorded unrecorded;
+  flat_view(memory, DType::kU8, bytes, device_.device).zero_();
+}
+
+}  // namespace tessera

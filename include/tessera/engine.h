@@ -105,6 +105,11 @@ class Engine {
   /// parameters. Throws if called early.
   StepResult step();
 
+  /// Throws if a collective that had been queued on a GPU has failed there. Then what was read from the GPU since is
+  /// worthless: call it after reading a loss in an evaluation, say. StepResult::wait and Gathered::close do. Waits for
+  /// nothing.
+  void check() const;
+
   /// True if the next step() is due.
   bool step_is_due() const;
 
@@ -149,8 +154,8 @@ class Gathered {
   explicit Gathered(Engine& engine, Mode mode = kRead);
   /// Only the units (Engine::unit_names) that hold `parameters`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);
-  /// Writing back is a collective and can fail; an error in a destructor is logged and ends the group. Call `close` to
-  /// have it thrown.
+  /// Writing back is a collective and can fail, and on a GPU so can what had only been queued; an error in a destructor is
+  /// logged. Call `close` to have it thrown, before what was read under the guard is used.
   ~Gathered();
   void close();
   Gathered(const Gathered&) = delete;

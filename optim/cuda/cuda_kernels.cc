@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Events to be used again: making one costs more than recording it.
+/// Events to be used again: making one costs more than recording it. Given back from whatever thread lets go of a mark.
 class Events {
  public:
   explicit Events(unsigned flags) : flags_(flags) {}
@@ -26,6 +27,7 @@ class Events {
     for (cudaEvent_t event : spare_) cudaEventDestroy(event);
   }
   cudaEvent_t take() {
+    const std::lock_guard lock(mutex_);
     cudaEvent_t event = nullptr;
     if (spare_.empty()) {
       check(cudaEventCreateWithFlags(&event, flags_), "cudaEventCreate");
@@ -35,10 +37,14 @@ class Events {
     }
     return event;
   }
-  void give_back(cudaEvent_t event) { spare_.push_back(event); }
+  void give_back(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    spare_.push_back(event);
+  }
 
  private:
   const unsigned flags_;
+  std::mutex mutex_;
   std::vector<cudaEvent_t> spare_;
 };
 
@@ -134,6 +140,7 @@ class CudaKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
+    stream_();  // on its device
     void* memory = nullptr;
     check(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");
     std::memset(memory, 0, bytes);

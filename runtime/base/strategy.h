@@ -92,8 +92,8 @@ struct MemoryConfig {
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
-/// How the buffers that `nccl` reads and writes are made.
-enum class NcclBuffers { kPlain, kRegistered, kSymmetric };
+/// How the memory is made that `nccl` gathers from and into.
+enum class NcclBuffers { kPlain, kRegistered };
 
 struct CommConfig {
   TransportChoice transport = TransportChoice::kAuto;

@@ -102,9 +102,7 @@ const std::vector<Named<NcclBuffers>>& nccl_buffers() {
   using enum NcclBuffers;
   static const std::vector<Named<NcclBuffers>> list = {
       {kPlain, "plain", "as any other memory: NCCL copies through buffers of its own"},
-      {kRegistered, "registered", "made by NCCL and registered with it, where the GPU has multicast memory; else plain"},
-      {kSymmetric, "symmetric",
-       "registered as windows too, for NCCL's symmetric kernels; refused where the GPU has no multicast memory"}};
+      {kRegistered, "registered", "made by NCCL and registered with it, where the GPU has multicast memory; else plain"}};
   return list;
 }
 

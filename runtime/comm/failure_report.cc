@@ -27,7 +27,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 struct FailureReport::Shared {
   const Group group;
   const std::shared_ptr<KeyValueStore> store;
-  std::atomic<bool> store_hangs = false;
+  std::atomic<bool> store_hangs = false, is_asked = false;
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
@@ -66,14 +66,15 @@ void FailureReport::publish(const std::string& text) {
   if (!ends_in_time([shared = shared_, text] { shared->publish(text); }, kForTheStore)) shared_->store_hangs = true;
 }
 
-bool FailureReport::heard() {
-  const auto heard = std::make_shared<bool>(false);
-  if (shared_->store_hangs) return false;
-  const bool answered =
-      ends_in_time([shared = shared_, heard] { *heard = shared->store->has(shared->any_key()).value_or(false); },
-                   kForTheStore);
-  if (!answered) shared_->store_hangs = true;
-  return answered && *heard;
+std::string FailureReport::news() {
+  if (shared_->is_asked.exchange(true)) return "";  // the last question has not been answered yet
+  const auto news = std::make_shared<std::string>();
+  const auto ask = [shared = shared_, news] {
+    const absl::StatusOr<bool> any = shared->store->has(shared->any_key());
+    *news = !any.ok() ? "the store, and so rank 0, is gone" : *any ? "another rank has failed" : "";
+    shared->is_asked = false;
+  };
+  return ends_in_time(ask, kForTheStore) ? *news : "";
 }
 
 absl::Status FailureReport::explain(const CallSignature& call, const std::string& why) {
@@ -88,7 +89,8 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
     if (q == group.rank) continue;
     const std::string& answer = (*answers)[q];
     text += "; " + group.who(q) + " " + (answer.empty() ? "does not answer" : answer);
-    if (answer != "was in " + call.describe() && ends_with(answer, number_of(call)))
+    const bool is_a_call = answer.starts_with("was in ");
+    if (is_a_call && answer != "was in " + call.describe() && ends_with(answer, number_of(call)))
       code = ExitCode::kInternal;
   }
   if (code == ExitCode::kInternal)

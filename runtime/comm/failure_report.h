@@ -25,8 +25,9 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
-  /// Whether a rank of the group has published a failure. Asks the store: not for every call.
-  bool heard();
+  /// Empty, or what is known of the others while this rank waits for them: that one has published a failure, or that the
+  /// store is gone. Asks the store, so not for every call.
+  std::string news();
 
   /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so.
   /// Exit code 70 if another rank was in a different call of the same number, else 75.

@@ -1,6 +1,7 @@
 #include "runtime/comm/in_time.h"
 
 #include <condition_variable>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -8,21 +9,34 @@
 
 namespace tessera {
 
-bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {
-  struct End {
+bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit) {
+  struct Ends {
     std::mutex mutex;
     std::condition_variable changed;
-    bool reached = false;
+    std::size_t left;
+    bool all_succeeded = true;
   };
-  const auto end = std::make_shared<End>();
-  std::thread([end, task = std::move(task)] {
-    task();
-    std::lock_guard lock(end->mutex);
-    end->reached = true;
-    end->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(end->mutex);
-  return end->changed.wait_for(lock, limit, [&] { return end->reached; });
+  const auto ends = std::make_shared<Ends>();
+  ends->left = tasks.size();
+  for (std::function<bool()>& task : tasks) {
+    std::thread([ends, task = std::move(task)] {
+      const bool succeeded = task();
+      std::lock_guard lock(ends->mutex);
+      --ends->left;
+      ends->all_succeeded = ends->all_succeeded && succeeded;
+      ends->changed.notify_all();
+    }).detach();
+  }
+  std::unique_lock lock(ends->mutex);
+  return ends->changed.wait_for(lock, limit, [&] { return ends->left == 0; }) && ends->all_succeeded;
+}
+
+bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {
+  return succeed_in_time({[task = std::move(task)] {
+                           task();
+                           return true;
+                         }},
+                         limit);
 }
 
 }  // namespace tessera

@@ -68,7 +68,7 @@ absl::StatusOr<MeshAxes> Mesh::axes(int replicate, int shard) const {
   axes.shard_index = topology.rank % shard;
   const std::string name = state_->unique_name(replicate, shard);
   const int first = axes.replicate_index * shard;
-  TESSERA_ASSIGN_OR_RETURN(axes.gather, state_->make(name + "gather", first, shard, 1));
+  TESSERA_ASSIGN_OR_RETURN(axes.gather, state_->make(name + std::string(kGatherGroup), first, shard, 1));
   TESSERA_ASSIGN_OR_RETURN(axes.reduce, state_->make(name + "reduce", first, shard, 1));
   TESSERA_ASSIGN_OR_RETURN(axes.replicate,
                            state_->make(name + "replicate", axes.shard_index, replicate, shard));

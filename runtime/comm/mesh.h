@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/strategy.h"
@@ -13,6 +14,10 @@
 #include "runtime/comm/topology.h"
 
 namespace tessera {
+
+/// How the name of the group ends that makes all-gathers. Ranks gather from and into the same places of their memory of it;
+/// in which place a bucket waits to be reduced each decides alone.
+inline constexpr std::string_view kGatherGroup = "gather";
 
 /// Makes groups of ranks. One per process (or per rank, on threads); knows which transport joins which ranks.
 class GroupFactory {
@@ -32,7 +37,7 @@ struct MeshAxes {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   std::shared_ptr<Collectives> gather;     ///< the shard axis, for all-gathers
-  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: never waits behind a gather
+  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: ends no later for a gather's sake
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, but where that moves a GPU's.

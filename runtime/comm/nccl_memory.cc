@@ -51,16 +51,11 @@ class PooledBuffer : public CommBuffer {
 absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                                c10::Device device, NcclBuffers kind) try {
   std::shared_ptr<NcclMemory> memory(new NcclMemory(std::move(backend), device));
-  if (kind == NcclBuffers::kPlain) return memory;
-  if (!memory->backend_->supportsTensorAlloc(device.index())) {
-    if (kind == NcclBuffers::kRegistered) return memory;
-    return make_error(ExitCode::kUnavailable, "comm.nccl_buffers is \"symmetric\", but " + device.str() +
-                                                  " has no multicast memory (NVSwitch). hint: \"registered\"");
-  }
+  if (kind == NcclBuffers::kPlain || !memory->backend_->supportsTensorAlloc(device.index())) return memory;
   const c10::cuda::CUDAGuard guard(device);
   memory->pool_ = std::make_shared<at::cuda::MemPool>(
       std::static_pointer_cast<allocator::CUDAAllocator>(memory->backend_->getMemAllocator()));
-  memory->backend_->registerMemPool(memory->pool_.get(), kind == NcclBuffers::kSymmetric);
+  memory->backend_->registerMemPool(memory->pool_.get());
   return memory;
 } catch (const std::exception& error) {
   return make_error(ExitCode::kUnavailable, "NCCL cannot register memory of " + device.str() + ": " +

@@ -16,11 +16,10 @@ namespace tessera {
 
 /// Memory of one communicator that NCCL knows, so that collectives go from and to it without a copy in between
 /// (`comm.nccl_buffers`). It is made by ncclMemAlloc, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what
-/// the pool gets. Pieces take whole pages of 2 MiB or, where NCCL rounds more, of more.
+/// the pool gets. NCCL wants a call's buffers at the same place of it on every rank, or registered on none.
 class NcclMemory {
  public:
-  /// Errors: 69 if `kind` is symmetric and the GPU cannot (it takes NVSwitch's multicast memory). Registered memory is
-  /// plain memory there.
+  /// `kind` registered is plain where the GPU has no multicast memory (NVSwitch).
   static absl::StatusOr<std::shared_ptr<NcclMemory>> create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                             c10::Device device, NcclBuffers kind);
   ~NcclMemory();

@@ -8,6 +8,7 @@
 #include "runtime/comm/c10d_store.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
+#include "runtime/comm/queued_groups.h"
 
 namespace tessera {
 
@@ -21,6 +22,7 @@ namespace tessera {
 /// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
 /// nccl_transport_missing.cc answers with exit code 69.
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
+                                                              std::shared_ptr<QueuedGroups> groups,
                                                               std::shared_ptr<C10dStore> store);
 
 /// OK if this build has CUDA and NCCL, and this machine a GPU.

@@ -13,7 +13,8 @@ absl::StatusOr<int> gpu_count() { return nccl_available(); }
 
 absl::Status use_gpu(int) { return nccl_available(); }
 
-absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group&, int, NcclBuffers, std::shared_ptr<C10dStore>) {
+absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group&, int, NcclBuffers, std::shared_ptr<QueuedGroups>,
+                                                              std::shared_ptr<C10dStore>) {
   return nccl_available();
 }
 

@@ -69,7 +69,10 @@ absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& 
   TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
   const NcclBuffers buffers = comm.nccl_buffers;
   return make_gpu_mesh(topology, comm, topology.local_rank, [buffers](int gpu, const std::shared_ptr<C10dStore>& store) {
-    return [gpu, buffers, store](const Group& group) { return nccl_collectives(group, gpu, buffers, store); };
+    return [gpu, buffers, store, groups = std::make_shared<QueuedGroups>()](const Group& group) {
+      const bool at_same_places = group.name.ends_with(kGatherGroup);
+      return nccl_collectives(group, gpu, at_same_places ? buffers : NcclBuffers::kPlain, groups, store);
+    };
   });
 }
 

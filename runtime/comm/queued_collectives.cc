@@ -1,9 +1,8 @@
 #include "runtime/comm/queued_collectives.h"
 
-#include <atomic>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "runtime/comm/call.h"
 #include "runtime/comm/device_memory.h"
 #include "runtime/comm/failure_report.h"
-#include "runtime/comm/in_time.h"
 #include "runtime/comm/visited_sum.h"
 #include "runtime/comm/work_watch.h"
 
@@ -22,26 +20,31 @@ namespace {
 
 using Started = c10::intrusive_ptr<c10d::Work>;
 
-constexpr std::chrono::seconds kForAnAbort{20};
-
 class QueuedCollectives : public Collectives {
  public:
   QueuedCollectives(const Group& group, QueuedBackend backend, std::shared_ptr<KeyValueStore> store)
       : group_(group),
         queued_(std::move(backend)),
-        report_(group, std::move(store)),
-        watch_(std::in_place, std::chrono::duration<double>(group.timeout_s), [this] { return report_.heard(); },
+        report_(std::make_shared<FailureReport>(group, std::move(store))),
+        place_(queued_.groups->add(
+            {queued_.backend, [report = report_](const absl::Status& failure) { report->publish_reason(failure); }})),
+        watch_(std::in_place, std::chrono::duration<double>(group.timeout_s), queued_.device,
+               [report = report_] { return report->news(); },
                [this](const CallSignature& call, const std::string& why) { fail(call, why).IgnoreError(); }) {}
 
-  /// Calls under way end first, where all is well.
+  /// Calls under way end first, watched, where all is well.
   ~QueuedCollectives() override {
-    watch_.reset();
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
-    if (!status().ok() || unwinding) return;
-    try {
-      queued_.release_memory();
-      queued_.backend->shutdown();
-    } catch (const std::exception&) {  // the group is over either way
+    if (!unwinding && status().ok()) watch_->drain();
+    watch_.reset();
+    queued_.groups->remove(place_);
+    if (unwinding || !status().ok()) return;
+    for (const std::function<void()>& end : {queued_.release_memory, {[this] { queued_.backend->shutdown(); }}}) {
+      try {
+        end();
+      } catch (const std::exception& error) {  // the group is over either way
+        log_warning(group_.self() + ": " + transport() + ": " + text_of_c10_exception(error));
+      }
     }
   }
 
@@ -56,10 +59,7 @@ class QueuedCollectives : public Collectives {
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
-  absl::Status status() const override {
-    std::lock_guard lock(mutex_);
-    return status_;
-  }
+  absl::Status status() const override { return queued_.groups->status(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
@@ -75,8 +75,6 @@ class QueuedCollectives : public Collectives {
   Work start(Operation operation, std::string_view label, DType dtype, std::size_t count, const Start& start,
              Finish finish = nullptr);
   absl::Status fail(const CallSignature& call, const std::string& why);
-  void set_status(const absl::Status& failure);
-  void end_backend();
   std::string record();
   at::Tensor tensor(const void* data, std::size_t numel, at::ScalarType type = at::kByte) const {
     return tensor_on(queued_.device, data, numel, type);
@@ -84,12 +82,11 @@ class QueuedCollectives : public Collectives {
 
   const Group group_;
   const QueuedBackend queued_;
-  FailureReport report_;
+  const std::shared_ptr<FailureReport> report_;
+  const QueuedGroups::Place place_;
   const int exceptions_at_start_ = std::uncaught_exceptions();
   std::uint64_t sequence_ = 0;
-  std::atomic<bool> has_ended_ = false;
-  mutable std::mutex mutex_;  // guards status_
-  absl::Status status_;
+  std::mutex failing_;  // one failure is reported at a time
   std::optional<WorkWatch> watch_;  // last: its thread uses the others
 };
 
@@ -99,6 +96,8 @@ class QueuedCollectives::Pending : public Work::State {
       : owner_(owner), call_(call), work_(std::move(work)), finish_(std::move(finish)) {}
 
   absl::Status wait() override try {
+    // Asked first: a wait for a failed call would abort the backend before anybody knows why.
+    if (const std::exception_ptr failure = work_->exception()) std::rethrow_exception(failure);
     work_->wait();
     if (finish_) finish_();
     return owner_.status();
@@ -120,8 +119,9 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
   if (absl::Status failed = status(); !failed.ok()) return Work(std::move(failed));
   if (count == 0 && operation != Operation::kBarrier) return Work();
   try {
+    std::function<bool()> reached = queued_.mark();
     Started work = start(*queued_.backend);
-    watch_->add(call, work);
+    watch_->add(call, work, std::move(reached));
     return Work(std::make_unique<Pending>(*this, call, std::move(work), std::move(finish)));
   } catch (const std::exception& error) {
     return Work(fail(call, text_of_c10_exception(error)));
@@ -130,48 +130,25 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
 
 // --- Failure ---
 
-/// On the thread that found it. The status is there before the device is let go on.
+/// On the thread that found it.
 absl::Status QueuedCollectives::fail(const CallSignature& call, const std::string& why) {
+  const std::lock_guard one_at_a_time(failing_);
   if (absl::Status failed = status(); !failed.ok()) return failed;
-  report_.publish_call(call);
+  report_->publish_call(call);
   const std::string recorded = record();
-  set_status(report_.explain(call, transport() + ": " + why + (recorded.empty() ? "" : "; " + recorded)));
-  end_backend();
+  const absl::Status failure =
+      report_->explain(call, transport() + ": " + why + (recorded.empty() ? "" : "; " + recorded));
+  log_error(message_of(failure));  // here too: who waits for the device may never ask
+  queued_.groups->end(failure);
   return status();
 }
 
-void QueuedCollectives::abort(const absl::Status& reason) {
-  set_status(reason);
-  if (has_ended_) return;
-  report_.publish_reason(reason);
-  end_backend();
-}
-
-/// The first counts.
-void QueuedCollectives::set_status(const absl::Status& failure) {
-  std::lock_guard lock(mutex_);
-  if (status_.ok()) status_ = failure;
-}
+void QueuedCollectives::abort(const absl::Status& reason) { queued_.groups->end(reason); }
 
 std::string QueuedCollectives::record() try {
   return queued_.write_record();
 } catch (const std::exception& error) {
   return "its flight record cannot be written: " + text_of_c10_exception(error);
-}
-
-void QueuedCollectives::end_backend() {
-  if (has_ended_.exchange(true)) return;
-  const auto abort = [backend = queued_.backend] {
-    try {
-      backend->abort();
-    } catch (const std::exception&) {  // it has ended as far as it can
-    }
-  };
-  if (ends_in_time(abort, kForAnAbort)) return;
-  // The device, and whoever waits for it, would stand still for ever.
-  const absl::Status failure = status();
-  log_error(message_of(failure) + "; " + transport() + " does not end either, so this process does");
-  std::_Exit(static_cast<int>(exit_code_of(failure)));
 }
 
 // --- Calls ---

@@ -1,5 +1,7 @@
 #include "runtime/comm/work_watch.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <exception>
 #include <sstream>
@@ -17,8 +19,8 @@ constexpr Seconds kBetweenQuestions{3.0};  // of all groups of all ranks, to one
 
 }  // namespace
 
-WorkWatch::WorkWatch(Seconds timeout, std::function<bool()> peer_failed, Report report)
-    : timeout_(timeout), peer_failed_(std::move(peer_failed)), report_(std::move(report)), thread_([this] { run(); }) {}
+WorkWatch::WorkWatch(Seconds timeout, c10::Device device, std::function<std::string()> news, Report report)
+    : timeout_(timeout), device_(device), news_(std::move(news)), report_(std::move(report)), thread_([this] { run(); }) {}
 
 WorkWatch::~WorkWatch() {
   {
@@ -29,12 +31,18 @@ WorkWatch::~WorkWatch() {
   thread_.join();
 }
 
-void WorkWatch::add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work) {
+void WorkWatch::add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work, std::function<bool()> reached) {
   std::lock_guard lock(mutex_);
-  started_.push_back({call, std::move(work)});
+  started_.push_back({call, std::move(work), std::move(reached)});
+}
+
+void WorkWatch::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return started_.empty() || has_reported_; });
 }
 
 void WorkWatch::run() {
+  const c10::DeviceGuard guard(device_);  // to ask for an event on another would make a context there
   const Seconds pause = std::min(kBetweenLooks, timeout_ / 4);
   oldest_since_ = next_question_ = Clock::now();
   for (std::unique_lock lock(mutex_); !changed_.wait_for(lock, pause, [&] { return ends_; });) {
@@ -45,11 +53,14 @@ void WorkWatch::run() {
     const CallSignature call = started_.front().call;
     lock.unlock();
     report_(call, why);
+    lock.lock();
+    has_reported_ = true;
+    changed_.notify_all();
     return;
   }
 }
 
-std::string WorkWatch::look() {
+std::string WorkWatch::look() try {
   const Clock::time_point now = Clock::now();
   for (;;) {
     Started oldest;
@@ -57,16 +68,16 @@ std::string WorkWatch::look() {
       std::lock_guard lock(mutex_);
       if (started_.empty()) {
         oldest_since_ = now;
+        changed_.notify_all();
         return "";
       }
       oldest = started_.front();
     }
-    try {
-      const bool over = oldest.work->isCompleted();
-      if (const std::exception_ptr failure = oldest.work->exception()) std::rethrow_exception(failure);
-      if (!over) break;
-    } catch (const std::exception& error) {
-      return text_of_c10_exception(error);
+    const bool over = oldest.work->isCompleted();
+    if (const std::exception_ptr failure = oldest.work->exception()) std::rethrow_exception(failure);
+    if (!over) {
+      if (!oldest.reached()) oldest_since_ = now;
+      break;
     }
     oldest_since_ = now;
     std::lock_guard lock(mutex_);
@@ -77,9 +88,12 @@ std::string WorkWatch::look() {
     text << "timed out after " << timeout_.count() << " s (comm.timeout_s sets the limit)";
     return text.str();
   }
-  if (now < next_question_) return "";
-  next_question_ = now + std::chrono::duration_cast<Clock::duration>(std::min(kBetweenQuestions, timeout_ / 2));
-  return peer_failed_() ? "another rank has failed" : "";
+  const Seconds between = std::min(kBetweenQuestions, timeout_ / 2);
+  if (now - oldest_since_ < between || now < next_question_) return "";
+  next_question_ = now + std::chrono::duration_cast<Clock::duration>(between);
+  return news_();
+} catch (const std::exception& error) {
+  return text_of_c10_exception(error);
 }
 
 }  // namespace tessera

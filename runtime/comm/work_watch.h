@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -14,25 +16,29 @@
 namespace tessera {
 
 /// Looks after calls that a device runs on its own, on a thread of its own, since whoever started them has gone on: one
-/// that fails, or stands still. A call's time begins when the one before it is over, as one that waits behind others
-/// (or behind compute, many steps of which may be queued) does not stand still.
+/// that fails, or stands still. A call's time begins when the device has come to it and the one before it is over: many
+/// steps of compute may be queued before, and one that waits behind them does not stand still.
 class WorkWatch {
  public:
   /// What went wrong and in which call. Called at most once, on the watch's thread; after that nothing is watched.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 
-  /// `timeout`: for a call. `peer_failed` is asked now and then while a call is under way.
-  WorkWatch(std::chrono::duration<double> timeout, std::function<bool()> peer_failed, Report report);
+  /// `timeout`: for a call. `news` is asked now and then while a call takes long: empty, or what peers have come to. The
+  /// watch's thread works on `device`.
+  WorkWatch(std::chrono::duration<double> timeout, c10::Device device, std::function<std::string()> news, Report report);
   /// Does not wait for calls under way, but for a report.
   ~WorkWatch();
 
-  /// Calls end in the order in which they are added.
-  void add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work);
+  /// Calls end in the order in which they are added. `reached`: has the device come to where this one was queued?
+  void add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work, std::function<bool()> reached);
+  /// Waits until all calls are over, or one has been reported.
+  void drain();
 
  private:
   struct Started {
     CallSignature call;
     c10::intrusive_ptr<c10d::Work> work;
+    std::function<bool()> reached;
   };
 
   void run();
@@ -41,12 +47,13 @@ class WorkWatch {
 
   using Clock = std::chrono::steady_clock;
   const std::chrono::duration<double> timeout_;
-  const std::function<bool()> peer_failed_;
+  const c10::Device device_;
+  const std::function<std::string()> news_;
   const Report report_;
-  std::mutex mutex_;  // guards the two below
+  std::mutex mutex_;  // guards the three below
   std::condition_variable changed_;
   std::deque<Started> started_;
-  bool ends_ = false;
+  bool ends_ = false, has_reported_ = false;
   Clock::time_point oldest_since_, next_question_;  // the thread's own
   std::thread thread_;                              // last: it uses the others
 };

@@ -372,6 +372,8 @@ at::Tensor Engine::to_compute_dtype(const at::Tensor& input) const {
 const Strategy& Engine::strategy() const { return state_->strategy; }
 const MemoryPlan& Engine::plan() const { return state_->plan; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
+void Engine::check() const { throw_if_error(state_->axes.status()); }
+
 Upload Engine::upload(const std::vector<at::Tensor>& host) { return state_->uploader->start(host); }
 
 at::Device Engine::device() const { return state_->accelerator.device.device; }

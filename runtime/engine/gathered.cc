@@ -107,13 +107,14 @@ void Gathered::close() {
   }
   if (state->copies) state->copies->close();
   if (state->engine.residency) state->engine.residency->give_back_overflow();
+  throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
 }
 
 Gathered::~Gathered() {
   try {
     close();
   } catch (const std::exception& error) {
-    log_error(std::string("Gathered: changes could not be stored: ") + error.what());
+    log_error(std::string("Gathered: ") + error.what());
   }
 }
 

@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <optional>
 
 #include "runtime/engine/skipped_draws.h"
@@ -342,15 +343,28 @@ std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) c
   return parts;
 }
 
+/// Factories and fills give the same bits on any thread; other operators add in another order within a parallel region.
+bool InitTape::may_run_beside_others(const Part& part, const std::vector<Need>& needs) const {
+  return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
+    const Node& node = nodes_[i];
+    const bool is_plain = node.overwrites || node.patches.empty();
+    return needs[i] == Need::kStorageOnly || (is_plain && !shares_generator(node));
+  });
+}
+
 InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted) const {
   const std::vector<Need> needs = needed_for(wanted);
-  const std::vector<Part> parts = parts_of(needs);
+  std::vector<Part> parts = parts_of(needs);
+  const auto alone =
+      std::stable_partition(parts.begin(), parts.end(), [&](const Part& p) { return may_run_beside_others(p, needs); });
+  const auto beside = static_cast<std::size_t>(alone - parts.begin());
   std::vector<Storages> made(parts.size());
   std::atomic<std::size_t> next = 0;
-  const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(parts.size(), at::get_num_threads()));
+  const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(beside, at::get_num_threads()));
   at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
-    for (std::size_t i = next++; i < parts.size(); i = next++) made[i] = replay(parts[i], needs);
+    for (std::size_t i = next++; i < beside; i = next++) made[i] = replay(parts[i], needs);
   });
+  for (std::size_t i = beside; i < parts.size(); ++i) made[i] = replay(parts[i], needs);
   Storages storages;
   for (Storages& some : made) storages.merge(some);
   return storages;
@@ -375,7 +389,9 @@ InitTape::Storages InitTape::replay(const Part& part, const std::vector<Need>& n
       if (std::none_of(restore.begin(), restore.end(), known)) restore.emplace_back(generator, generator.get_state());
       generator.set_state(node.generator_state);
     } else if (node.generator.defined()) {
-      own = node.generator.clone();
+      at::Generator shared = node.generator;
+      const std::lock_guard lock(shared.mutex());
+      own = shared.clone();
       own.set_state(node.generator_state);
     }
     play(node, storages, own);

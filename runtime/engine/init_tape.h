@@ -39,7 +39,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-  /// Real storages for `wanted`, by replaying what they depend on and nothing else, with LibTorch's threads.
+  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills with LibTorch's threads.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
   std::size_t size() const { return nodes_.size(); }
@@ -76,6 +76,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   std::vector<Need> needed_for(std::unordered_set<StorageId> wanted) const;
   static bool shares_generator(const Node& node);
   std::vector<Part> parts_of(const std::vector<Need>& needs) const;
+  bool may_run_beside_others(const Part& part, const std::vector<Need>& needs) const;
   Storages replay(const Part& part, const std::vector<Need>& needs) const;
   void play(const Node& node, Storages& storages, const at::Generator& generator) const;
 

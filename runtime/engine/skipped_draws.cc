@@ -20,8 +20,6 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
 void next_words(State& state) {
   std::uint32_t* const w = state.data();
   for (int i = 0; i < kState - kMiddle; ++i) w[i] = w[i + kMiddle] ^ twist(w[i], w[i + 1]);
-  // 227 apart, so that a vector never reads what it writes.
-#pragma GCC ivdep
   for (int i = kState - kMiddle; i < kState - 1; ++i) w[i] = w[i + kMiddle - kState] ^ twist(w[i], w[i + 1]);
   w[kState - 1] = w[kMiddle - 1] ^ twist(w[kState - 1], w[0]);
 }

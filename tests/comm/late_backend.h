@@ -68,19 +68,27 @@ class LateBackend : public c10d::Backend {
     return later([this] { return group_->barrier("").wait(); });
   }
 
-  void abort() override { ++aborts; }
+  void abort() override {
+    ++aborts;
+    if (abort_fails) throw std::runtime_error("invalid usage");
+  }
   void shutdown() override { ++shutdowns; }
 
   /// What goes wrong with calls from now on.
   enum class Fault { kNone, kStandsStill, kFailsOnTheDevice };
   std::atomic<Fault> fault = Fault::kNone;
   std::atomic<int> aborts = 0, shutdowns = 0;
+  std::atomic<bool> abort_fails = false;
 
  private:
   class Late : public c10d::Work {
    public:
     Late(Fault fault, std::function<absl::Status()> call) : fault_(fault), call_(std::move(call)) {}
-    bool isCompleted() override { return fault_ == Fault::kFailsOnTheDevice || done_; }
+    /// A call that nobody will wait for any more (but for the watch) is as good as done.
+    bool isCompleted() override {
+      const bool is_dropped = c10::raw::intrusive_ptr::use_count(this) <= 2;
+      return fault_ == Fault::kFailsOnTheDevice || (fault_ == Fault::kNone && (done_ || is_dropped));
+    }
     std::exception_ptr exception() const override {
       if (fault_ != Fault::kFailsOnTheDevice) return nullptr;
       return std::make_exception_ptr(std::runtime_error("remote process exited"));

@@ -5,12 +5,14 @@
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
 
 #include "runtime/comm/key_value_store.h"
+#include "runtime/comm/local_collectives.h"
 #include "runtime/comm/mesh.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/late_backend.h"
@@ -29,8 +31,10 @@ const c10::Device kCpu(c10::kCPU);
 
 struct Queued {
   c10::intrusive_ptr<LateBackend> backend;
+  std::shared_ptr<QueuedGroups> groups = std::make_shared<QueuedGroups>();
   std::shared_ptr<Collectives> group;
-  int records = 0, releases = 0;
+  std::atomic<bool> is_reached = true;  ///< has the device come to the calls?
+  std::atomic<int> records = 0, releases = 0;
 };
 
 /// Ranks of one process, each with the world as a queued group.
@@ -49,9 +53,11 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
         group,
         {.backend = queued.backend,
          .device = kCpu,
+         .groups = queued.groups,
          .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
          .release_memory = [&] { ++queued.releases; },
-         .write_record = [&] { return ++queued.records, "flight record: /here"; }},
+         .write_record = [&] { return ++queued.records, "flight record: /here"; },
+         .mark = [&] { return [&] { return queued.is_reached.load(); }; }},
         store);
     body(queued);
   });
@@ -167,13 +173,62 @@ TEST(QueuedCollectives, CallsThatWaitForOthersDoNotStandStill) {
   });
 }
 
+/// Compute may take as long as it likes before the device comes to a call; then the call's time begins.
+TEST(QueuedCollectives, ACallWaitsForComputeAsLongAsItTakes) {
+  on_queued(1, 0.2, [](Queued& queued) {
+    queued.is_reached = false;
+    queued.backend->fault = Fault::kStandsStill;
+    int data = 0;
+    require_ok(queued.group->broadcast("unit", &data, sizeof data, 0).wait());
+    std::this_thread::sleep_for(600ms);
+    require_ok(queued.group->status());
+    queued.is_reached = true;
+    EXPECT_THAT(text_of(status_in_time(*queued.group)), HasSubstr("timed out after 0.2 s"));
+  });
+}
+
+/// A device that stands still in one group's call never comes to another's.
+TEST(QueuedCollectives, ARanksGroupsEndTogether) {
+  on_queued(1, 0.2, [](Queued& queued) {
+    const auto make = [&](const char* name) {
+      const Group group{.name = name, .rank = 0, .world_ranks = {0}, .world_size = 1, .timeout_s = 60};
+      auto backend = c10::make_intrusive<LateBackend>(std::make_shared<LocalCollectives>(0, 1));
+      QueuedBackend other{.backend = backend, .device = kCpu, .groups = queued.groups, .allocate = nullptr};
+      return std::pair(backend, queued_collectives(group, std::move(other), memory_store()));
+    };
+    auto [backend, other] = make("other");
+    make("gone before");
+    queued.backend->fault = Fault::kStandsStill;
+    require_ok(queued.group->barrier("step").wait());
+    const std::string text = text_of(status_in_time(*other));
+    EXPECT_THAT(text, HasSubstr("step barrier #1: late: timed out after 0.2 s"));
+    EXPECT_EQ(text_of(other->barrier("").wait()), text);
+    queued.group.reset();  // after the watch
+    EXPECT_EQ(backend->aborts, 1);
+    other.reset();
+    EXPECT_EQ(backend->shutdowns, 0);
+  });
+}
+
+TEST(QueuedCollectives, WhatCannotBeAbortedEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(on_queued(1, 0.2,
+                        [](Queued& queued) {
+                          queued.backend->abort_fails = true;
+                          queued.backend->fault = Fault::kStandsStill;
+                          require_ok(queued.group->barrier("step").wait());
+                          std::this_thread::sleep_for(30s);
+                        }),
+              ::testing::ExitedWithCode(static_cast<int>(ExitCode::kPeerLost)), "cannot be aborted");
+}
+
 TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
   on_queued(2, 60, [](Queued& queued) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
     int data = 0;
     if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // as its peer never comes
-    require_ok(queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait());
+    queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();  // perhaps known already
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
@@ -208,11 +263,12 @@ TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
         Group{.name = "world", .world_ranks = {0}},
         {.backend = backend,
          .device = kCpu,
+         .groups = std::make_shared<QueuedGroups>(),
          .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
          .write_record = []() -> std::string { throw std::runtime_error("no space"); }},
         store);
     int data = 0;
-    require_ok(group->broadcast("unit", &data, sizeof data, 0).wait());
+    group->broadcast("unit", &data, sizeof data, 0).wait().IgnoreError();
     EXPECT_THAT(text_of(status_in_time(*group)),
                 AllOf(HasSubstr("remote process exited"), HasSubstr("flight record cannot be written: no space")));
   });

@@ -122,12 +122,16 @@ ThreadRanks over_backend(ThreadRanks ranks, SeesBackend made) {
   const int world_size = ranks.ranks;
   const double timeout_s = ranks.timeout_s;
   const std::shared_ptr<KeyValueStore> store = memory_store();
+  std::vector<std::shared_ptr<QueuedGroups>> groups(static_cast<std::size_t>(world_size));
+  for (auto& of_rank : groups) of_rank = std::make_shared<QueuedGroups>();
   return wrapped(std::move(ranks), [=](const std::string& name, const std::vector<int>& world_ranks,
                                        std::shared_ptr<Collectives> moves) {
     const int rank = moves->rank();
     auto backend = c10::make_intrusive<LateBackend>(std::move(moves));
     if (made) made(name, *backend);
-    QueuedBackend queued{.backend = std::move(backend), .device = c10::Device(c10::kCPU), .allocate = [](std::size_t bytes) {
+    QueuedBackend queued{.backend = std::move(backend), .device = c10::Device(c10::kCPU),
+                         .groups = groups[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])],
+                         .allocate = [](std::size_t bytes) {
                            return DeviceBuffer::allocate(bytes, c10::Device(c10::kCPU));
                          }};
     return queued_collectives(group_of(name, rank, world_ranks, world_size, timeout_s), std::move(queued), store);

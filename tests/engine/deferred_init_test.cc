@@ -175,8 +175,8 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
       const at::Tensor base = at::zeros({20}).normal_();
       module->register_parameter("sum" + name, base + at::randn({20}));  // of both kinds
       module->register_buffer("twice" + name, base * 2);
-      const at::Tensor large = at::zeros({200'000 + i}).normal_();
-      module->register_parameter("unit" + name, large / large.norm());  // a sum whose order depends on threads
+      const at::Tensor large = at::zeros({1'000'003 + i}).normal_();
+      module->register_parameter("unit" + name, large / large.sum());  // a sum whose order depends on threads
     }
     return module;
   });

@@ -37,7 +37,7 @@ struct MeshAxes {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   std::shared_ptr<Collectives> gather;     ///< the shard axis, for all-gathers
-  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: ends no later for a gather's sake
+  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: never waits for a gather to end
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, but where that moves a GPU's.

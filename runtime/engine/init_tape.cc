@@ -12,9 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "runtime/engine/skipped_draws.h"
 
@@ -343,7 +345,7 @@ std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) c
   return parts;
 }
 
-/// Factories and fills give the same bits on any thread; other operators add in another order within a parallel region.
+/// Factories and fills give the same bits on any thread; how others add may depend on the number of threads they have.
 bool InitTape::may_run_beside_others(const Part& part, const std::vector<Need>& needs) const {
   return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
     const Node& node = nodes_[i];
@@ -352,6 +354,31 @@ bool InitTape::may_run_beside_others(const Part& part, const std::vector<Need>& 
   });
 }
 
+namespace {
+
+/// `task(i)` for i < count, each on one of `threads` threads, this one among them. (at::parallel_for has more than one
+/// only in code that is compiled with OpenMP.) Rethrows what a task threw first.
+void on_threads(std::size_t count, std::size_t threads, const std::function<void(std::size_t)>& task) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (std::size_t i = next++; i < count; i = next++) task(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::size_t i = 1; i < std::min(count, threads); ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
 InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted) const {
   const std::vector<Need> needs = needed_for(wanted);
   std::vector<Part> parts = parts_of(needs);
@@ -359,11 +386,11 @@ InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted)
       std::stable_partition(parts.begin(), parts.end(), [&](const Part& p) { return may_run_beside_others(p, needs); });
   const auto beside = static_cast<std::size_t>(alone - parts.begin());
   std::vector<Storages> made(parts.size());
-  std::atomic<std::size_t> next = 0;
-  const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(beside, at::get_num_threads()));
-  at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
-    for (std::size_t i = next++; i < beside; i = next++) made[i] = replay(parts[i], needs);
-  });
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < beside; ++i) bytes += parts[i].bytes;
+  constexpr std::size_t kWorthThreads = 1 << 20;
+  on_threads(beside, bytes < kWorthThreads ? 1 : static_cast<std::size_t>(at::get_num_threads()),
+             [&](std::size_t i) { made[i] = replay(parts[i], needs); });
   for (std::size_t i = beside; i < parts.size(); ++i) made[i] = replay(parts[i], needs);
   Storages storages;
   for (Storages& some : made) storages.merge(some);

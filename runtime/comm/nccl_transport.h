@@ -14,10 +14,9 @@ namespace tessera {
 
 /// The `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers are the device's.
 ///
-/// Reductions are plain sums by NCCL in the dtype of the input (its symmetric kernels take nothing else),
-/// widened to fp32 afterwards: the order of summation is NCCL's, so bits may differ from the other
-/// transports. Calls are ordered on the current stream; Work::wait makes the current stream wait and does not
-/// block the host.
+/// What holds of queued_collectives.h holds here: sums are NCCL's, calls are ordered on the current stream, Work::wait makes
+/// that stream wait and does not block the host. `buffers`: of what `allocate` gives (nccl_memory.h). `groups`: this rank's
+/// other groups, which end with this one. Sets c10d's and NCCL's variables in the environment where they are not set.
 ///
 /// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
 /// nccl_transport_missing.cc answers with exit code 69.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -18,14 +19,18 @@ bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::mill
   };
   const auto ends = std::make_shared<Ends>();
   ends->left = tasks.size();
+  const auto note_end = [ends](bool succeeded) {
+    std::lock_guard lock(ends->mutex);
+    --ends->left;
+    ends->all_succeeded = ends->all_succeeded && succeeded;
+    ends->changed.notify_all();
+  };
   for (std::function<bool()>& task : tasks) {
-    std::thread([ends, task = std::move(task)] {
-      const bool succeeded = task();
-      std::lock_guard lock(ends->mutex);
-      --ends->left;
-      ends->all_succeeded = ends->all_succeeded && succeeded;
-      ends->changed.notify_all();
-    }).detach();
+    try {
+      std::thread([note_end, task = std::move(task)] { note_end(task()); }).detach();
+    } catch (const std::system_error&) {  // no more threads
+      note_end(false);
+    }
   }
   std::unique_lock lock(ends->mutex);
   return ends->changed.wait_for(lock, limit, [&] { return ends->left == 0; }) && ends->all_succeeded;

@@ -15,8 +15,9 @@ namespace tessera {
 /// The `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers are the device's.
 ///
 /// What holds of queued_collectives.h holds here: sums are NCCL's, calls are ordered on the current stream, Work::wait makes
-/// that stream wait and does not block the host. `buffers`: of what `allocate` gives (nccl_memory.h). `groups`: this rank's
-/// other groups, which end with this one. Sets c10d's and NCCL's variables in the environment where they are not set.
+/// that stream wait and, but for a barrier, does not block the host. `buffers`: of what `allocate` gives (nccl_memory.h).
+/// `groups`: this rank's other groups, which end with this one. Sets c10d's and NCCL's variables in the environment where
+/// they are not set (under torchrun one that is set, as torchrun sets it for every program).
 ///
 /// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
 /// nccl_transport_missing.cc answers with exit code 69.

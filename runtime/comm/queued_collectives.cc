@@ -37,6 +37,7 @@ class QueuedCollectives : public Collectives {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!unwinding && status().ok()) watch_->drain();
     watch_.reset();
+    if (unwinding) queued_.groups->end(make_error(ExitCode::kPeerLost, group_.self() + ": left by an exception"));
     queued_.groups->remove(place_);
     if (unwinding || !status().ok()) return;
     for (const std::function<void()>& end : {queued_.release_memory, {[this] { queued_.backend->shutdown(); }}}) {
@@ -119,9 +120,15 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
   if (absl::Status failed = status(); !failed.ok()) return Work(std::move(failed));
   if (count == 0 && operation != Operation::kBarrier) return Work();
   try {
-    std::function<bool()> reached = queued_.mark();
-    Started work = start(*queued_.backend);
-    watch_->add(call, work, std::move(reached));
+    watch_->add(call, queued_.mark());
+    Started work;
+    try {
+      work = start(*queued_.backend);
+    } catch (...) {
+      watch_->set_latest(nullptr);
+      throw;
+    }
+    watch_->set_latest(work);
     return Work(std::make_unique<Pending>(*this, call, std::move(work), std::move(finish)));
   } catch (const std::exception& error) {
     return Work(fail(call, text_of_c10_exception(error)));

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::seconds kForAborts{20};
+constexpr std::chrono::seconds kForTelling{3}, kForAborts{20};
 
 }  // namespace
 
@@ -33,29 +33,37 @@ absl::Status QueuedGroups::status() const {
 }
 
 void QueuedGroups::end(const absl::Status& failure) {
-  std::vector<Member> members;
+  std::vector<std::function<bool()>> tells, aborts;
   {
-    const std::lock_guard lock(mutex_);
-    if (!status_.ok()) return;
+    std::unique_lock lock(mutex_);
+    if (!status_.ok()) {
+      changed_.wait(lock, [&] { return have_ended_; });
+      return;
+    }
     status_ = failure;
-    members.assign(members_.begin(), members_.end());
-  }
-  std::vector<std::function<bool()>> aborts;
-  for (const Member& member : members) {
-    member.tell(failure);
-    aborts.push_back([backend = member.backend] {
-      try {
-        backend->abort();
+    for (const Member& member : members_) {
+      tells.push_back([tell = member.tell, failure] {
+        tell(failure);
         return true;
-      } catch (const std::exception&) {
-        return false;
-      }
-    });
+      });
+      aborts.push_back([backend = member.backend] {
+        try {
+          backend->abort();
+          return true;
+        } catch (const std::exception&) {
+          return false;
+        }
+      });
+    }
   }
-  members.clear();
-  if (succeed_in_time(std::move(aborts), kForAborts)) return;
-  log_error(message_of(failure) + "; its collectives cannot be aborted, so the process ends");
-  std::_Exit(static_cast<int>(exit_code_of(failure)));
+  succeed_in_time(std::move(tells), kForTelling);  // as far as the store lets us
+  if (!succeed_in_time(std::move(aborts), kForAborts)) {
+    log_error(message_of(failure) + "; its collectives cannot be aborted, so the process ends");
+    std::_Exit(static_cast<int>(exit_code_of(failure)));
+  }
+  const std::lock_guard lock(mutex_);
+  have_ended_ = true;
+  changed_.notify_all();
 }
 
 }  // namespace tessera

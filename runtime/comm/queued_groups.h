@@ -2,6 +2,7 @@
 
 #include <absl/status/status.h>
 
+#include <condition_variable>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -25,12 +26,15 @@ class QueuedGroups {
   absl::Status status() const;
 
   /// The first failure counts: all members' peers are told of it, then all backends aborted. If one cannot be, the device,
-  /// and whoever waits for it, would stand still for ever: then the process ends, with the failure's exit code.
+  /// and whoever waits for it, would stand still for ever: then the process ends, with the failure's exit code. Later
+  /// callers wait until that is done.
   void end(const absl::Status& failure);
 
  private:
   mutable std::mutex mutex_;
   absl::Status status_;
+  bool have_ended_ = false;
+  std::condition_variable changed_;
   std::list<Member> members_;
 };
 

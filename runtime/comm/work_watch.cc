@@ -31,9 +31,18 @@ WorkWatch::~WorkWatch() {
   thread_.join();
 }
 
-void WorkWatch::add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work, std::function<bool()> reached) {
+void WorkWatch::add(const CallSignature& call, std::function<bool()> reached) {
   std::lock_guard lock(mutex_);
-  started_.push_back({call, std::move(work), std::move(reached)});
+  started_.push_back({call, std::move(reached), nullptr});
+}
+
+void WorkWatch::set_latest(c10::intrusive_ptr<c10d::Work> work) {
+  std::lock_guard lock(mutex_);
+  if (work) {
+    started_.back().work = std::move(work);
+  } else {
+    started_.pop_back();
+  }
 }
 
 void WorkWatch::drain() {
@@ -50,6 +59,7 @@ void WorkWatch::run() {
     const std::string why = look();
     lock.lock();
     if (why.empty()) continue;
+    if (started_.empty()) continue;  // it could not be started, and whoever tried reports that
     const CallSignature call = started_.front().call;
     lock.unlock();
     report_(call, why);
@@ -73,8 +83,8 @@ std::string WorkWatch::look() try {
       }
       oldest = started_.front();
     }
-    const bool over = oldest.work->isCompleted();
-    if (const std::exception_ptr failure = oldest.work->exception()) std::rethrow_exception(failure);
+    const bool over = oldest.work && oldest.work->isCompleted();
+    if (oldest.work && oldest.work->exception()) std::rethrow_exception(oldest.work->exception());
     if (!over) {
       if (!oldest.reached()) oldest_since_ = now;
       break;

@@ -29,16 +29,19 @@ class WorkWatch {
   /// Does not wait for calls under way, but for a report.
   ~WorkWatch();
 
-  /// Calls end in the order in which they are added. `reached`: has the device come to where this one was queued?
-  void add(const CallSignature& call, c10::intrusive_ptr<c10d::Work> work, std::function<bool()> reached);
+  /// Before a call is started, since starting it may already wait for peers. Calls end in the order in which they are
+  /// added. `reached`: has the device come to where this one is queued?
+  void add(const CallSignature& call, std::function<bool()> reached);
+  /// What the latest `add` was of; null: it could not be started.
+  void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();
 
  private:
   struct Started {
     CallSignature call;
-    c10::intrusive_ptr<c10d::Work> work;
     std::function<bool()> reached;
+    c10::intrusive_ptr<c10d::Work> work;  ///< null while it is being started
   };
 
   void run();

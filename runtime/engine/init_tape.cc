@@ -16,6 +16,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "runtime/engine/skipped_draws.h"
@@ -370,8 +371,12 @@ void on_threads(std::size_t count, std::size_t threads, const std::function<void
       if (!failure) failure = std::current_exception();
     }
   };
+  constexpr std::size_t kMostThreads = 8;  // each may have LibTorch's threads below it
   std::vector<std::thread> others;
-  for (std::size_t i = 1; i < std::min(count, threads); ++i) others.emplace_back(work);
+  try {
+    for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads: those there are do the rest
+  }
   work();
   for (std::thread& other : others) other.join();
   if (failure) std::rethrow_exception(failure);

@@ -39,7 +39,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills with LibTorch's threads.
+  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills on several threads.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
   std::size_t size() const { return nodes_.size(); }

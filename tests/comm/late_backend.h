@@ -5,7 +5,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
@@ -75,7 +77,7 @@ class LateBackend : public c10d::Backend {
   void shutdown() override { ++shutdowns; }
 
   /// What goes wrong with calls from now on.
-  enum class Fault { kNone, kStandsStill, kFailsOnTheDevice };
+  enum class Fault { kNone, kStandsStill, kFailsOnTheDevice, kBlocksTheHost };
   std::atomic<Fault> fault = Fault::kNone;
   std::atomic<int> aborts = 0, shutdowns = 0;
   std::atomic<bool> abort_fails = false;
@@ -109,6 +111,10 @@ class LateBackend : public c10d::Backend {
   };
 
   c10::intrusive_ptr<c10d::Work> later(std::function<absl::Status()> call) {
+    while (fault == Fault::kBlocksTheHost) {
+      if (aborts > 0) throw std::runtime_error("aborted");
+      std::this_thread::yield();
+    }
     return c10::make_intrusive<Late>(fault.load(), std::move(call));
   }
 

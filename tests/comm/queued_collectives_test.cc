@@ -187,6 +187,15 @@ TEST(QueuedCollectives, ACallWaitsForComputeAsLongAsItTakes) {
   });
 }
 
+/// NCCL connects as late as in the first call, which then waits for peers before it is queued.
+TEST(QueuedCollectives, ACallThatBlocksTheHostIsWatchedToo) {
+  on_queued(1, 0.2, [](Queued& queued) {
+    queued.backend->fault = Fault::kBlocksTheHost;
+    EXPECT_THAT(text_of(queued.group->barrier("step").wait()), HasSubstr("step barrier #1: late: timed out after 0.2 s"));
+    EXPECT_EQ(queued.records, 1);
+  });
+}
+
 /// A device that stands still in one group's call never comes to another's.
 TEST(QueuedCollectives, ARanksGroupsEndTogether) {
   on_queued(1, 0.2, [](Queued& queued) {

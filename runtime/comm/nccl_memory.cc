@@ -63,8 +63,6 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::create(c10::intrusive_pt
                                                 ". hint: \"comm\": {\"nccl_buffers\": \"plain\"}");
 }
 
-NcclMemory::~NcclMemory() = default;
-
 absl::StatusOr<std::unique_ptr<CommBuffer>> NcclMemory::allocate(std::size_t bytes) {
   if (!pool_) return DeviceBuffer::allocate(bytes, device_);
   const c10::cuda::CUDAGuard guard(device_);

@@ -22,7 +22,6 @@ class NcclMemory {
   /// `kind` registered is plain where the GPU has no multicast memory (NVSwitch).
   static absl::StatusOr<std::shared_ptr<NcclMemory>> create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                             c10::Device device, NcclBuffers kind);
-  ~NcclMemory();
 
   /// As Collectives::allocate. The piece keeps the pool.
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes);

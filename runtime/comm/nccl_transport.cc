@@ -1,6 +1,5 @@
 #include "runtime/comm/nccl_transport.h"
 
-#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp>
 #include <utility>
 
 #include "runtime/base/error.h"
@@ -45,7 +45,7 @@ void set_environment() {
 
 /// Whether the device has come to where its queue ends now.
 std::function<bool()> mark_on(c10::Device gpu) {
-  const auto event = std::make_shared<at::cuda::CUDAEvent>();
+  const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);  // used again, as c10d's own are
   event->record(at::cuda::getCurrentCUDAStream(gpu.index()));
   return [event] { return event->query(); };
 }

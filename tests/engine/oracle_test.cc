@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -37,7 +38,7 @@ class Oracle : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!oracle::python_has_torch()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
-    folder_ = std::filesystem::path(::testing::TempDir()) / "tessera_oracle_test";
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("tessera_oracle_test." + std::to_string(getpid()));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "model.json") << kModel;

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::app {
 namespace {
@@ -69,8 +69,7 @@ class Exchange {
       TESSERA_ASSIGN_OR_RETURN(const nlohmann::json answer, get(answer_key(rank)));
       for (const char* kind : {"failed", "differs"}) {
         if (answer.contains(kind))
-          verdict[kind].push_back(name_of_rank(rank, options_.world_size) + ": " +
-                                  answer[kind].get<std::string>());
+          verdict[kind].push_back(name_of_rank(rank, options_.world_size) + ": " + answer[kind].get<std::string>());
       }
     }
     return store_.set(kVerdict, to_text(verdict));
@@ -89,10 +88,9 @@ class Exchange {
     const auto differs = verdict.at("differs").get<std::vector<std::string>>();
     if (!failed.empty()) return make_error(ExitCode::kPeerLost, "could not start: " + join(failed));
     if (differs.empty()) return absl::OkStatus();
-    return make_error(ExitCode::kConfig,
-                      "ranks were started differently: " + join(differs) +
-                          ". hint: give every rank the same files and options; on several hosts, "
-                          "copy the files");
+    return make_error(ExitCode::kConfig, "ranks were started differently: " + join(differs) +
+                                             ". hint: give every rank the same files and options; on several hosts, "
+                                             "copy the files");
   }
 
   const AgreementOptions& options_;
@@ -105,9 +103,7 @@ std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann:
   const nlohmann::json left = mine.flatten(), right = rank_0s.flatten();
   std::vector<std::string> found;
   const auto add = [&](const std::string& key) {
-    const auto text = [&](const nlohmann::json& side) {
-      return side.contains(key) ? to_text(side[key]) : "nothing";
-    };
+    const auto text = [&](const nlohmann::json& side) { return side.contains(key) ? to_text(side[key]) : "nothing"; };
     found.push_back(key + ": " + text(left) + ", rank 0 has " + text(right));
   };
   for (const auto& [key, value] : left.items())

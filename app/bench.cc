@@ -4,16 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "app/bench/collectives_bench.h"
-#include "app/bench/device_optimizer_bench.h"
-#include "app/bench/optimizer_bench.h"
 #include "app/bench_ranks.h"
 #include "app/commands.h"
-#include "app/memory_study.h"
-#include "app/number_text.h"
-#include "app/overhead_study.h"
-#include "app/step_study.h"
 #include "app/threads.h"
+#include "benchmarks/native/collectives_bench.h"
+#include "benchmarks/native/device_optimizer_bench.h"
+#include "benchmarks/native/number_text.h"
+#include "benchmarks/native/optimizer_bench.h"
+#include "benchmarks/native/studies/memory_study.h"
+#include "benchmarks/native/studies/overhead_study.h"
+#include "benchmarks/native/studies/step_study.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text_table.h"
@@ -32,8 +32,14 @@ void write_json(const nlohmann::json& json, const std::string& path) {
 }
 
 std::string table_of(const CollectivesReport& report) {
-  TextTable table({{"collective"}, {"dtype"}, {"memory"}, {"bytes", Align::kRight}, {"p50 us", Align::kRight},
-                   {"p95 us", Align::kRight}, {"p99 us", Align::kRight}, {"GB/s", Align::kRight},
+  TextTable table({{"collective"},
+                   {"dtype"},
+                   {"memory"},
+                   {"bytes", Align::kRight},
+                   {"p50 us", Align::kRight},
+                   {"p95 us", Align::kRight},
+                   {"p99 us", Align::kRight},
+                   {"GB/s", Align::kRight},
                    {"of limit", Align::kRight}});
   for (const CollectiveTiming& timing : report.timings) {
     const bool has_limit = !timing.limit.empty();
@@ -47,8 +53,12 @@ std::string table_of(const CollectivesReport& report) {
 }
 
 std::string table_of(const std::vector<OptimizerTiming>& timings) {
-  TextTable table({{"step"}, {"parameters", Align::kRight}, {"bytes", Align::kRight}, {"p50 ms", Align::kRight},
-                   {"GB/s", Align::kRight}, {"of limit", Align::kRight}});
+  TextTable table({{"step"},
+                   {"parameters", Align::kRight},
+                   {"bytes", Align::kRight},
+                   {"p50 ms", Align::kRight},
+                   {"GB/s", Align::kRight},
+                   {"of limit", Align::kRight}});
   for (const OptimizerTiming& timing : timings) {
     const double median = timing.step.median_s();
     table.add_row({timing.name, std::to_string(timing.numel), format_bytes(static_cast<std::int64_t>(timing.bytes)),

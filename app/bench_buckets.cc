@@ -1,10 +1,10 @@
 #include <cstdio>
 
 #include "app/bench_ranks.h"
-#include "app/bucket_report.h"
-#include "app/bucket_study.h"
 #include "app/commands.h"
 #include "app/threads.h"
+#include "benchmarks/native/studies/bucket_report.h"
+#include "benchmarks/native/studies/bucket_study.h"
 #include "runtime/base/log.h"
 #include "tessera/error.h"
 #include "tessera/run.h"

@@ -7,7 +7,7 @@
 namespace tessera::app {
 
 /// The commands of `tessera`, each with what its command line says. They print, and return the program's exit code
-/// (runtime/base/error.h); main.cc alone knows how a command line is read.
+/// (runtime/base/status.h); main.cc alone knows how a command line is read.
 
 struct TextSampling {
   std::string prompt;

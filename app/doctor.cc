@@ -6,7 +6,7 @@
 
 #include "app/commands.h"
 #include "app/doctor_probes.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/base/text_table.h"
 
 namespace tessera::app {

@@ -21,8 +21,8 @@
 
 #include "optim/instruction_set.h"
 #include "runtime/base/bytes.h"
-#include "runtime/base/error.h"
-#include "runtime/comm/memory_segment.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/shared/memory_segment.h"
 
 namespace tessera::app {
 namespace {
@@ -38,8 +38,7 @@ std::string error_text() { return std::strerror(errno); }
 std::string cpu_flags() {
   std::istringstream text(read_text("/proc/cpuinfo"));
   for (std::string line; std::getline(text, line);)
-    if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0)
-      return line.substr(line.find(':') + 1) + " ";
+    if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0) return line.substr(line.find(':') + 1) + " ";
   return " ";
 }
 
@@ -81,8 +80,7 @@ Finding probe_instruction_set() {
   } else if (!amx && !avx) {
     finding.health = Health::kWarn;
     finding.found += ", no bf16 products";
-    finding.fix =
-        "bf16 parameters are emulated here: \"mixed_precision\": {\"param\": \"fp32\"} computes faster";
+    finding.fix = "bf16 parameters are emulated here: \"mixed_precision\": {\"param\": \"fp32\"} computes faster";
   }
   return finding;
 }
@@ -94,8 +92,7 @@ Finding probe_transparent_huge_pages() {
   Finding finding{"transparent huge pages", Health::kOk, mode, ""};
   if (mode != "always" && mode != "madvise") {
     finding.health = Health::kWarn;
-    finding.fix =
-        "large buffers cost more page faults; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+    finding.fix = "large buffers cost more page faults; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
   }
   return finding;
 }
@@ -181,8 +178,7 @@ Finding probe_loopback() {
   close(server);
   close(client);
   if (works) return {"loopback", Health::kOk, "127.0.0.1 connects", ""};
-  return {"loopback", Health::kMissing, why,
-          "ranks meet over TCP; bring the interface up: ip link set lo up"};
+  return {"loopback", Health::kMissing, why, "ranks meet over TCP; bring the interface up: ip link set lo up"};
 }
 
 Finding probe_io_uring() {
@@ -204,8 +200,7 @@ Finding probe_cuda_toolkit() {
   for (std::string folder; std::getline(path, folder, ':');) places.push_back(folder);
   places.push_back("/usr/local/cuda/bin");
   for (const std::string& folder : places) {
-    if (access((folder + "/nvcc").c_str(), X_OK) == 0)
-      return {"CUDA toolkit", Health::kOk, folder + "/nvcc", ""};
+    if (access((folder + "/nvcc").c_str(), X_OK) == 0) return {"CUDA toolkit", Health::kOk, folder + "/nvcc", ""};
   }
   return {"CUDA toolkit", Health::kWarn, "no nvcc in PATH, CUDA_HOME or /usr/local/cuda",
           "only builds for GPUs need it; scripts/setup takes it from PyPI into .venv"};

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "app/commands.h"
-#include "runtime/base/error.h"
-#include "runtime/base/strategy_docs.h"
+#include "runtime/base/status.h"
+#include "runtime/config/strategy_docs.h"
 #include "runtime/launch/launcher.h"
 
 namespace tessera::app {
@@ -18,10 +18,8 @@ namespace {
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {
   command.add_option("--prompt", sampling.prompt, "text to continue")->capture_default_str();
   command.add_option(tokens_option, sampling.tokens, "bytes to generate")->check(CLI::NonNegativeNumber);
-  command.add_option("--temperature", sampling.temperature, "0: always the likeliest byte")
-      ->capture_default_str();
-  command.add_option("--top-k", sampling.top_k, "draw among the k likeliest; 0: among all")
-      ->capture_default_str();
+  command.add_option("--temperature", sampling.temperature, "0: always the likeliest byte")->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "draw among the k likeliest; 0: among all")->capture_default_str();
 }
 
 void add_train(CLI::App& app, TrainCommand& train) {
@@ -29,16 +27,14 @@ void add_train(CLI::App& app, TrainCommand& train) {
   command->add_option("--model", train.model, "model file (JSON)")->required();
   command->add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")->required();
   command->add_option("--data", train.data, "file of tokens, or folder of text")->required();
-  command->add_option("--data-format", train.data_format, "auto, text, llmc or megatron")
-      ->capture_default_str();
+  command->add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
   command->add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--steps", train.steps, "optimizer steps")->required();
   command->add_option("--batch", train.batch, "samples of one rank's microbatch")->required();
   command->add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's");
-  command->add_option("--seed", train.seed, "of weights and data order; sampling takes it too")
-      ->capture_default_str();
+  command->add_option("--seed", train.seed, "of weights and data order; sampling takes it too")->capture_default_str();
   command->add_option("--tail", train.pad_tail, "an epoch's last, short step: drop or pad")
       ->transform(CLI::CheckedTransformer(std::map<std::string, bool>{{"drop", false}, {"pad", true}}));
   command->add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)");
@@ -54,13 +50,11 @@ void add_sample(CLI::App& app, SampleCommand& sample) {
   command->add_option("--weights", sample.weights, "file of tessera train --save-weights")->required();
   sample.sample.tokens = 200;
   add_sampling(*command, sample.sample, "--tokens");
-  command->add_option("--seed", sample.sample.seed, "the same seed draws the same text")
-      ->capture_default_str();
+  command->add_option("--seed", sample.sample.seed, "the same seed draws the same text")->capture_default_str();
 }
 
 void add_plan(CLI::App& app, PlanCommand& plan) {
-  CLI::App* command =
-      app.add_subcommand("plan", "memory and traffic of every rank, without running anything");
+  CLI::App* command = app.add_subcommand("plan", "memory and traffic of every rank, without running anything");
   command->add_option("--model", plan.model, "model file (JSON)")->required();
   command->add_option("--strategy", plan.strategy, "strategy file (JSON)")->required();
   command->add_option("--world-size", plan.world_size, "ranks")->required();
@@ -69,13 +63,11 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
 }
 
 void add_launch(CLI::App& app, LaunchOptions& launch) {
-  CLI::App* command =
-      app.add_subcommand("launch", "start ranks on this machine: tessera launch -n 4 -- program args");
+  CLI::App* command = app.add_subcommand("launch", "start ranks on this machine: tessera launch -n 4 -- program args");
   command->add_option("-n,--ranks", launch.ranks, "ranks to start")->capture_default_str();
   command->add_option("--hosts", launch.hosts, "pretended hosts, for tests")->capture_default_str();
   command->add_option("--port", launch.port, "rendezvous port; 0: a free one")->capture_default_str();
-  command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")
-      ->capture_default_str();
+  command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")->capture_default_str();
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
 }
 
@@ -117,9 +109,8 @@ std::vector<std::string> take_program(int& argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app(
-      "Tessera trains LibTorch modules with parameters, gradients and optimizer state sharded over ranks.",
-      "tessera");
+  CLI::App app("Tessera trains LibTorch modules with parameters, gradients and optimizer state sharded over ranks.",
+               "tessera");
   app.require_subcommand(1);
   // Said twice, the last one counts, so that a script can append to a command line. Subcommands inherit it.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -150,8 +141,9 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
     const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
-        {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"buckets", run_bench_buckets},
-        {"step", run_bench_step},               {"memory", run_bench_memory},       {"overhead", run_bench_overhead}};
+        {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer},
+        {"buckets", run_bench_buckets},         {"step", run_bench_step},
+        {"memory", run_bench_memory},           {"overhead", run_bench_overhead}};
     for (const auto& [name, run_section] : sections) {
       if (command->got_subcommand(name)) return run_section(bench);
     }

@@ -20,8 +20,7 @@ namespace {
 Topology pretend_topology(const PlanCommand& command) {
   if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
     throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
-                                      " ranks do not fill --hosts " + std::to_string(command.hosts) +
-                                      " evenly");
+                                      " ranks do not fill --hosts " + std::to_string(command.hosts) + " evenly");
   Topology topology;
   topology.world_size = command.world_size;
   topology.local_world_size = command.world_size / command.hosts;
@@ -33,8 +32,7 @@ MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, 
   const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
     return checkpoint(segment, x);
   };
-  const auto model =
-      deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+  const auto model = deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
   return plan_memory(*model, strategy, topology);
 }
 
@@ -52,8 +50,7 @@ std::int64_t numel_of(const UnitShape& unit) {
 
 std::string units_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
-  TextTable table(
-      {{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
+  TextTable table({{"unit"}, {"parameters", Align::kRight}, {"padding", Align::kRight}, {"gathered", Align::kRight}});
   for (const UnitShape& unit : plan.input().units) {
     table.add_row({unit.name, std::to_string(numel_of(unit)), std::to_string(padding_of(unit)),
                    format_bytes(unit.gathered_bytes())});
@@ -65,8 +62,7 @@ std::string traffic_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
   TextTable table({{"collective"}, {"axis"}, {"calls", Align::kRight}, {"bytes", Align::kRight}, {"of"}});
   for (const StepCollective& each : collectives_of_step(plan)) {
-    table.add_row(
-        {each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
+    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
   }
   return table.to_string();
 }
@@ -100,9 +96,9 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
 std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
   const MeshPosition& mesh = plan.input().mesh;
   std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) +
-                     " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " +
-                     std::to_string(mesh.shard_size) + " (replicate x shard), " + std::to_string(parameters) +
-                     " parameters in " + std::to_string(plan.input().units.size()) + " units\n\n";
+                     " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) +
+                     " (replicate x shard), " + std::to_string(parameters) + " parameters in " +
+                     std::to_string(plan.input().units.size()) + " units\n\n";
   text += "memory of every rank\n" + plan.to_table() + "\nunits\n" + units_table(plan) + "\n";
   const std::string traffic = traffic_table(plan);
   return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
@@ -125,10 +121,9 @@ int run_plan(const PlanCommand& command) {
     }
     const std::int64_t limit = strategy.memory.limit_bytes;
     if (limit > 0 && plan.use().total() > limit)
-      throw Error(ExitCode::kConfig,
-                  "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
-                      " a rank, the limit is " + format_bytes(limit) +
-                      ". hint: more ranks, bf16 parameters, or a strategy that shards more");
+      throw Error(ExitCode::kConfig, "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
+                                         " a rank, the limit is " + format_bytes(limit) +
+                                         ". hint: more ranks, bf16 parameters, or a strategy that shards more");
   });
 }
 

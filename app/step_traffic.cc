@@ -47,8 +47,7 @@ class StepTraffic {
       std::int64_t times = 1;
       if (i > 0 && !kept && count - 1 > slots) {
         const bool left_by_forward = i >= count - slots, left_by_backward = i <= slots;
-        times +=
-            (directions / 2) * (left_by_forward ? 0 : 1) + (directions / 2 - 1) * (left_by_backward ? 0 : 1);
+        times += (directions / 2) * (left_by_forward ? 0 : 1) + (directions / 2 - 1) * (left_by_backward ? 0 : 1);
       }
       gathers.calls += times;
       gathers.bytes += times * input_.units[i].gathered_bytes();
@@ -70,8 +69,7 @@ class StepTraffic {
       over_shard.calls += rounds;
       over_shard.bytes += rounds * unit.trainable_numel() * element_bytes(wire);
       over_replicas.calls += rounds;
-      over_replicas.bytes +=
-          rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
+      over_replicas.bytes += rounds * owned({axes.shard, false}, input_.mesh, unit.trainable_numel()).numel * 4;
     }
     if (shard_) add(std::move(over_shard));
     if (replicate_) add(std::move(over_replicas));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "models/generate.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::app {
 namespace {

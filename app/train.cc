@@ -9,16 +9,16 @@
 #include "app/commands.h"
 #include "app/text_sample.h"
 #include "app/threads.h"
-#include "tessera/token_batches.h"
 #include "app/train_report.h"
 #include "app/weights_file.h"
+#include "engine/memory/tensor_heap.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
 #include "runtime/base/log.h"
 #include "runtime/data/dataset_stats.h"
 #include "runtime/data/permutation.h"
-#include "runtime/engine/tensor_heap.h"
 #include "tessera/tessera.h"
+#include "tessera/token_batches.h"
 
 namespace tessera::app {
 namespace {
@@ -52,8 +52,8 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
 
-absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy,
-                                          const Mesh& mesh, std::int64_t seq_len, std::int64_t vocab_size) {
+absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh,
+                                          std::int64_t seq_len, std::int64_t vocab_size) {
   DatasetOptions options;
   TESSERA_ASSIGN_OR_RETURN(options.format, parse_token_format(command.data_format));
   options.extensions = command.extensions;
@@ -75,28 +75,18 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
   run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
-    return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) +
-                                             " is more than the model's " +
+    return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) + " is more than the model's " +
                                              std::to_string(run.model->seq_len()) + ". hint: leave it out");
   if (command.sample.tokens > 0) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
-  TESSERA_ASSIGN_OR_RETURN(run.batches,
-                           open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
   return run;
 }
 
 nlohmann::json json_of(const models::ModelConfig& config) {
   if (const auto* c = std::get_if<models::GPTConfig>(&config)) {
-    return {{"model", "gpt"},
-            {"vocab_size", c->vocab_size},
-            {"seq_len", c->seq_len},
-            {"layers", c->layers},
-            {"width", c->width},
-            {"heads", c->heads},
-            {"mlp_ratio", c->mlp_ratio},
-            {"dropout", c->dropout},
-            {"bias", c->bias},
-            {"tie_head", c->tie_head},
-            {"recompute", c->recompute}};
+    return {{"model", "gpt"},    {"vocab_size", c->vocab_size}, {"seq_len", c->seq_len},     {"layers", c->layers},
+            {"width", c->width}, {"heads", c->heads},           {"mlp_ratio", c->mlp_ratio}, {"dropout", c->dropout},
+            {"bias", c->bias},   {"tie_head", c->tie_head},     {"recompute", c->recompute}};
   }
   const auto& c = std::get<models::LlamaConfig>(config);
   return {{"model", "llama"},
@@ -143,13 +133,10 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
                  int threads) {
   const Strategy& strategy = engine.strategy();
   const TokenBatches& batches = *run.batches;
-  const std::string param(name_of(strategy.mixed_precision.param)),
-      reduce(name_of(strategy.mixed_precision.reduce));
-  const std::string global =
-      std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
+  const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
+  const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
   std::string text = "model   " + command.model + ": " + std::to_string(models::parameter_count(run.config)) +
-                     " parameters in " +
-                     counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
+                     " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
                      name_of(strategy.strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
                      counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +
@@ -168,9 +155,8 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));
-  std::printf(
-      "unigram entropy %.4f nats a token: the loss of a model that knows only how often each token occurs\n",
-      entropy);
+  std::printf("unigram entropy %.4f nats a token: the loss of a model that knows only how often each token occurs\n",
+              entropy);
   std::fflush(stdout);
   return entropy;
 }

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "runtime/base/bytes.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::app {
 
@@ -42,12 +42,11 @@ absl::Status TrainReport::add(const StepResult& result, std::int64_t epoch, cons
 
 void TrainReport::print(const StepResult& result) const {
   const int width = static_cast<int>(std::to_string(options_.steps).size());
-  std::printf(
-      "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s\n",
-      width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), result.loss,
-      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(),
-      memory_against_plan(result.allocated, result.planned).c_str(),
-      result.overflow ? "  overflow, skipped" : "");
+  std::printf("step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s\n", width,
+              static_cast<long long>(result.step), static_cast<long long>(options_.steps), result.loss,
+              result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(),
+              memory_against_plan(result.allocated, result.planned).c_str(),
+              result.overflow ? "  overflow, skipped" : "");
   std::fflush(stdout);
 }
 

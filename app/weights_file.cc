@@ -29,8 +29,7 @@ at::Tensor copy_of(const at::Tensor& value) {
 Weights weights_of(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   Weights weights;
-  for (const auto& item : module.named_parameters())
-    weights.insert(item.key(), copy_of(item.value()));
+  for (const auto& item : module.named_parameters()) weights.insert(item.key(), copy_of(item.value()));
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) weights.insert(item.key(), copy_of(item.value()));
   }
@@ -44,8 +43,8 @@ absl::Status write_file(const std::filesystem::path& path, const std::vector<cha
   const std::filesystem::path partial = path.string() + ".partial";
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
   if (!file)
-    return make_error(ExitCode::kCannotCreate, "weights: cannot create " + partial.string() + ": " +
-                                                   std::generic_category().message(errno));
+    return make_error(ExitCode::kCannotCreate,
+                      "weights: cannot create " + partial.string() + ": " + std::generic_category().message(errno));
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
   if (file.fail()) return make_error(ExitCode::kIo, "weights: cannot write " + partial.string());
@@ -75,8 +74,7 @@ void take(const Weights& weights, const std::string& name, at::Tensor& tensor, s
   if (found == weights.end()) {
     problems << "\n  " << name << ": missing in the file";
   } else if (found->value().sizes() != tensor.sizes()) {
-    problems << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has "
-             << found->value().sizes();
+    problems << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has " << found->value().sizes();
   } else {
     tensor.set_data(found->value());
   }
@@ -84,8 +82,7 @@ void take(const Weights& weights, const std::string& name, at::Tensor& tensor, s
 
 }  // namespace
 
-absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank,
-                          const std::filesystem::path& path) {
+absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank, const std::filesystem::path& path) {
   Gathered gathered(engine);
   std::vector<char> bytes;
   if (rank == 0) bytes = torch::jit::pickle_save(c10::IValue(weights_of(module)));

@@ -17,8 +17,7 @@ namespace tessera::app {
 
 /// Collective: every rank calls it, rank 0 writes. Holds the whole model in memory on every rank, and a copy on rank 0.
 /// The file appears when it is complete. Errors (73, 74) are those of rank 0.
-absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank,
-                          const std::filesystem::path& path);
+absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank, const std::filesystem::path& path);
 
 /// Gives `module` the file's values and dtypes. 66 if it is missing; 65, with all names, if it does not fit the module.
 absl::Status load_weights(torch::nn::Module& module, const std::filesystem::path& path);

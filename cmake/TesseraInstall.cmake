@@ -12,7 +12,7 @@ install(TARGETS tessera_all ${tessera_layers} EXPORT TesseraTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # Public headers name things of the layers below; those headers come along under a folder of their own.
-foreach(folder runtime/base runtime/comm runtime/data sharding/layout models)
+foreach(folder runtime/base runtime/config runtime/comm runtime/data sharding/layout models)
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/internal/${folder}
     FILES_MATCHING PATTERN "*.h" PATTERN "gloo_stubs" EXCLUDE)
 endforeach()

@@ -23,6 +23,10 @@ add_library(tessera_options INTERFACE)
 target_compile_options(tessera_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-fPIC;-fpch-preprocess>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Wall>")
+option(TESSERA_WERROR "Treat warnings as errors (what scripts/test does)" OFF)
+if(TESSERA_WERROR)
+  target_compile_options(tessera_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
+endif()
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")

@@ -57,7 +57,8 @@ function(tessera_use_torch_pch)
     add_library(tessera_torch_pch OBJECT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc)
     target_link_libraries(tessera_torch_pch PRIVATE tessera::torch tessera_options)
     target_precompile_headers(tessera_torch_pch PRIVATE
-      <ATen/Functions.h> <ATen/core/Tensor.h> <torch/nn/module.h> <torch/nn/pimpl.h> <memory> <string> <vector>)
+      <ATen/Functions.h> <ATen/core/Tensor.h> <torch/nn/module.h> <torch/nn/pimpl.h>
+      <torch/csrc/distributed/c10d/Backend.hpp> <memory> <string> <vector>)
   endif()
   foreach(target ${ARGN})
     target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)

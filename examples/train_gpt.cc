@@ -15,12 +15,12 @@ int main(int argc, char** argv) {
     auto model = tessera::deferred_init([&] { return tessera::models::GPT(config); });  // no memory yet
     tessera::Engine engine(model, strategy, mesh);
     auto data = tessera::value_or_throw(tessera::open_dataset(argv[2]));
-    auto batches = tessera::value_or_throw(
-        tessera::TokenBatches::create(std::move(data), 64, 256,
-                                      {.batch = 8,
-                                       .accumulation = strategy.gradient_accumulation,
-                                       .rank = mesh.rank(),
-                                       .world_size = mesh.world_size()}));
+    auto batches =
+        tessera::value_or_throw(tessera::TokenBatches::create(std::move(data), 64, 256,
+                                                              {.batch = 8,
+                                                               .accumulation = strategy.gradient_accumulation,
+                                                               .rank = mesh.rank(),
+                                                               .world_size = mesh.world_size()}));
     for (int step = 1; step <= 100; ++step) {
       while (!engine.step_is_due()) {  // gradient_accumulation microbatches
         auto batch = batches.next(engine.device());

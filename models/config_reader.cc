@@ -1,8 +1,8 @@
 #include "models/config_reader.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "runtime/base/text.h"
 
@@ -42,8 +42,8 @@ void ConfigReader::number(const std::string& key, double& value, const NumberRul
   const double given = node->value.is_number() ? node->value.get<double>() : -1.0;
   const bool low = rule.least_excluded ? given <= rule.least : given < rule.least;
   if (!node->value.is_number() || low || given >= rule.below) {
-    return wrong(key, fmt::format("must be a number {} {} and below {}, got {}",
-                                  rule.least_excluded ? "above" : "from", rule.least, rule.below, describe(*node)));
+    return wrong(key, fmt::format("must be a number {} {} and below {}, got {}", rule.least_excluded ? "above" : "from",
+                                  rule.least, rule.below, describe(*node)));
   }
   value = given;
 }
@@ -60,8 +60,8 @@ std::string ConfigReader::word(const std::string& key, const std::vector<std::st
   if (node == nullptr) return "";
   const std::string given = node->value.is_string() ? node->value.get<std::string>() : "";
   if (std::find(allowed.begin(), allowed.end(), given) != allowed.end()) return given;
-  wrong(key, fmt::format("must be one of {}, got {}{}", joined(allowed), describe(*node),
-                         did_you_mean(given, allowed)));
+  wrong(key,
+        fmt::format("must be one of {}, got {}{}", joined(allowed), describe(*node), did_you_mean(given, allowed)));
   return "";
 }
 
@@ -76,8 +76,7 @@ void ConfigReader::require(bool holds, const std::string& key, const std::vector
 void ConfigReader::finish() {
   for (const JsonNode& child : root_.children) {
     if (std::find(known_.begin(), known_.end(), child.key) != known_.end()) continue;
-    diagnostics_.add(child.key_offset, json_pointer("", child.key),
-                     "unknown key" + did_you_mean(child.key, known_));
+    diagnostics_.add(child.key_offset, json_pointer("", child.key), "unknown key" + did_you_mean(child.key, known_));
   }
 }
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/base/diagnostics.h"
-#include "runtime/base/json_document.h"
+#include "runtime/config/json_document.h"
 
 namespace tessera::models {
 
@@ -25,7 +25,7 @@ class ConfigReader {
   };
   struct NumberRule {
     double least = 0.0;
-    double below = 1e30;       ///< least <= value < below
+    double below = 1e30;          ///< least <= value < below
     bool least_excluded = false;  ///< least < value < below
   };
 

@@ -92,7 +92,8 @@ at::Tensor GPTImpl::logits(const at::Tensor& tokens) {
   x = at::dropout(x, config_.dropout, is_training());
   for (const std::shared_ptr<torch::nn::Module>& module : *blocks_) {
     const auto block = std::static_pointer_cast<BlockImpl>(module);
-    x = run_block(config_.recompute, [block](const at::Tensor& input) { return block->forward(input); }, x);
+    x = run_block(
+        config_.recompute, [block](const at::Tensor& input) { return block->forward(input); }, x);
   }
   x = norm_->forward(x);
   return config_.tie_head ? at::linear(x, token_embedding_->weight) : head_->forward(x);

@@ -5,7 +5,7 @@
 
 #include "models/gpt.h"
 #include "models/llama.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::models {
 namespace {
@@ -40,11 +40,11 @@ void LanguageModel::check_tokens(const at::Tensor& tokens) const {
               " positions, got ", tokens.size(1));
 }
 
-absl::StatusOr<std::shared_ptr<LanguageModel>> make_language_model(const ModelConfig& config,
-                                                                   CheckpointFn checkpoint) {
+absl::StatusOr<std::shared_ptr<LanguageModel>> make_language_model(const ModelConfig& config, CheckpointFn checkpoint) {
   if (wants_recompute(config) && !checkpoint) {
-    return make_error(ExitCode::kConfig, "model: \"recompute\": true needs activation checkpointing, which this "
-                                         "program does not offer; remove the key");
+    return make_error(ExitCode::kConfig,
+                      "model: \"recompute\": true needs activation checkpointing, which this "
+                      "program does not offer; remove the key");
   }
   std::shared_ptr<LanguageModel> model = std::visit([](const auto& c) { return make(c); }, config);
   model->set_checkpoint(std::move(checkpoint));

@@ -75,11 +75,11 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const Rotary& rotary
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
-    : gate_proj_(normal_linear(config.hidden_size, config.intermediate_size, config.mlp_bias,
-                               config.initializer_range)),
+    : gate_proj_(
+          normal_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config.initializer_range)),
       up_proj_(normal_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config.initializer_range)),
-      down_proj_(normal_linear(config.intermediate_size, config.hidden_size, config.mlp_bias,
-                               config.initializer_range)) {
+      down_proj_(
+          normal_linear(config.intermediate_size, config.hidden_size, config.mlp_bias, config.initializer_range)) {
   register_module("gate_proj", gate_proj_);
   register_module("up_proj", up_proj_);
   register_module("down_proj", down_proj_);

@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "models/config_reader.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::models {
 namespace {
@@ -38,15 +38,15 @@ void check_llama_heads(ConfigReader& reader, const LlamaConfig& config) {
   reader.require(config.head_dim > 0 || config.hidden_size % heads == 0, "hidden_size",
                  {"hidden_size", "num_attention_heads", "head_dim"},
                  fmt::format("must be a multiple of num_attention_heads where head_dim is not given: {} is not one "
-                             "of {}", config.hidden_size, heads));
-  reader.require(config.head_size() % 2 == 0, config.head_dim > 0 ? "head_dim" : "hidden_size",
-                 {"hidden_size", "num_attention_heads", "head_dim"},
-                 fmt::format("rotary embeddings turn pairs, so a head's size must be even: it is {}",
-                             config.head_size()));
-  reader.require(heads % config.key_value_heads() == 0, "num_key_value_heads",
-                 {"num_attention_heads", "num_key_value_heads"},
-                 fmt::format("must divide num_attention_heads: {} does not divide {}", config.num_key_value_heads,
-                             heads));
+                             "of {}",
+                             config.hidden_size, heads));
+  reader.require(
+      config.head_size() % 2 == 0, config.head_dim > 0 ? "head_dim" : "hidden_size",
+      {"hidden_size", "num_attention_heads", "head_dim"},
+      fmt::format("rotary embeddings turn pairs, so a head's size must be even: it is {}", config.head_size()));
+  reader.require(
+      heads % config.key_value_heads() == 0, "num_key_value_heads", {"num_attention_heads", "num_key_value_heads"},
+      fmt::format("must divide num_attention_heads: {} does not divide {}", config.num_key_value_heads, heads));
 }
 
 LlamaConfig read_llama(ConfigReader& reader) {

@@ -14,7 +14,7 @@ struct GPTConfig {
   std::int64_t vocab_size = 0;
   std::int64_t seq_len = 0;  ///< number of learned positions: the longest input
   std::int64_t layers = 0;
-  std::int64_t width = 0;    ///< a multiple of heads
+  std::int64_t width = 0;  ///< a multiple of heads
   std::int64_t heads = 0;
   std::int64_t mlp_ratio = 4;  ///< the feed-forward layer's width, in widths
   double dropout = 0.0;        ///< on embeddings, attention weights and both residual branches
@@ -30,8 +30,8 @@ struct LlamaConfig {
   std::int64_t intermediate_size = 0;
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;  ///< divides num_attention_heads; 0: equal to it
-  std::int64_t head_dim = 0;             ///< even; 0: hidden_size / num_attention_heads
+  std::int64_t num_key_value_heads = 0;         ///< divides num_attention_heads; 0: equal to it
+  std::int64_t head_dim = 0;                    ///< even; 0: hidden_size / num_attention_heads
   std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;

@@ -22,8 +22,8 @@ BasicBlockImpl::BasicBlockImpl(std::int64_t in, std::int64_t out, std::int64_t s
   register_module("conv2", conv2_);
   register_module("norm2", norm2_);
   if (in == out && stride == 1) return;
-  shortcut_ = register_module(
-      "shortcut", torch::nn::Sequential(convolution(in, out, 1, stride), torch::nn::BatchNorm2d(out)));
+  shortcut_ =
+      register_module("shortcut", torch::nn::Sequential(convolution(in, out, 1, stride), torch::nn::BatchNorm2d(out)));
 }
 
 at::Tensor BasicBlockImpl::forward(const at::Tensor& x) {

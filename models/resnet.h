@@ -13,7 +13,7 @@ namespace tessera::models {
 
 struct ResNetConfig {
   std::int64_t classes = 10;
-  std::int64_t channels = 3;                       ///< of the images
+  std::int64_t channels = 3;                        ///< of the images
   std::vector<std::int64_t> blocks = {2, 2, 2, 2};  ///< a stage; every stage after the first halves the image
   std::int64_t width = 64;                          ///< channels of the first stage; each further stage doubles it
 };

@@ -18,8 +18,7 @@ AdamHyperparameters AdamW::hyperparameters() const {
 
 void AdamW::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
   const char* name = config_.type == OptimizerType::kAdamW ? "adamw" : "adam";
-  const AdamConstants constants =
-      adam_constants(hyperparameters(), scalars.step, scalars.lr, scalars.gradient_scale);
+  const AdamConstants constants = adam_constants(hyperparameters(), scalars.step, scalars.lr, scalars.gradient_scale);
   loops_->adam(constants, check_slice(name, num_states(), config_.state_dtype, scalars.step, slice));
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "optim/device_step.h"
+#include "optim/step_message.h"
 
 namespace tessera {
 

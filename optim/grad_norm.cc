@@ -8,7 +8,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -44,16 +44,17 @@ TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
 
 double block_sum_portable(const float* block, std::size_t numel) { return block_sum(block, numel); }
 TESSERA_TARGET_AVX2 double block_sum_avx2(const float* block, std::size_t numel) { return block_sum(block, numel); }
-TESSERA_TARGET_AVX512 double block_sum_avx512(const float* block, std::size_t numel) {
-  return block_sum(block, numel);
-}
+TESSERA_TARGET_AVX512 double block_sum_avx512(const float* block, std::size_t numel) { return block_sum(block, numel); }
 
 using BlockSum = double (*)(const float*, std::size_t);
 BlockSum block_sum_for(InstructionSet set) {
   switch (set) {
-    case InstructionSet::kPortable: break;
-    case InstructionSet::kAvx2: return block_sum_avx2;
-    case InstructionSet::kAvx512: return block_sum_avx512;
+    case InstructionSet::kPortable:
+      break;
+    case InstructionSet::kAvx2:
+      return block_sum_avx2;
+    case InstructionSet::kAvx512:
+      return block_sum_avx512;
   }
   return block_sum_portable;
 }
@@ -107,7 +108,8 @@ absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes, std::v
   if (!gapless || next_block != total_blocks_) {
     return make_error(ExitCode::kInternal,
                       fmt::format("gradient norm: the ranks' sums must cover blocks 0 to {} once each, but block {} is "
-                                  "missing or doubled", total_blocks_, next_block));
+                                  "missing or doubled",
+                                  total_blocks_, next_block));
   }
   return total_of(stack, depth);
 }
@@ -126,7 +128,8 @@ void NormTree::Builder::add(std::span<const float> piece) {
   if (!within || !whole) {
     throw std::invalid_argument(
         fmt::format("NormTree: {} elements at block {} of {} must lie within the unit and be cut at multiples of {} "
-                    "elements", piece.size(), next_block_, tree_.total_blocks_, kBlockNumel));
+                    "elements",
+                    piece.size(), next_block_, tree_.total_blocks_, kBlockNumel));
   }
   for (std::uint64_t block = 0; block < blocks; ++block, ++next_block_) {
     const std::size_t begin = block * kBlockNumel;

@@ -40,8 +40,7 @@ class NormTree {
   /// Appends the nodes of the shard that begins at block `first_block`, in block order, and clears `finite` if an
   /// element is infinite or NaN. The shard's length is a multiple of 256, unless it ends in the unit's last block.
   /// Throws `std::invalid_argument` where the shard is not within the unit or ends inside another block.
-  void partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out,
-               bool& finite) const;
+  void partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out, bool& finite) const;
 
   /// The total from the nodes of all shards, in any order, absent ones skipped. An error (exit code 70) if they do not
   /// cover every block exactly once: a rank's nodes are missing, or there twice.

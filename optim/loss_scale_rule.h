@@ -9,11 +9,11 @@ namespace tessera {
 /// What a checkpoint keeps of a LossScaler.
 struct LossScalerState {
   float scale = 1.0f;
-  std::int64_t finite_steps = 0;   ///< since the scale last changed, or since the last overflow
-  std::int64_t overflow_steps = 0; ///< in a row, up to now
+  std::int64_t finite_steps = 0;    ///< since the scale last changed, or since the last overflow
+  std::int64_t overflow_steps = 0;  ///< in a row, up to now
 };
 
-/// LossScaleConfig (runtime/base/strategy.h), plainly.
+/// LossScaleConfig (runtime/config/strategy.h), plainly.
 struct LossScaleRule {
   double growth_factor = 2.0, backoff_factor = 0.5, minimum = 1.0;
   std::int64_t growth_interval = 2000, hysteresis = 1;

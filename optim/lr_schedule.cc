@@ -22,8 +22,8 @@ double cosine(double from, double to, double share) {
 
 double one_cycle_ratio(const LrScheduleConfig& config, double step) {
   const auto total = static_cast<double>(config.total_steps);
-  const double rise_end = config.warmup_steps > 0 ? static_cast<double>(config.warmup_steps)
-                                                  : config.warmup_share * total - 1.0;
+  const double rise_end =
+      config.warmup_steps > 0 ? static_cast<double>(config.warmup_steps) : config.warmup_share * total - 1.0;
   if (rise_end > 0.0 && step <= rise_end) return cosine(config.initial_ratio, 1.0, step / rise_end);
   return cosine(1.0, config.min_ratio, share_of(step, std::max(rise_end, 0.0), total - 1.0));
 }
@@ -35,16 +35,21 @@ double ratio_at(const LrScheduleConfig& config, double step) {
   const auto total = static_cast<double>(config.total_steps);
   const double share = share_of(step, warmup, total);
   switch (config.type) {
-    case LrScheduleType::kConstant: return 1.0;
-    case LrScheduleType::kLinear: return linear(1.0, config.min_ratio, share);
-    case LrScheduleType::kCosine: return cosine(1.0, config.min_ratio, share);
-    case LrScheduleType::kInverseSqrt: return std::max(config.min_ratio, std::sqrt((warmup + 1.0) / (step + 1.0)));
+    case LrScheduleType::kConstant:
+      return 1.0;
+    case LrScheduleType::kLinear:
+      return linear(1.0, config.min_ratio, share);
+    case LrScheduleType::kCosine:
+      return cosine(1.0, config.min_ratio, share);
+    case LrScheduleType::kInverseSqrt:
+      return std::max(config.min_ratio, std::sqrt((warmup + 1.0) / (step + 1.0)));
     case LrScheduleType::kWsd: {
       if (config.decay_steps <= 0) return 1.0;
       const double decay_begin = total - static_cast<double>(config.decay_steps);
       return linear(1.0, config.min_ratio, share_of(step, std::max(decay_begin, warmup), total));
     }
-    case LrScheduleType::kOneCycle: break;  // returned above
+    case LrScheduleType::kOneCycle:
+      break;  // returned above
   }
   return 1.0;
 }

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/strategy.h"
+#include "runtime/config/strategy.h"
 
 namespace tessera {
 

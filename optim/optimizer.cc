@@ -72,8 +72,10 @@ StepArguments check_slice(std::string_view optimizer, int num_states, StateDType
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdamW:
-    case OptimizerType::kAdam: return std::make_unique<AdamW>(config);
-    case OptimizerType::kSgd: return std::make_unique<Sgd>(config);
+    case OptimizerType::kAdam:
+      return std::make_unique<AdamW>(config);
+    case OptimizerType::kSgd:
+      return std::make_unique<Sgd>(config);
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }

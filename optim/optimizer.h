@@ -8,7 +8,7 @@
 
 #include "runtime/base/dtype.h"
 #include "runtime/base/state_dtype.h"
-#include "runtime/base/strategy.h"
+#include "runtime/config/strategy.h"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ namespace tessera {
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (ranks * microbatches * loss scale)
   float lr = 0.0f;
-  std::int64_t step = 1;        ///< counts applied steps from 1: bias correction
+  std::int64_t step = 1;  ///< counts applied steps from 1: bias correction
 };
 
 /// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) says how much.

@@ -55,8 +55,7 @@ void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
     for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
       const Float weight = weights.load(i, count);
       const Float gradient = V::stream(a.gradient + i, count);
-      const AdamElement<V> next =
-          adam_element<V>(c, gradient, weight, first.load(i, count), second.load(i, count));
+      const AdamElement<V> next = adam_element<V>(c, gradient, weight, first.load(i, count), second.load(i, count));
       weights.store(i, count, next.weight);
       const Bits noise = First::kNoisyStore ? noise_of<V>(a, i) : Bits{};
       first.store(i, count, next.first, noise & 0xffffu);
@@ -104,20 +103,28 @@ void sgd_loop(const SgdConstants& constants, const StepArguments& arguments) {
 template <class V, class Weights>
 void adam_on(const AdamConstants& c, const StepArguments& a) {
   switch (a.states) {
-    case StateDType::kF32: return adam_loop<V, Weights, F32State<V>, F32State<V>>(c, a);
-    case StateDType::kBF16: return adam_loop<V, Weights, BF16State<V>, BF16State<V>>(c, a);
-    case StateDType::k8Bit: return adam_loop<V, Weights, SignedBlockState<V>, RootBlockState<V>>(c, a);
+    case StateDType::kF32:
+      return adam_loop<V, Weights, F32State<V>, F32State<V>>(c, a);
+    case StateDType::kBF16:
+      return adam_loop<V, Weights, BF16State<V>, BF16State<V>>(c, a);
+    case StateDType::k8Bit:
+      return adam_loop<V, Weights, SignedBlockState<V>, RootBlockState<V>>(c, a);
   }
 }
 
 template <class V>
 void adam(const AdamConstants& c, const StepArguments& a) {
   switch (a.weights) {
-    case WeightFormat::kF32: return adam_on<V, F32Weights<V>>(c, a);
-    case WeightFormat::kF32AndF32: return adam_on<V, F32CopiedWeights<V>>(c, a);
-    case WeightFormat::kF32AndBF16: return adam_on<V, HalfCopiedWeights<V, false>>(c, a);
-    case WeightFormat::kF32AndF16: return adam_on<V, HalfCopiedWeights<V, true>>(c, a);
-    case WeightFormat::kSplitBF16: return adam_on<V, SplitWeights<V>>(c, a);
+    case WeightFormat::kF32:
+      return adam_on<V, F32Weights<V>>(c, a);
+    case WeightFormat::kF32AndF32:
+      return adam_on<V, F32CopiedWeights<V>>(c, a);
+    case WeightFormat::kF32AndBF16:
+      return adam_on<V, HalfCopiedWeights<V, false>>(c, a);
+    case WeightFormat::kF32AndF16:
+      return adam_on<V, HalfCopiedWeights<V, true>>(c, a);
+    case WeightFormat::kSplitBF16:
+      return adam_on<V, SplitWeights<V>>(c, a);
   }
 }
 
@@ -130,11 +137,16 @@ void sgd_on(const SgdConstants& c, const StepArguments& a) {
 template <class V>
 void sgd(const SgdConstants& c, const StepArguments& a) {
   switch (a.weights) {
-    case WeightFormat::kF32: return sgd_on<V, F32Weights<V>>(c, a);
-    case WeightFormat::kF32AndF32: return sgd_on<V, F32CopiedWeights<V>>(c, a);
-    case WeightFormat::kF32AndBF16: return sgd_on<V, HalfCopiedWeights<V, false>>(c, a);
-    case WeightFormat::kF32AndF16: return sgd_on<V, HalfCopiedWeights<V, true>>(c, a);
-    case WeightFormat::kSplitBF16: return sgd_on<V, SplitWeights<V>>(c, a);
+    case WeightFormat::kF32:
+      return sgd_on<V, F32Weights<V>>(c, a);
+    case WeightFormat::kF32AndF32:
+      return sgd_on<V, F32CopiedWeights<V>>(c, a);
+    case WeightFormat::kF32AndBF16:
+      return sgd_on<V, HalfCopiedWeights<V, false>>(c, a);
+    case WeightFormat::kF32AndF16:
+      return sgd_on<V, HalfCopiedWeights<V, true>>(c, a);
+    case WeightFormat::kSplitBF16:
+      return sgd_on<V, SplitWeights<V>>(c, a);
   }
 }
 

@@ -14,16 +14,16 @@ struct AdamConstants {
   float one_minus_beta1;  ///< m += (g - m) * one_minus_beta1
   float beta2;            ///< v = v * beta2 + (g * g) * one_minus_beta2
   float one_minus_beta2;
-  float step_size;        ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
-  float eps;              ///< eps * sqrt(1 - beta2^t)
-  bool decoupled;         ///< adamw's weight decay, not adam's
+  float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float eps;        ///< eps * sqrt(1 - beta2^t)
+  bool decoupled;   ///< adamw's weight decay, not adam's
 };
 
 /// What SGD's loop needs.
 struct SgdConstants {
   float gradient_scale;
-  float l2;                   ///< g += l2 * p
-  float momentum;             ///< buffer = buffer * momentum + g * one_minus_dampening
+  float l2;        ///< g += l2 * p
+  float momentum;  ///< buffer = buffer * momentum + g * one_minus_dampening
   float one_minus_dampening;
   float lr;
   bool has_momentum;

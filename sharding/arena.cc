@@ -32,7 +32,8 @@ Arena Arena::mapped(Arena arena) {
 }
 
 Arena Arena::on_device(Arena arena, c10::Device device) {
-  auto tensor = std::make_shared<at::Tensor>(at::zeros({arena.bytes_}, at::TensorOptions().dtype(at::kByte).device(device)));
+  auto tensor =
+      std::make_shared<at::Tensor>(at::zeros({arena.bytes_}, at::TensorOptions().dtype(at::kByte).device(device)));
   auto* const data = static_cast<std::byte*>(tensor->data_ptr());
   arena.memory_ = {std::move(tensor), data};
   return arena;
@@ -57,7 +58,8 @@ Arena Arena::over(std::string name, std::int64_t bytes, absl::StatusOr<std::uniq
 }
 
 std::byte* Arena::take(std::int64_t bytes) {
-  TORCH_INTERNAL_ASSERT(taken_ + bytes <= bytes_, name_, ": ", taken_, " + ", bytes, " bytes exceed the plan's ", bytes_);
+  TORCH_INTERNAL_ASSERT(taken_ + bytes <= bytes_, name_, ": ", taken_, " + ", bytes, " bytes exceed the plan's ",
+                        bytes_);
   std::byte* piece = memory_.get() + taken_;
   taken_ += bytes;
   return piece;

@@ -27,7 +27,8 @@ class GradientPacker {
   void reset();
   /// Copies `gradient` to its place, or adds it to one that came before. On a GPU the small ones wait for `flush`.
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.
-  void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket, bool is_usual);
+  void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
+            bool is_usual);
   void flush();
   /// Zeros where no gradient came, and, unless they are zero already, in the layout's gaps.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
@@ -35,9 +36,9 @@ class GradientPacker {
  private:
   /// What there is of a group.
   struct Part {
-    std::vector<char> arrived, used;              ///< [parameter]: since `begin`, since `reset`
-    std::vector<at::Tensor> places, gradients;    ///< to be copied together
-    std::vector<std::vector<at::Tensor>> views;   ///< [parameter]: on a GPU, of each usual place
+    std::vector<char> arrived, used;             ///< [parameter]: since `begin`, since `reset`
+    std::vector<at::Tensor> places, gradients;   ///< to be copied together
+    std::vector<std::vector<at::Tensor>> views;  ///< [parameter]: on a GPU, of each usual place
   };
 
   at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);

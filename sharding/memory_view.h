@@ -2,7 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "sharding/dtype.h"
+#include "sharding/scalar_type.h"
 
 namespace tessera {
 

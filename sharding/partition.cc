@@ -7,8 +7,8 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
-#include "sharding/dtype.h"
 #include "sharding/layout/buckets.h"
+#include "sharding/scalar_type.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -121,8 +121,9 @@ class Partitioner {
                                   [&](const std::string& prefix) { return class_name.starts_with(prefix); });
     const DType dtype = is_trainable(own) && mixed.param != DType::kF32 ? (kept ? DType::kF32 : mixed.param) : own;
     if (tensor.requires_grad() && !is_trainable(dtype)) {
-      throw Error(ExitCode::kConfig, "parameter " + name + " trains in " + std::string(name_of(dtype)) +
-                                         ". Trainable parameters are fp32, bf16 or fp16. hint: convert the module first");
+      throw Error(ExitCode::kConfig,
+                  "parameter " + name + " trains in " + std::string(name_of(dtype)) +
+                      ". Trainable parameters are fp32, bf16 or fp16. hint: convert the module first");
     }
     return dtype;
   }
@@ -132,7 +133,7 @@ class Partitioner {
     const auto check = [&](const std::vector<std::string>& names, const std::set<std::string>& seen, const char* what) {
       for (const std::string& name : names) {
         if (seen.count(name)) continue;
-        errors += std::string("\n  /units/") + what + ": \"" + name + "\" matches no module" ;
+        errors += std::string("\n  /units/") + what + ": \"" + name + "\" matches no module";
         errors += did_you_mean(name, {seen.begin(), seen.end()});
       }
     };

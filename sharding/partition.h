@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/strategy.h"
+#include "runtime/config/strategy.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <array>
 #include <utility>
 
-#include "runtime/base/trace.h"
-#include "runtime/comm/pairwise_sum.h"
+#include "runtime/base/span.h"
+#include "runtime/comm/sum/pairwise_sum.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
@@ -57,17 +57,17 @@ class Reducer::Accumulation final : public SumVisitor {
 
 struct Reducer::GroupReduction {
   FlatGroup* group;
-  bool adds;                  ///< onto what earlier reductions of the step left
-  float* sum;                 ///< over the shard axis
-  std::int64_t numel;         ///< of `sum`
-  float* total = nullptr;     ///< over both axes; set when the last sum starts
+  bool adds;               ///< onto what earlier reductions of the step left
+  float* sum;              ///< over the shard axis
+  std::int64_t numel;      ///< of `sum`
+  float* total = nullptr;  ///< over both axes; set when the last sum starts
   Accumulation accumulation;
-  Work work, last;            ///< over the shard axis, and over the replicate axis. Last members: they use the others.
+  Work work, last;  ///< over the shard axis, and over the replicate axis. Last members: they use the others.
 };
 
 struct Reducer::UnitReduction {
   Bucket bucket;
-  float* scratch = nullptr;   ///< planned
+  float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
   std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
@@ -77,7 +77,12 @@ Reducer::~Reducer() = default;
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
                  ComputeDevice device, GradientVisitor* visitor)
-    : plan_(plan), axes_(axes), device_(device), visitor_(visitor), buckets_(std::move(buckets)), scratch_(std::move(scratch)) {
+    : plan_(plan),
+      axes_(axes),
+      device_(device),
+      visitor_(visitor),
+      buckets_(std::move(buckets)),
+      scratch_(std::move(scratch)) {
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
     if (entry.gradients.expected() > 0) order_.insert(order_.begin(), unit->index);

@@ -121,10 +121,10 @@ class Reducer {
   GradientVisitor* const visitor_;
   std::vector<Entry> entries_;
   Arena buckets_, scratch_;
-  std::vector<Slot> slots_;    ///< the root's, then those that the other units share
-  std::vector<int> order_;     ///< unit indices
-  std::vector<int> completed_; ///< of this round, in this rank's order
-  std::size_t next_ = 0;       ///< into order_
+  std::vector<Slot> slots_;     ///< the root's, then those that the other units share
+  std::vector<int> order_;      ///< unit indices
+  std::vector<int> completed_;  ///< of this round, in this rank's order
+  std::size_t next_ = 0;        ///< into order_
   bool order_agreed_ = false;
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;

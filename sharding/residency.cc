@@ -1,7 +1,7 @@
 #include "sharding/residency.h"
 
 #include "runtime/base/log.h"
-#include "runtime/base/trace.h"
+#include "runtime/base/span.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -147,13 +147,15 @@ int Residency::find_slot(const Unit& unit, bool early) const {
 void Residency::warn_of_overflow(const Unit& unit) {
   if (warned_) return;
   warned_ = true;
-  log_warning("unit " + unit.name + ": an operator reads more units at once than the plan has slots for; adding a slot " +
+  log_warning("unit " + unit.name +
+              ": an operator reads more units at once than the plan has slots for; adding a slot " +
               "outside the plan. hint: raise \"prefetch\", or let one unit hold what is read together");
 }
 
 int Residency::add_overflow_slot(const Unit& unit) {
   ++counts_.overflow_slots;
-  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1, Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
+  Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1,
+            Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
   slots_.push_back(std::move(slot));

@@ -18,13 +18,13 @@
 namespace tessera {
 
 struct ResidencyCounts {
-  std::int64_t gathers = 0;          ///< all-gathers of a unit begun
+  std::int64_t gathers = 0;  ///< all-gathers of a unit begun
   std::int64_t gathered_bytes = 0;
-  double gather_seconds = 0;         ///< in all-gathers, waiting for other ranks included
-  std::int64_t prefetched = 0;       ///< of these, begun before the unit was used
+  double gather_seconds = 0;    ///< in all-gathers, waiting for other ranks included
+  std::int64_t prefetched = 0;  ///< of these, begun before the unit was used
   std::int64_t releases = 0;
-  std::int64_t overflow_slots = 0;   ///< slots beyond the plan, for operators that read many units at once
-  std::int64_t overflow_bytes = 0;   ///< held by them now
+  std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
+  std::int64_t overflow_bytes = 0;  ///< held by them now
 };
 
 /// Which units are gathered now, and where.
@@ -73,8 +73,8 @@ class Residency {
     std::byte* memory = nullptr;
     std::int64_t bytes = 0;
     Unit* holder = nullptr;
-    int reserved_for = -1;            ///< unit index, or -1: shared
-    Arena overflow;                   ///< owns the memory of a slot beyond the plan; given back at the end of the step
+    int reserved_for = -1;  ///< unit index, or -1: shared
+    Arena overflow;         ///< owns the memory of a slot beyond the plan; given back at the end of the step
   };
 
   void gather(Unit& unit);

@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "sharding/dtype.h"
+#include "sharding/scalar_type.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -14,9 +14,12 @@ void leave(void*) {}
 
 const char* name_of(Unit::State state) {
   switch (state) {
-    case Unit::State::kReleased: return "released";
-    case Unit::State::kGathering: return "gathering";
-    case Unit::State::kGathered: return "gathered";
+    case Unit::State::kReleased:
+      return "released";
+    case Unit::State::kGathering:
+      return "gathering";
+    case Unit::State::kGathered:
+      return "gathered";
   }
   return "?";
 }

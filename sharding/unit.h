@@ -19,9 +19,9 @@ class Unit;
 
 /// A parameter of the user's module and where it lives now.
 struct FlatParameter {
-  at::Tensor tensor;                  ///< the user's own; keeps its TensorImpl for good
-  std::string name;                   ///< "layers.3.attention.weight": the first name it was found under
-  std::vector<std::string> aliases;   ///< further names of a tied parameter
+  at::Tensor tensor;                         ///< the user's own; keeps its TensorImpl for good
+  std::string name;                          ///< "layers.3.attention.weight": the first name it was found under
+  std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
 };
@@ -50,11 +50,11 @@ struct FlatGroup {
   std::byte* full = nullptr;
   std::byte* shard = nullptr;
   MasterKind master_kind = MasterKind::kF32;
-  float* master = nullptr;            ///< kF32
-  std::int16_t* master_low = nullptr; ///< kSplitBF16 (optim/rounding.h)
+  float* master = nullptr;             ///< kF32
+  std::int16_t* master_low = nullptr;  ///< kSplitBF16 (optim/rounding.h)
   struct State {
     std::byte* data = nullptr;
-    float* scales = nullptr;          ///< of 8-bit states
+    float* scales = nullptr;  ///< of 8-bit states
   };
   std::array<State, 2> state{};
   float* gradient = nullptr;
@@ -104,8 +104,8 @@ class Unit {
   /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
   void poison(const std::string& message);
 
-  int pins = 0;          ///< operators running on this unit, and Gathered guards
-  int slot = -1;         ///< the residency's slot that holds it
+  int pins = 0;   ///< operators running on this unit, and Gathered guards
+  int slot = -1;  ///< the residency's slot that holds it
 
  private:
   State state_ = State::kReleased;

@@ -13,11 +13,11 @@ namespace tessera {
 
 /// One group of ranks that a backend is to connect.
 struct BackendRequest {
-  std::string name;                          ///< unique in the job together with the ranks
-  int rank = 0;                              ///< this rank's place in `world_ranks`
-  std::vector<int> world_ranks;              ///< ascending
-  c10::intrusive_ptr<c10d::Store> store;     ///< for the group's rendezvous; its keys are the group's own
-  std::chrono::milliseconds timeout;         ///< of meeting: comm.init_timeout_s
+  std::string name;                       ///< unique in the job together with the ranks
+  int rank = 0;                           ///< this rank's place in `world_ranks`
+  std::vector<int> world_ranks;           ///< ascending
+  c10::intrusive_ptr<c10d::Store> store;  ///< for the group's rendezvous; its keys are the group's own
+  std::chrono::milliseconds timeout;      ///< of meeting: comm.init_timeout_s
 };
 
 /// Connects one group. Called on every member at the same time. May throw.

@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/base/strategy.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/config/strategy.h"
 #include "sharding/layout/memory_plan.h"
 #include "tessera/upload.h"
 
@@ -25,20 +25,20 @@ class StepOutcome;
 /// loss_scale, tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing
 /// training down, look at it one step late.
 struct StepResult {
-  std::int64_t step = 0;       ///< attempts, from 1
-  double loss = 0.0;           ///< mean over ranks and microbatches of the losses given to backward
-  double grad_norm = 0.0;      ///< global 2-norm of the averaged gradient, before clipping
+  std::int64_t step = 0;   ///< attempts, from 1
+  double loss = 0.0;       ///< mean over ranks and microbatches of the losses given to backward
+  double grad_norm = 0.0;  ///< global 2-norm of the averaged gradient, before clipping
   double lr = 0.0;
-  bool overflow = false;       ///< a gradient was infinite or NaN: the step was skipped on all ranks
-  double loss_scale = 1.0;     ///< that this step's backward used
-  std::int64_t tokens = 0;     ///< over all ranks and microbatches, as told to backward
-  double seconds = 0.0;        ///< of this rank, since the previous step ended
+  bool overflow = false;    ///< a gradient was infinite or NaN: the step was skipped on all ranks
+  double loss_scale = 1.0;  ///< that this step's backward used
+  std::int64_t tokens = 0;  ///< over all ranks and microbatches, as told to backward
+  double seconds = 0.0;     ///< of this rank, since the previous step ended
   /// Of these, in collectives, waiting for other ranks included; also in updates. On a GPU: in which compute waited for
   /// collectives, by the device's clock (exposed communication); 0 until `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;
-  MemoryUse planned;           ///< bytes per category
-  MemoryUse allocated;         ///< the same, as allocated; beyond the plan only where an Engine warned
+  MemoryUse planned;    ///< bytes per category
+  MemoryUse allocated;  ///< the same, as allocated; beyond the plan only where an Engine warned
 
   bool is_known() const;
   /// Waits for the device and fills in what was missing. At once on the CPU, and the second time. Throws tessera::Error

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "runtime/base/strategy.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/config/strategy.h"
 
 namespace tessera {
 

@@ -21,9 +21,8 @@ struct TokenBatch {
 class TokenBatches {
  public:
   /// `sampling.num_samples` is filled in here. 65 if the data does not fill one step.
-  static absl::StatusOr<TokenBatches> create(std::shared_ptr<const TokenDataset> dataset,
-                                             std::int64_t seq_len, std::int64_t vocab_size,
-                                             SamplerOptions sampling);
+  static absl::StatusOr<TokenBatches> create(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
+                                             std::int64_t vocab_size, SamplerOptions sampling);
 
   /// The next microbatch of this rank, on `device` (Engine::device); a copy to a GPU is queued, not waited for, and
   /// in the way of what is computed: Engine::upload is not.

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "runtime/base/trace.h"
+#include "runtime/base/span.h"
 #include "runtime/comm/mesh.h"
 
 namespace tessera {

@@ -167,7 +167,9 @@ class CudaKernels : public DeviceKernels {
   std::unique_ptr<Interval> begin_interval() override { return std::make_unique<EventInterval>(timed_, stream_()); }
 
  private:
-  std::unique_ptr<EventMark> mark_of(cudaStream_t stream) { return std::make_unique<EventMark>(marks_, stream_, stream); }
+  std::unique_ptr<EventMark> mark_of(cudaStream_t stream) {
+    return std::make_unique<EventMark>(marks_, stream_, stream);
+  }
 
   const CurrentStream stream_;
   const std::shared_ptr<Events> marks_ = std::make_shared<Events>(cudaEventDisableTiming);

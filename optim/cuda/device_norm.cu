@@ -1,9 +1,8 @@
-#include "optim/cuda/device_norm.h"
-
 #include <math.h>
 
 #include <algorithm>
 
+#include "optim/cuda/device_norm.h"
 #include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {
@@ -218,9 +217,15 @@ cudaError_t norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t fi
   // Without a whole tile, everything is at the head.
   const std::uint64_t head_end = t.tiles() > 0 ? t.first_tile * kTile : t.end_block;
   const std::uint64_t tail_begin = t.tiles() > 0 ? t.end_tile * kTile : t.end_block;
-  const auto head = static_cast<unsigned>(head_end - first_block), tail = static_cast<unsigned>(t.end_block - tail_begin);
-  const ShardPass pass{shard, numel, from_block(head_end), static_cast<unsigned>(t.tiles()), s.tiles,
-                       {0, head, s.head_blocks}, {from_block(tail_begin), tail, s.tail_blocks}};
+  const auto head = static_cast<unsigned>(head_end - first_block),
+             tail = static_cast<unsigned>(t.end_block - tail_begin);
+  const ShardPass pass{shard,
+                       numel,
+                       from_block(head_end),
+                       static_cast<unsigned>(t.tiles()),
+                       s.tiles,
+                       {0, head, s.head_blocks},
+                       {from_block(tail_begin), tail, s.tail_blocks}};
   const unsigned thread_blocks = pass.tiles + thread_blocks_of(head) + thread_blocks_of(tail);
   cudaError_t error = thread_blocks == 0 ? cudaSuccess : launch(sum_shard, thread_blocks, kNormThreads, stream, pass);
   const std::uint64_t super_begin = t.supers() > 0 ? t.first_super * kTile : t.end_tile;

@@ -129,7 +129,7 @@ struct Weights {
       Run<std::uint16_t> copy;
       for_run([&](int k) {
         const Bits half = kFormat == WeightFormat::kF32AndF16 ? fp16_nearest<Bits>(masters.values[k])
-                                                               : bf16_nearest<Bits>(masters.values[k]);
+                                                              : bf16_nearest<Bits>(masters.values[k]);
         copy.values[k] = static_cast<std::uint16_t>(half);
       });
       store_run(static_cast<std::uint16_t*>(a.parameter) + i, left, copy);

@@ -1,17 +1,16 @@
 // Compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 
-#include "optim/cuda/device_step.h"
-
 #include <math.h>
 
 #include <algorithm>
 
 #include "optim/adam_element.h"
 #include "optim/cuda/device_runs.cuh"
-#include "runtime/base/cuda_launch.h"
+#include "optim/cuda/device_step.h"
 #include "optim/noise.h"
 #include "optim/scaled_lr.h"
 #include "optim/sgd_element.h"
+#include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {
 namespace {
@@ -237,9 +236,12 @@ using Kernel = void (*)(DeviceRun, StepTables);
 template <WeightFormat kWeights>
 Kernel adam_on(StateDType states) {
   switch (states) {
-    case StateDType::kF32: return adam<kWeights, StateDType::kF32>;
-    case StateDType::kBF16: return adam<kWeights, StateDType::kBF16>;
-    case StateDType::k8Bit: return adam<kWeights, StateDType::k8Bit>;
+    case StateDType::kF32:
+      return adam<kWeights, StateDType::kF32>;
+    case StateDType::kBF16:
+      return adam<kWeights, StateDType::kBF16>;
+    case StateDType::k8Bit:
+      return adam<kWeights, StateDType::k8Bit>;
   }
   return nullptr;
 }
@@ -247,9 +249,12 @@ Kernel adam_on(StateDType states) {
 template <WeightFormat kWeights>
 Kernel sgd_on(StateDType states) {
   switch (states) {
-    case StateDType::kF32: return sgd<kWeights, StateDType::kF32>;
-    case StateDType::kBF16: return sgd<kWeights, StateDType::kBF16>;
-    case StateDType::k8Bit: return nullptr;
+    case StateDType::kF32:
+      return sgd<kWeights, StateDType::kF32>;
+    case StateDType::kBF16:
+      return sgd<kWeights, StateDType::kBF16>;
+    case StateDType::k8Bit:
+      return nullptr;
   }
   return nullptr;
 }
@@ -261,11 +266,16 @@ Kernel kernel_on(StepRule rule, StateDType states) {
 
 Kernel kernel_of(StepRule rule, const StepArguments& a) {
   switch (a.weights) {
-    case WeightFormat::kF32: return kernel_on<WeightFormat::kF32>(rule, a.states);
-    case WeightFormat::kF32AndF32: return kernel_on<WeightFormat::kF32AndF32>(rule, a.states);
-    case WeightFormat::kF32AndBF16: return kernel_on<WeightFormat::kF32AndBF16>(rule, a.states);
-    case WeightFormat::kF32AndF16: return kernel_on<WeightFormat::kF32AndF16>(rule, a.states);
-    case WeightFormat::kSplitBF16: return kernel_on<WeightFormat::kSplitBF16>(rule, a.states);
+    case WeightFormat::kF32:
+      return kernel_on<WeightFormat::kF32>(rule, a.states);
+    case WeightFormat::kF32AndF32:
+      return kernel_on<WeightFormat::kF32AndF32>(rule, a.states);
+    case WeightFormat::kF32AndBF16:
+      return kernel_on<WeightFormat::kF32AndBF16>(rule, a.states);
+    case WeightFormat::kF32AndF16:
+      return kernel_on<WeightFormat::kF32AndF16>(rule, a.states);
+    case WeightFormat::kSplitBF16:
+      return kernel_on<WeightFormat::kSplitBF16>(rule, a.states);
   }
   return nullptr;
 }

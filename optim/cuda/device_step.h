@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "optim/device_step.h"
+#include "optim/step_message.h"
 
 namespace tessera::cuda {
 

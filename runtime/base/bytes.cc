@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
 namespace tessera {
@@ -34,8 +34,7 @@ constexpr std::array<Unit, 11> kUnits = {{{"B", 1},
 constexpr std::size_t kBinaryUnits = 6;  // B and those with an i come first
 
 absl::Status bad_bytes(std::string_view text, const std::string& why) {
-  return make_error(ExitCode::kConfig,
-                    fmt::format("{} is not a number of bytes: {}", quoted_text(text), why));
+  return make_error(ExitCode::kConfig, fmt::format("{} is not a number of bytes: {}", quoted_text(text), why));
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -82,8 +81,7 @@ absl::StatusOr<std::int64_t> parse_bytes(std::string_view text) {
 
   const std::string number(text.substr(0, length));
   // long double has 64 bits of mantissa on x86-64, so whole numbers of bytes are exact.
-  const long double bytes =
-      std::round(std::strtold(number.c_str(), nullptr) * static_cast<long double>(unit));
+  const long double bytes = std::round(std::strtold(number.c_str(), nullptr) * static_cast<long double>(unit));
   if (!(bytes < 9223372036854775808.0L)) return bad_bytes(text, "it is more than 2^63 - 1");
   return static_cast<std::int64_t>(bytes);
 }

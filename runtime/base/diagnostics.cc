@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
 namespace tessera {
@@ -56,8 +56,7 @@ absl::Status Diagnostics::to_status() const {
                    [](const Problem* a, const Problem* b) { return a->offset < b->offset; });
 
   std::vector<std::string> lines;
-  for (std::size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i)
-    lines.push_back(line_of(*sorted[i]));
+  for (std::size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i) lines.push_back(line_of(*sorted[i]));
   if (sorted.size() > kMaxReported) {
     lines.push_back(fmt::format("{}: and {} more errors", name_, sorted.size() - kMaxReported));
   }

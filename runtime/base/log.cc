@@ -56,8 +56,8 @@ Sink::Sink() : logger("tessera", std::make_shared<spdlog::sinks::stderr_sink_mt>
   if (read_level(variable, wanted)) {
     level = wanted;
   } else {
-    logger.warn("TESSERA_LOG_LEVEL: {} is not a level; levels are info, warning, error, off{}",
-                quoted_text(variable), did_you_mean(variable, {"info", "warning", "error", "off"}));
+    logger.warn("TESSERA_LOG_LEVEL: {} is not a level; levels are info, warning, error, off{}", quoted_text(variable),
+                did_you_mean(variable, {"info", "warning", "error", "off"}));
   }
 }
 

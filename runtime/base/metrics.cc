@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
 namespace tessera {
@@ -62,8 +62,7 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
   if (fd < 0) {
     const int error = errno;
     const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    return os_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, path, "cannot be opened",
-                    error);
+    return os_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, path, "cannot be opened", error);
   }
   return MetricsWriter(fd, path, ends_in_half_a_line(fd));
 }
@@ -86,10 +85,9 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
   nlohmann::ordered_json line = nlohmann::ordered_json::object();
   for (const Metric& metric : metrics) {
     if (metric.name.empty() || line.contains(metric.name)) {
-      return make_error(
-          ExitCode::kInternal,
-          fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
-                      metric.name.empty() ? "empty" : "given twice in one line"));
+      return make_error(ExitCode::kInternal,
+                        fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
+                                    metric.name.empty() ? "empty" : "given twice in one line"));
     }
     std::visit([&](const auto& value) { line[metric.name] = value; }, metric.value);
   }

@@ -50,8 +50,7 @@ class MetricsWriter {
   absl::Status close();
 
  private:
-  MetricsWriter(int fd, std::filesystem::path path, bool torn)
-      : fd_(fd), path_(std::move(path)), torn_(torn) {}
+  MetricsWriter(int fd, std::filesystem::path path, bool torn) : fd_(fd), path_(std::move(path)), torn_(torn) {}
   absl::Status write_all(const std::string& bytes);
 
   int fd_ = -1;

@@ -33,9 +33,12 @@ struct StateBytes {
 /// REQUIRES: the run begins at a multiple of kStateBlock in its group, if dtype is k8Bit.
 constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
   switch (dtype) {
-    case StateDType::kF32: return {4 * numel, 0};
-    case StateDType::kBF16: return {2 * numel, 0};
-    case StateDType::k8Bit: return {numel, (numel + kStateBlock - 1) / kStateBlock * 4};
+    case StateDType::kF32:
+      return {4 * numel, 0};
+    case StateDType::kBF16:
+      return {2 * numel, 0};
+    case StateDType::k8Bit:
+      return {numel, (numel + kStateBlock - 1) / kStateBlock * 4};
   }
   return {};
 }

@@ -28,8 +28,8 @@ TextTable::TextTable(std::vector<Column> columns) : columns_(std::move(columns))
 
 void TextTable::add_row(std::vector<std::string> cells) {
   if (cells.size() > columns_.size()) {
-    throw std::invalid_argument("TextTable: row of " + std::to_string(cells.size()) +
-                                " cells in a table of " + std::to_string(columns_.size()) + " columns");
+    throw std::invalid_argument("TextTable: row of " + std::to_string(cells.size()) + " cells in a table of " +
+                                std::to_string(columns_.size()) + " columns");
   }
   cells.resize(columns_.size());
   rows_.push_back(std::move(cells));

@@ -146,8 +146,8 @@ class Collectives {
   /// `waits` is kAtOnce where the next thing is to wait. With kLater every rank starts, advances and waits for its calls
   /// (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait ends
   /// the group, but for those that a device runs on its own.
-  Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                      std::size_t numel_per_rank, SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
+  Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
+                      SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
     return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, waits);
   }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 

@@ -24,8 +24,7 @@ struct Group {
   /// Name and ranks: what tells this group from every other, "gather.0[0,1]".
   std::string key() const {
     std::string text = name + "[";
-    for (std::size_t i = 0; i < world_ranks.size(); ++i)
-      text += (i ? "," : "") + std::to_string(world_ranks[i]);
+    for (std::size_t i = 0; i < world_ranks.size(); ++i) text += (i ? "," : "") + std::to_string(world_ranks[i]);
     return text + "]";
   }
 };

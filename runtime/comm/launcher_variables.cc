@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 
@@ -17,14 +17,8 @@ extern const Dialect kTorchrun = {
     "torchrun",   "torchrun",         "RANK", "WORLD_SIZE",
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", 0,      "give every host the same --nproc-per-node"};
 
-extern const Dialect kSlurm = {"slurm",
-                            "Slurm",
-                            "SLURM_PROCID",
-                            "SLURM_NTASKS",
-                            "SLURM_LOCALID",
-                            "",
-                            2,
-                            "use srun --distribution=block"};
+extern const Dialect kSlurm = {
+    "slurm", "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", 2, "use srun --distribution=block"};
 
 namespace {
 
@@ -47,8 +41,8 @@ absl::Status check_ranges(const Candidate& c) {
                                     d.world_size, c.world_size, d.title));
   if (!c.knows_locals()) return absl::OkStatus();
   if (c.local_rank >= c.local_world_size)
-    return config_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host",
-                                    d.local_rank, c.local_rank, c.local_origin, c.local_world_size, d.title));
+    return config_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host", d.local_rank,
+                                    c.local_rank, c.local_origin, c.local_world_size, d.title));
   if (c.local_world_size > c.world_size)
     return config_error(fmt::format("{}={} but {}={} ({}): a host cannot hold more ranks than the world",
                                     c.local_origin, c.local_world_size, d.world_size, c.world_size, d.title));
@@ -96,8 +90,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
 absl::StatusOr<std::optional<Candidate>> read_mpi(const LauncherVariables& variables, const Dialect& d) {
   const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
   if (!rank && !size) return std::optional<Candidate>();
-  if (!rank || !size)
-    return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
+  if (!rank || !size) return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
   TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
   TESSERA_RETURN_IF_ERROR(check_ranges(c));
   return std::optional<Candidate>(c);
@@ -136,8 +129,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     const auto text = variables.text(name);
     if (!text) continue;
     const auto tasks = parse_tasks_per_node(*text);
-    if (!tasks)
-      return config_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
+    if (!tasks) return config_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
     if (std::accumulate(tasks->begin(), tasks->end(), std::int64_t{0}) != c.world_size) {
       other = fmt::format("{}={}", name, *text);
       continue;
@@ -152,13 +144,11 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     return absl::OkStatus();
   }
   if (variables.has("SLURM_NTASKS_PER_NODE")) {
-    TESSERA_ASSIGN_OR_RETURN(c.local_world_size,
-                             variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
+    TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
     c.local_origin = "SLURM_NTASKS_PER_NODE";
   } else if (!other.empty()) {
-    return config_error(
-        fmt::format("{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node", other,
-                    c.world_size));
+    return config_error(fmt::format("{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node",
+                                    other, c.world_size));
   }
   return absl::OkStatus();
 }
@@ -181,10 +171,10 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
   if (c.knows_locals() && variables.has("SLURM_NODEID")) {
     TESSERA_ASSIGN_OR_RETURN(const int node, variables.number(d, "SLURM_NODEID", 0, kMostRanks));
     if (node != c.rank / c.local_world_size)
-      return config_error(fmt::format(
-          "SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
-          "are numbered host by host. hint: {}",
-          node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
+      return config_error(
+          fmt::format("SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
+                      "are numbered host by host. hint: {}",
+                      node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
   }
   return std::optional<Candidate>(c);
 }
@@ -209,8 +199,7 @@ bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_a
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;
   // Open MPI's daemons on the other hosts are a Slurm step that leaves out the first host.
   const int hosts = inner.world_size / inner.local_world_size;
-  return trusted || outer.world_size == hosts ||
-         (inner.dialect != &kTorchrun && outer.world_size == hosts - 1);
+  return trusted || outer.world_size == hosts || (inner.dialect != &kTorchrun && outer.world_size == hosts - 1);
 }
 
 std::string say(const Candidate& c) {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/comm/key_value_store.h"
 
 namespace tessera {

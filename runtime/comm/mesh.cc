@@ -1,12 +1,10 @@
 #include "runtime/comm/mesh.h"
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "runtime/base/error.h"
-#include "runtime/comm/local_collectives.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 
@@ -28,8 +26,7 @@ struct Mesh::State {
     return std::to_string(replicate) + "x" + std::to_string(shard) + "." + std::to_string(times) + ".";
   }
 
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, int first, int count,
-                                                    int stride) {
+  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, int first, int count, int stride) {
     std::vector<int> ranks(count);
     for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
     TESSERA_ASSIGN_OR_RETURN(auto group, factory->make(name, ranks));
@@ -70,8 +67,7 @@ absl::StatusOr<MeshAxes> Mesh::axes(int replicate, int shard) const {
   const int first = axes.replicate_index * shard;
   TESSERA_ASSIGN_OR_RETURN(axes.gather, state_->make(name + std::string(kGatherGroup), first, shard, 1));
   TESSERA_ASSIGN_OR_RETURN(axes.reduce, state_->make(name + "reduce", first, shard, 1));
-  TESSERA_ASSIGN_OR_RETURN(axes.replicate,
-                           state_->make(name + "replicate", axes.shard_index, replicate, shard));
+  TESSERA_ASSIGN_OR_RETURN(axes.replicate, state_->make(name + "replicate", axes.shard_index, replicate, shard));
   TESSERA_ASSIGN_OR_RETURN(axes.world, state_->make(name + "world", 0, topology.world_size, 1));
   axes.control = state_->factory->control_of(axes.world);
   return axes;
@@ -103,30 +99,6 @@ bool Mesh::keep_for_report(const MeshAxes& axes) const {
 absl::Status Mesh::status() const {
   std::lock_guard lock(state_->mutex);
   return state_->aborted;
-}
-
-namespace {
-
-class FakeGroupFactory : public GroupFactory {
- public:
-  explicit FakeGroupFactory(const Topology& topology)
-      : rank_(topology.rank), ranks_per_host_(topology.local_world_size) {}
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string&,
-                                                    const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-    const bool one_host = ranks.front() / ranks_per_host_ == ranks.back() / ranks_per_host_;
-    return std::shared_ptr<Collectives>(std::make_shared<LocalCollectives>(
-        static_cast<int>(place), static_cast<int>(ranks.size()), one_host));
-  }
-
- private:
-  const int rank_, ranks_per_host_;
-};
-
-}  // namespace
-
-Mesh fake_mesh(const Topology& topology) {
-  return Mesh(topology, std::make_shared<FakeGroupFactory>(topology), memory_store());
 }
 
 }  // namespace tessera

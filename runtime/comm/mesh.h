@@ -2,16 +2,15 @@
 
 #include <absl/status/statusor.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/strategy.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/key_value_store.h"
 #include "runtime/comm/topology.h"
+#include "runtime/config/strategy.h"
 
 namespace tessera {
 
@@ -36,8 +35,8 @@ class GroupFactory {
 struct MeshAxes {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
-  std::shared_ptr<Collectives> gather;     ///< the shard axis, for all-gathers
-  std::shared_ptr<Collectives> reduce;     ///< the shard axis again, for reduce-scatters: never waits for a gather to end
+  std::shared_ptr<Collectives> gather;  ///< the shard axis, for all-gathers
+  std::shared_ptr<Collectives> reduce;  ///< the shard axis again, for reduce-scatters: never waits for a gather to end
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, but where that moves a GPU's.
@@ -78,21 +77,5 @@ class Mesh {
   struct State;
   std::shared_ptr<State> state_;
 };
-
-/// Ranks as threads of this process, for tests and small studies.
-struct ThreadRanks {
-  int ranks = 1;
-  int hosts = 1;             ///< pretended: topology().host and local_rank follow, groups across hosts are hierarchical
-  double timeout_s = 60.0;
-  /// A rank makes its groups with what this makes of its factory, if given.
-  std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
-};
-/// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the
-/// exception of the rank that failed first is rethrown here.
-void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)>& body);
-
-/// A mesh that is `topology.rank` of a world of any size, alone: collectives move no data beyond this rank's own part
-/// and succeed. For plans and dry runs.
-Mesh fake_mesh(const Topology& topology);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/comm/launcher_variables.h"
 
 namespace tessera {
@@ -115,8 +115,7 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
   const bool torch_like = &d == &kTorchrun;
   topology.master_port = torch_like ? kDefaultPort : port_of(topology.run_id);
   if (!variables.has("MASTER_PORT")) return absl::OkStatus();
-  const int lowest =
-      topology.world_size == 1 ? 0 : 1;  // a port chosen by the system is known to one process only
+  const int lowest = topology.world_size == 1 ? 0 : 1;  // a port chosen by the system is known to one process only
   TESSERA_ASSIGN_OR_RETURN(topology.master_port, variables.number(d, "MASTER_PORT", lowest, 65535));
   return absl::OkStatus();
 }
@@ -125,13 +124,11 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   const bool torch_like = &d == &kTorchrun;
   const char* name = torch_like ? "TORCHELASTIC_RESTART_COUNT" : &d == &kSlurm ? "SLURM_RESTART_COUNT" : "";
   if (variables.has(name)) {
-    TESSERA_ASSIGN_OR_RETURN(topology.restart_count,
-                             variables.number(d, name, 0, std::numeric_limits<int>::max()));
+    TESSERA_ASSIGN_OR_RETURN(topology.restart_count, variables.number(d, name, 0, std::numeric_limits<int>::max()));
   }
   const auto agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").value_or("False");
   if (!torch_like) return absl::OkStatus();
-  if (agent != "True" && agent != "true" && agent != "1" && agent != "False" && agent != "false" &&
-      agent != "0")
+  if (agent != "True" && agent != "true" && agent != "1" && agent != "False" && agent != "false" && agent != "0")
     return config_error(fmt::format("TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False", agent));
   topology.agent_store = agent == "True" || agent == "true" || agent == "1";
   return absl::OkStatus();

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -55,19 +55,17 @@ class Histogram {
 
 }  // namespace
 
-absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin,
-                          std::span<const std::int64_t> tokens, std::int64_t vocab_size) {
+absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::span<const std::int64_t> tokens,
+                          std::int64_t vocab_size) {
   const auto limit = static_cast<std::uint64_t>(vocab_size);
-  const auto wrong = std::find_if(tokens.begin(), tokens.end(), [&](std::int64_t token) {
-    return static_cast<std::uint64_t>(token) >= limit;
-  });
+  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
+                                  [&](std::int64_t token) { return static_cast<std::uint64_t>(token) >= limit; });
   if (wrong == tokens.end()) return absl::OkStatus();
   const std::int64_t position = begin + (wrong - tokens.begin());
-  return make_error(
-      ExitCode::kCorruptData,
-      fmt::format("{}: token {} is {}, outside of the vocabulary of {}. hint: give the model the "
-                  "tokenizer's vocabulary size, or make the data with the model's tokenizer",
-                  dataset.location_of(position), position, *wrong, vocab_size));
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{}: token {} is {}, outside of the vocabulary of {}. hint: give the model the "
+                                "tokenizer's vocabulary size, or make the data with the model's tokenizer",
+                                dataset.location_of(position), position, *wrong, vocab_size));
 }
 
 absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size) {

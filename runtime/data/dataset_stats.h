@@ -12,8 +12,8 @@ namespace tessera {
 
 /// 65 for the first of `tokens` outside of [0, vocab_size), naming its file and offset. `begin` is the position of
 /// tokens[0] in the dataset.
-absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin,
-                          std::span<const std::int64_t> tokens, std::int64_t vocab_size);
+absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::span<const std::int64_t> tokens,
+                          std::int64_t vocab_size);
 
 /// The same for every token. Reads the whole dataset once.
 absl::Status check_vocab(const TokenDataset& dataset, std::int64_t vocab_size);

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/token_dataset.h"
 #include "runtime/data/token_type.h"
@@ -20,8 +20,7 @@ struct Variant {
   TokenType type;
   std::int64_t vocab_size;
 };
-constexpr Variant kVariants[] = {{20240520, 1, TokenType::kU16, 50257},
-                                 {20240801, 7, TokenType::kU32, 128256}};
+constexpr Variant kVariants[] = {{20240520, 1, TokenType::kU16, 50257}, {20240801, 7, TokenType::kU32, 128256}};
 
 class LlmcDataset : public TokenDataset {
  public:
@@ -42,14 +41,12 @@ class LlmcDataset : public TokenDataset {
   }
 
   std::string describe() const override {
-    return fmt::format("{}: llm.c version {}, {} tokens of {}", file_.path().string(), variant_.version,
-                       num_tokens_, name_of(variant_.type));
+    return fmt::format("{}: llm.c version {}, {} tokens of {}", file_.path().string(), variant_.version, num_tokens_,
+                       name_of(variant_.type));
   }
 
  private:
-  std::int64_t offset_of(std::int64_t position) const {
-    return kHeaderBytes + position * size_of(variant_.type);
-  }
+  std::int64_t offset_of(std::int64_t position) const { return kHeaderBytes + position * size_of(variant_.type); }
 
   MappedFile file_;
   Variant variant_;
@@ -57,10 +54,9 @@ class LlmcDataset : public TokenDataset {
 };
 
 absl::Status corrupt(const MappedFile& file, std::int64_t offset, const std::string& what) {
-  return make_error(ExitCode::kCorruptData,
-                    fmt::format("{}: at byte {}: {}. hint: write it again with llm.c's data "
-                                "scripts",
-                                file.path().string(), offset, what));
+  return make_error(ExitCode::kCorruptData, fmt::format("{}: at byte {}: {}. hint: write it again with llm.c's data "
+                                                        "scripts",
+                                                        file.path().string(), offset, what));
 }
 
 absl::StatusOr<Variant> variant_of(const MappedFile& file) {
@@ -69,13 +65,12 @@ absl::StatusOr<Variant> variant_of(const MappedFile& file) {
   for (const Variant& variant : kVariants) {
     if (variant.magic != magic) continue;
     if (variant.version == version) return variant;
-    return corrupt(
-        file, 4,
-        fmt::format("want version {} after magic number {}, got {}", variant.version, magic, version));
+    return corrupt(file, 4,
+                   fmt::format("want version {} after magic number {}, got {}", variant.version, magic, version));
   }
-  return corrupt(file, 0,
-                 fmt::format("want llm.c's magic number {} or {}, got {}", kVariants[0].magic,
-                             kVariants[1].magic, magic));
+  return corrupt(
+      file, 0,
+      fmt::format("want llm.c's magic number {} or {}, got {}", kVariants[0].magic, kVariants[1].magic, magic));
 }
 
 }  // namespace
@@ -84,17 +79,15 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_llmc(const std::filesystem::p
   TESSERA_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
   const auto file_bytes = static_cast<std::int64_t>(file.size());
   if (file_bytes < kHeaderBytes)
-    return corrupt(file, file_bytes,
-                   fmt::format("the file ends inside of its header of {} bytes", kHeaderBytes));
+    return corrupt(file, file_bytes, fmt::format("the file ends inside of its header of {} bytes", kHeaderBytes));
   TESSERA_ASSIGN_OR_RETURN(const Variant variant, variant_of(file));
   const std::int64_t tokens = load<std::int32_t>(file.bytes().data() + 8);
-  if (tokens <= 0)
-    return corrupt(file, 8, fmt::format("want the number of tokens, at least 1, got {}", tokens));
+  if (tokens <= 0) return corrupt(file, 8, fmt::format("want the number of tokens, at least 1, got {}", tokens));
   const std::int64_t wanted = kHeaderBytes + tokens * size_of(variant.type);  // at most 2^31 * 4: no overflow
   if (file_bytes != wanted)
     return corrupt(file, 8,
-                   fmt::format("{} tokens of {} want a file of {} bytes, got {}", tokens,
-                               name_of(variant.type), wanted, file_bytes));
+                   fmt::format("{} tokens of {} want a file of {} bytes, got {}", tokens, name_of(variant.type), wanted,
+                               file_bytes));
   return std::make_unique<LlmcDataset>(std::move(file), variant, tokens);
 }
 

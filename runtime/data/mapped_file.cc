@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -18,19 +18,23 @@ namespace {
 ExitCode exit_code_of_errno(int error) {
   switch (error) {
     case ENOENT:
-    case ENOTDIR: return ExitCode::kNoInput;
+    case ENOTDIR:
+      return ExitCode::kNoInput;
     case EACCES:
-    case EPERM: return ExitCode::kPermission;
+    case EPERM:
+      return ExitCode::kPermission;
     case ENOMEM:
     case EMFILE:
-    case ENFILE: return ExitCode::kOsResource;
-    default: return ExitCode::kIo;
+    case ENFILE:
+      return ExitCode::kOsResource;
+    default:
+      return ExitCode::kIo;
   }
 }
 
 absl::Status errno_error(const std::filesystem::path& path, const char* what, int error) {
-  return make_error(exit_code_of_errno(error), fmt::format("{}: cannot {}: {}", path.string(), what,
-                                                           std::generic_category().message(error)));
+  return make_error(exit_code_of_errno(error),
+                    fmt::format("{}: cannot {}: {}", path.string(), what, std::generic_category().message(error)));
 }
 
 /// Closes on leaving its scope.
@@ -50,9 +54,8 @@ absl::StatusOr<MappedFile> MappedFile::open(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(file.fd, &info) != 0) return errno_error(path, "stat", errno);
   if (!S_ISREG(info.st_mode))
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: want a regular file, got a {}", path.string(),
-                                  S_ISDIR(info.st_mode) ? "directory" : "pipe or device"));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: want a regular file, got a {}", path.string(),
+                                                          S_ISDIR(info.st_mode) ? "directory" : "pipe or device"));
   MappedFile result;
   result.path_ = path;
   result.size_ = static_cast<std::size_t>(info.st_size);
@@ -68,9 +71,7 @@ absl::StatusOr<MappedFile> MappedFile::open(const std::filesystem::path& path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);

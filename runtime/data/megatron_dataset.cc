@@ -18,7 +18,7 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/token_dataset.h"
 #include "runtime/data/token_type.h"
@@ -36,10 +36,9 @@ constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8, 
                                                std::nullopt,    std::nullopt,    TokenType::kU16};
 
 absl::Status corrupt(const MappedFile& file, std::int64_t offset, const std::string& what) {
-  return make_error(
-      ExitCode::kCorruptData,
-      fmt::format("{}: at byte {}: {}. hint: write both files again with Megatron's preprocess_data.py",
-                  file.path().string(), offset, what));
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{}: at byte {}: {}. hint: write both files again with Megatron's preprocess_data.py",
+                                file.path().string(), offset, what));
 }
 
 /// The arrays of a checked index, read in place.
@@ -62,8 +61,7 @@ struct Index {
 absl::StatusOr<Index> read_header(const MappedFile& file) {
   const auto file_bytes = static_cast<std::int64_t>(file.size());
   if (file_bytes < kHeaderBytes)
-    return corrupt(file, file_bytes,
-                   fmt::format("the file ends inside of its header of {} bytes", kHeaderBytes));
+    return corrupt(file, file_bytes, fmt::format("the file ends inside of its header of {} bytes", kHeaderBytes));
   const std::byte* first = file.bytes().data();
   if (std::memcmp(first, kMagic.data(), kMagic.size()) != 0)
     return corrupt(file, 0, "want the magic text MMIDIDX and two zero bytes");
@@ -79,18 +77,16 @@ absl::StatusOr<Index> read_header(const MappedFile& file) {
   // Bounded by the file's size before anything is multiplied.
   const auto room = static_cast<std::uint64_t>(file_bytes - kHeaderBytes);
   if (sequences > room / 12)
-    return corrupt(
-        file, kSequencesAt,
-        fmt::format("{} sequences want 12 bytes each, but only {} follow the header", sequences, room));
+    return corrupt(file, kSequencesAt,
+                   fmt::format("{} sequences want 12 bytes each, but only {} follow the header", sequences, room));
   const std::uint64_t rest = room - sequences * 12;
   if (documents > rest / 8 || documents * 8 != rest)
-    return corrupt(file, kDocumentsAt,
-                   fmt::format("{} sequences and {} document entries of 8 bytes want a file that "
-                               "{} {} bytes",
-                               sequences, documents,
-                               documents > rest / 8 ? "is longer than" : "does not have", file_bytes));
-  return Index{first, *kTypes[code], static_cast<std::int64_t>(sequences),
-               static_cast<std::int64_t>(documents)};
+    return corrupt(
+        file, kDocumentsAt,
+        fmt::format("{} sequences and {} document entries of 8 bytes want a file that "
+                    "{} {} bytes",
+                    sequences, documents, documents > rest / 8 ? "is longer than" : "does not have", file_bytes));
+  return Index{first, *kTypes[code], static_cast<std::int64_t>(sequences), static_cast<std::int64_t>(documents)};
 }
 
 absl::Status check_documents(const MappedFile& file, const Index& index) {
@@ -98,9 +94,8 @@ absl::Status check_documents(const MappedFile& file, const Index& index) {
   for (std::int64_t i = 0; i < index.documents; ++i) {
     const std::int64_t document = index.document(i);
     if (document < last || document > index.sequences)
-      return corrupt(
-          file, index.document_at(i),
-          fmt::format("want a document start from {} to {}, got {}", last, index.sequences, document));
+      return corrupt(file, index.document_at(i),
+                     fmt::format("want a document start from {} to {}, got {}", last, index.sequences, document));
     last = document;
   }
   return absl::OkStatus();
@@ -117,13 +112,11 @@ absl::StatusOr<Extent> check_sequences(const MappedFile& file, const Index& inde
   Extent extent;
   for (std::int64_t i = 0; i < index.sequences; ++i) {
     const std::int64_t length = index.length(i), pointer = index.pointer(i);
-    if (length < 0)
-      return corrupt(file, index.length_at(i), fmt::format("sequence {} has length {}", i, length));
+    if (length < 0) return corrupt(file, index.length_at(i), fmt::format("sequence {} has length {}", i, length));
     if (pointer < 0 || pointer > bin_bytes || length > (bin_bytes - pointer) / width)
-      return corrupt(
-          file, index.pointer_at(i),
-          fmt::format("sequence {} of {} tokens of {} at byte {} lies outside of the .bin file of {} bytes",
-                      i, length, name_of(index.type), pointer, bin_bytes));
+      return corrupt(file, index.pointer_at(i),
+                     fmt::format("sequence {} of {} tokens of {} at byte {} lies outside of the .bin file of {} bytes",
+                                 i, length, name_of(index.type), pointer, bin_bytes));
     if (length > 0 && pointer != extent.tokens * width) extent.contiguous = false;
     if (length > kMostTokens - extent.tokens)  // sequences may overlap, so the .bin file's size is no bound
       return corrupt(file, index.length_at(i), fmt::format("more than {} tokens", kMostTokens));
@@ -198,11 +191,10 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_megatron(const std::filesyste
   TESSERA_ASSIGN_OR_RETURN(const Extent extent, check_sequences(idx, index, bin_bytes));
   if (extent.tokens == 0)
     return corrupt(idx, kSequencesAt, fmt::format("{} sequences without a single token", index.sequences));
-  if (const std::int64_t wanted = extent.tokens * size_of(index.type);
-      extent.contiguous && wanted != bin_bytes)
-    return corrupt(bin, wanted,
-                   fmt::format("the index tells of {} bytes, the file has {}: they do not belong together",
-                               wanted, bin_bytes));
+  if (const std::int64_t wanted = extent.tokens * size_of(index.type); extent.contiguous && wanted != bin_bytes)
+    return corrupt(
+        bin, wanted,
+        fmt::format("the index tells of {} bytes, the file has {}: they do not belong together", wanted, bin_bytes));
   return std::make_unique<MegatronDataset>(std::move(idx), std::move(bin), index, extent);
 }
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/dataset_stats.h"
 
 namespace tessera {
@@ -13,21 +13,17 @@ namespace {
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
 
 absl::Status check(const SamplerOptions& options) {
-  const auto refuse = [](const std::string& what) {
-    return make_error(ExitCode::kConfig, "sampler: " + what);
-  };
+  const auto refuse = [](const std::string& what) { return make_error(ExitCode::kConfig, "sampler: " + what); };
   if (options.batch < 1) return refuse(fmt::format("batch must be at least 1, got {}", options.batch));
   if (options.accumulation < 1)
     return refuse(fmt::format("accumulation must be at least 1, got {}", options.accumulation));
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return refuse(
-        fmt::format("want 0 <= rank < world size, got rank {} of {}", options.rank, options.world_size));
-  if (options.num_samples > kMostSamples)
-    return refuse(fmt::format("{} samples are too many", options.num_samples));
+    return refuse(fmt::format("want 0 <= rank < world size, got rank {} of {}", options.rank, options.world_size));
+  if (options.num_samples > kMostSamples) return refuse(fmt::format("{} samples are too many", options.num_samples));
   // A global batch above 2^60 would overflow; compare by division.
   if (options.batch > kMostSamples / options.world_size / options.accumulation)
-    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large", options.batch,
-                              options.accumulation, options.world_size));
+    return refuse(fmt::format("batch {} x accumulation {} x {} ranks is too large", options.batch, options.accumulation,
+                              options.world_size));
   const bool too_few =
       options.tail == Tail::kDrop ? options.num_samples < options.global_batch() : options.num_samples < 1;
   if (too_few)
@@ -56,8 +52,8 @@ DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_
 }
 
 void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
-  order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed,
-                       static_cast<std::uint64_t>(epoch));
+  order_ =
+      Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, static_cast<std::uint64_t>(epoch));
   epoch_ = epoch;
   consumed_ = consumed;
   const std::int64_t left = std::max<std::int64_t>(0, options_.num_samples - consumed);
@@ -69,8 +65,7 @@ void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
 bool DistributedSampler::next(std::span<std::int64_t> samples) {
   if (consumed_ >= end_) return false;
   const std::int64_t first = consumed_ + options_.rank * options_.batch;
-  for (std::size_t i = 0; i < samples.size(); ++i)
-    samples[i] = sample_at(first + static_cast<std::int64_t>(i));
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = sample_at(first + static_cast<std::int64_t>(i));
   consumed_ += options_.batch * options_.world_size;
   return true;
 }
@@ -101,30 +96,28 @@ SamplerCursor DistributedSampler::cursor() const {
 
 absl::Status DistributedSampler::resume(const SamplerCursor& cursor) {
   const auto refuse = [](const char* what, auto saved, auto now) {
-    return make_error(ExitCode::kConfig,
-                      fmt::format("the data order cannot be resumed: {} was {} and is {} now. hint: "
-                                  "use the same data, sequence length and seed, or start anew",
-                                  what, saved, now));
+    return make_error(ExitCode::kConfig, fmt::format("the data order cannot be resumed: {} was {} and is {} now. hint: "
+                                                     "use the same data, sequence length and seed, or start anew",
+                                                     what, saved, now));
   };
   if (cursor.num_samples != options_.num_samples)
     return refuse("the number of samples", cursor.num_samples, options_.num_samples);
   if (cursor.seed != options_.seed) return refuse("the seed", cursor.seed, options_.seed);
   if (cursor.shuffle != options_.shuffle) return refuse("shuffling", cursor.shuffle, options_.shuffle);
   if (cursor.epoch < 0 || cursor.consumed < 0 || cursor.consumed > kMostSamples * 2)
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("a data cursor of epoch {}, {} samples consumed makes no sense",
-                                  cursor.epoch, cursor.consumed));
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("a data cursor of epoch {}, {} samples consumed makes no sense", cursor.epoch, cursor.consumed));
   start(cursor.epoch, cursor.consumed);
   return absl::OkStatus();
 }
 
-absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples,
-                          std::int64_t seq_len, std::span<std::int64_t> tokens, std::int64_t vocab_size) {
+absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples, std::int64_t seq_len,
+                          std::span<std::int64_t> tokens, std::int64_t vocab_size) {
   const auto width = static_cast<std::size_t>(seq_len) + 1;
   if (seq_len < 1 || tokens.size() / width != samples.size() || tokens.size() % width != 0)
-    return make_error(ExitCode::kInternal,
-                      fmt::format("copy_windows: {} samples of {} + 1 tokens into a buffer of {}",
-                                  samples.size(), seq_len, tokens.size()));
+    return make_error(ExitCode::kInternal, fmt::format("copy_windows: {} samples of {} + 1 tokens into a buffer of {}",
+                                                       samples.size(), seq_len, tokens.size()));
   for (std::size_t s = 0; s < samples.size(); ++s) {
     const auto window = tokens.subspan(s * width, width);
     if (samples[s] < 0 || samples[s] >= num_windows(dataset.num_tokens(), seq_len))
@@ -132,8 +125,7 @@ absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int6
                         fmt::format("copy_windows: no sample {} among the {} of {}", samples[s],
                                     num_windows(dataset.num_tokens(), seq_len), dataset.describe()));
     TESSERA_RETURN_IF_ERROR(dataset.copy(samples[s] * seq_len, window));
-    if (vocab_size > 0)
-      TESSERA_RETURN_IF_ERROR(check_tokens(dataset, samples[s] * seq_len, window, vocab_size));
+    if (vocab_size > 0) TESSERA_RETURN_IF_ERROR(check_tokens(dataset, samples[s] * seq_len, window, vocab_size));
   }
   return absl::OkStatus();
 }

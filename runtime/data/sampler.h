@@ -93,7 +93,7 @@ class DistributedSampler {
 /// `tokens[s * (seq_len + 1) ...] = window of samples[s]`.
 /// REQUIRES: tokens.size() == samples.size() * (seq_len + 1). 70 for a sample the dataset does not have.
 /// If `vocab_size` > 0, a token outside of [0, vocab_size) is an error (65) that names file and offset.
-absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples,
-                          std::int64_t seq_len, std::span<std::int64_t> tokens, std::int64_t vocab_size = 0);
+absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples, std::int64_t seq_len,
+                          std::span<std::int64_t> tokens, std::int64_t vocab_size = 0);
 
 }  // namespace tessera

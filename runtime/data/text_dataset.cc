@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/token_dataset.h"
 #include "runtime/data/token_type.h"
@@ -18,11 +18,9 @@ namespace fs = std::filesystem;
 
 class TextDataset : public TokenDataset {
  public:
-  TextDataset(std::string name, std::vector<MappedFile> files)
-      : name_(std::move(name)), files_(std::move(files)) {
+  TextDataset(std::string name, std::vector<MappedFile> files) : name_(std::move(name)), files_(std::move(files)) {
     starts_.reserve(files_.size() + 1);
-    for (const MappedFile& file : files_)
-      starts_.push_back(starts_.back() + static_cast<std::int64_t>(file.size()));
+    for (const MappedFile& file : files_) starts_.push_back(starts_.back() + static_cast<std::int64_t>(file.size()));
   }
 
   std::int64_t num_tokens() const override { return starts_.back(); }
@@ -53,15 +51,12 @@ class TextDataset : public TokenDataset {
  private:
   /// The file that holds byte `position`; the number of files for the end.
   std::size_t file_of(std::int64_t position) const {
-    return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) -
-                                    starts_.begin()) -
-           1;
+    return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin()) - 1;
   }
 
   std::string name_;
-  std::vector<MappedFile> files_;  ///< none of them empty
-  std::vector<std::int64_t> starts_{
-      0};  ///< [files + 1], strictly rising: file i holds [starts_[i], starts_[i + 1])
+  std::vector<MappedFile> files_;        ///< none of them empty
+  std::vector<std::int64_t> starts_{0};  ///< [files + 1], strictly rising: file i holds [starts_[i], starts_[i + 1])
 };
 
 bool is_hidden(const fs::path& path) { return path.filename().native().starts_with('.'); }
@@ -82,14 +77,12 @@ absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vect
       continue;
     }
     std::error_code broken_link;
-    if (entry->is_regular_file(broken_link) && wanted(entry->path(), extensions))
-      found.push_back(entry->path());
+    if (entry->is_regular_file(broken_link) && wanted(entry->path(), extensions)) found.push_back(entry->path());
   }
   if (error)
     return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kIo,
                       fmt::format("{}: cannot list: {}", root.string(), error.message()));
-  std::sort(found.begin(), found.end(),
-            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   return found;
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/token_type.h"
 
@@ -72,11 +72,10 @@ absl::StatusOr<TokenFormat> detect_file(const fs::path& path) {
   if (is_llmc(file)) return TokenFormat::kLlmc;
   for (const Foreign& foreign : kForeign) {
     if (!starts_with(file, foreign.start)) continue;
-    return make_error(
-        ExitCode::kCorruptData,
-        fmt::format("{}: at byte 0: want tokens or text, got {}. hint: convert it to text, to llm.c's "
-                    ".bin or to Megatron's .idx/.bin, or force the format `text`",
-                    path.string(), foreign.what));
+    return make_error(ExitCode::kCorruptData,
+                      fmt::format("{}: at byte 0: want tokens or text, got {}. hint: convert it to text, to llm.c's "
+                                  ".bin or to Megatron's .idx/.bin, or force the format `text`",
+                                  path.string(), foreign.what));
   }
   if (path.extension() == ".bin")
     return make_error(
@@ -108,28 +107,28 @@ absl::StatusOr<TokenFormat> parse_token_format(std::string_view name) {
                     fmt::format("unknown token format \"{}\": want auto, text, llmc or megatron", name));
 }
 
-absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const fs::path& path,
-                                                           const DatasetOptions& options) {
+absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const fs::path& path, const DatasetOptions& options) {
   TokenFormat format = options.format;
   if (format == TokenFormat::kAuto) {
     TESSERA_ASSIGN_OR_RETURN(format, detect(path));
   }
   switch (format) {
-    case TokenFormat::kLlmc: return open_llmc(path);
-    case TokenFormat::kMegatron: return open_megatron(megatron_prefix(path));
+    case TokenFormat::kLlmc:
+      return open_llmc(path);
+    case TokenFormat::kMegatron:
+      return open_megatron(megatron_prefix(path));
     case TokenFormat::kText:
-    case TokenFormat::kAuto: break;
+    case TokenFormat::kAuto:
+      break;
   }
   return open_text(path, options.extensions);
 }
 
 absl::Status check_window(std::int64_t begin, std::size_t n, std::int64_t num_tokens, std::string_view file) {
-  const bool inside =
-      begin >= 0 && begin <= num_tokens && n <= static_cast<std::uint64_t>(num_tokens - begin);
+  const bool inside = begin >= 0 && begin <= num_tokens && n <= static_cast<std::uint64_t>(num_tokens - begin);
   if (inside) return absl::OkStatus();
-  return make_error(
-      ExitCode::kInternal,
-      fmt::format("{}: window of {} tokens at {} is outside of its {} tokens", file, n, begin, num_tokens));
+  return make_error(ExitCode::kInternal, fmt::format("{}: window of {} tokens at {} is outside of its {} tokens", file,
+                                                     n, begin, num_tokens));
 }
 
 }  // namespace tessera

@@ -10,8 +10,7 @@
 
 namespace tessera {
 
-static_assert(std::endian::native == std::endian::little,
-              "token files are little-endian and are read in place");
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and are read in place");
 
 /// How a token lies in a file.
 enum class TokenType : std::uint8_t { kU8, kI8, kI16, kU16, kI32, kU32, kI64 };
@@ -19,25 +18,36 @@ enum class TokenType : std::uint8_t { kU8, kI8, kI16, kU16, kI32, kU32, kI64 };
 constexpr std::int64_t size_of(TokenType type) {
   switch (type) {
     case TokenType::kU8:
-    case TokenType::kI8: return 1;
+    case TokenType::kI8:
+      return 1;
     case TokenType::kI16:
-    case TokenType::kU16: return 2;
+    case TokenType::kU16:
+      return 2;
     case TokenType::kI32:
-    case TokenType::kU32: return 4;
-    case TokenType::kI64: return 8;
+    case TokenType::kU32:
+      return 4;
+    case TokenType::kI64:
+      return 8;
   }
   return 0;
 }
 
 constexpr std::string_view name_of(TokenType type) {
   switch (type) {
-    case TokenType::kU8: return "uint8";
-    case TokenType::kI8: return "int8";
-    case TokenType::kI16: return "int16";
-    case TokenType::kU16: return "uint16";
-    case TokenType::kI32: return "int32";
-    case TokenType::kU32: return "uint32";
-    case TokenType::kI64: return "int64";
+    case TokenType::kU8:
+      return "uint8";
+    case TokenType::kI8:
+      return "int8";
+    case TokenType::kI16:
+      return "int16";
+    case TokenType::kU16:
+      return "uint16";
+    case TokenType::kI32:
+      return "int32";
+    case TokenType::kU32:
+      return "uint32";
+    case TokenType::kI64:
+      return "int64";
   }
   return "?";
 }
@@ -46,13 +56,20 @@ constexpr std::string_view name_of(TokenType type) {
 template <typename Body>
 auto with_token_type(TokenType type, Body&& body) {
   switch (type) {
-    case TokenType::kU8: return body(std::uint8_t{});
-    case TokenType::kI8: return body(std::int8_t{});
-    case TokenType::kI16: return body(std::int16_t{});
-    case TokenType::kU16: return body(std::uint16_t{});
-    case TokenType::kI32: return body(std::int32_t{});
-    case TokenType::kU32: return body(std::uint32_t{});
-    case TokenType::kI64: break;
+    case TokenType::kU8:
+      return body(std::uint8_t{});
+    case TokenType::kI8:
+      return body(std::int8_t{});
+    case TokenType::kI16:
+      return body(std::int16_t{});
+    case TokenType::kU16:
+      return body(std::uint16_t{});
+    case TokenType::kI32:
+      return body(std::int32_t{});
+    case TokenType::kU32:
+      return body(std::uint32_t{});
+    case TokenType::kI64:
+      break;
   }
   return body(std::int64_t{});
 }
@@ -61,8 +78,7 @@ auto with_token_type(TokenType type, Body&& body) {
 inline bool fits(TokenType type, std::int64_t token) {
   return with_token_type(type, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
-    return token >= static_cast<std::int64_t>(Limits::min()) &&
-           token <= static_cast<std::int64_t>(Limits::max());
+    return token >= static_cast<std::int64_t>(Limits::min()) && token <= static_cast<std::int64_t>(Limits::max());
   });
 }
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -18,8 +18,7 @@ namespace {
 /// A file that is written from front to back. `finish` tells whether all of it arrived.
 class Output {
  public:
-  explicit Output(const std::filesystem::path& path)
-      : path_(path), stream_(path, std::ios::binary | std::ios::trunc) {
+  explicit Output(const std::filesystem::path& path) : path_(path), stream_(path, std::ios::binary | std::ios::trunc) {
     created_ = stream_.is_open();
   }
 
@@ -27,9 +26,7 @@ class Output {
   void put(T value) {
     stream_.write(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  void put_text(std::string_view text) {
-    stream_.write(text.data(), static_cast<std::streamsize>(text.size()));
-  }
+  void put_text(std::string_view text) { stream_.write(text.data(), static_cast<std::streamsize>(text.size())); }
   void put_tokens(std::span<const std::int64_t> tokens, TokenType type) {
     with_token_type(type, [&](auto zero) {
       for (const std::int64_t token : tokens) put(static_cast<decltype(zero)>(token));
@@ -51,42 +48,45 @@ class Output {
   bool created_ = false;
 };
 
-absl::Status check_fit(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
-                       TokenType type) {
+absl::Status check_fit(const std::filesystem::path& path, std::span<const std::int64_t> tokens, TokenType type) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (!fits(type, tokens[i]))
-      return make_error(ExitCode::kCorruptData, fmt::format("{}: token {} is {}, which is no {}",
-                                                            path.string(), i, tokens[i], name_of(type)));
+      return make_error(ExitCode::kCorruptData,
+                        fmt::format("{}: token {} is {}, which is no {}", path.string(), i, tokens[i], name_of(type)));
   }
   if (tokens.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-    return make_error(ExitCode::kCorruptData,
-                      fmt::format("{}: {} tokens, but the format counts to 2^31 - 1. hint: "
-                                  "write several files",
-                                  path.string(), tokens.size()));
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} tokens, but the format counts to 2^31 - 1. hint: "
+                                                          "write several files",
+                                                          path.string(), tokens.size()));
   return absl::OkStatus();
 }
 
 std::optional<std::uint8_t> megatron_code(TokenType type) {
   switch (type) {
-    case TokenType::kU8: return 1;
-    case TokenType::kI8: return 2;
-    case TokenType::kI16: return 3;
-    case TokenType::kI32: return 4;
-    case TokenType::kI64: return 5;
-    case TokenType::kU16: return 8;
-    case TokenType::kU32: break;
+    case TokenType::kU8:
+      return 1;
+    case TokenType::kI8:
+      return 2;
+    case TokenType::kI16:
+      return 3;
+    case TokenType::kI32:
+      return 4;
+    case TokenType::kI64:
+      return 5;
+    case TokenType::kU16:
+      return 8;
+    case TokenType::kU32:
+      break;
   }
   return std::nullopt;
 }
 
 absl::Status no_such_type(const std::filesystem::path& path, const char* format, TokenType type) {
-  return make_error(ExitCode::kUsage,
-                    fmt::format("{}: {} files hold no {}", path.string(), format, name_of(type)));
+  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}", path.string(), format, name_of(type)));
 }
 
-absl::Status write_index(const std::filesystem::path& path,
-                         std::span<const std::vector<std::int64_t>> documents, TokenType type,
-                         std::uint8_t code) {
+absl::Status write_index(const std::filesystem::path& path, std::span<const std::vector<std::int64_t>> documents,
+                         TokenType type, std::uint8_t code) {
   Output idx(path);
   idx.put_text({"MMIDIDX\0\0", 9});
   idx.put(std::uint64_t{1});
@@ -105,8 +105,7 @@ absl::Status write_index(const std::filesystem::path& path,
 
 }  // namespace
 
-absl::Status write_llmc(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
-                        TokenType type) {
+absl::Status write_llmc(const std::filesystem::path& path, std::span<const std::int64_t> tokens, TokenType type) {
   if (type != TokenType::kU16 && type != TokenType::kU32) return no_such_type(path, "llm.c", type);
   TESSERA_RETURN_IF_ERROR(check_fit(path, tokens, type));
   const bool gpt2 = type == TokenType::kU16;
@@ -119,8 +118,8 @@ absl::Status write_llmc(const std::filesystem::path& path, std::span<const std::
   return file.finish();
 }
 
-absl::Status write_megatron(const std::filesystem::path& prefix,
-                            std::span<const std::vector<std::int64_t>> documents, TokenType type) {
+absl::Status write_megatron(const std::filesystem::path& prefix, std::span<const std::vector<std::int64_t>> documents,
+                            TokenType type) {
   const auto code = megatron_code(type);
   if (!code) return no_such_type(prefix, "Megatron", type);
   for (const auto& document : documents) TESSERA_RETURN_IF_ERROR(check_fit(prefix, document, type));

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -19,24 +19,34 @@ constexpr std::size_t kLongestMessage = 4000;
 
 std::string meaning_of(int code) {
   switch (static_cast<ExitCode>(code)) {
-    case ExitCode::kUsage: return "wrong command line";
-    case ExitCode::kCorruptData: return "corrupt data";
-    case ExitCode::kNoInput: return "a file is missing";
-    case ExitCode::kUnavailable: return "a port, store or device cannot be had";
-    case ExitCode::kInternal: return "internal error, or an exception in the model";
-    case ExitCode::kOsResource: return "the system ran out of something";
-    case ExitCode::kCannotCreate: return "cannot create output";
-    case ExitCode::kIo: return "input or output failed";
-    case ExitCode::kPeerLost: return "a peer was lost or did not answer in time";
-    case ExitCode::kPermission: return "no permission";
-    case ExitCode::kConfig: return "wrong configuration";
-    default: return "";
+    case ExitCode::kUsage:
+      return "wrong command line";
+    case ExitCode::kCorruptData:
+      return "corrupt data";
+    case ExitCode::kNoInput:
+      return "a file is missing";
+    case ExitCode::kUnavailable:
+      return "a port, store or device cannot be had";
+    case ExitCode::kInternal:
+      return "internal error, or an exception in the model";
+    case ExitCode::kOsResource:
+      return "the system ran out of something";
+    case ExitCode::kCannotCreate:
+      return "cannot create output";
+    case ExitCode::kIo:
+      return "input or output failed";
+    case ExitCode::kPeerLost:
+      return "a peer was lost or did not answer in time";
+    case ExitCode::kPermission:
+      return "no permission";
+    case ExitCode::kConfig:
+      return "wrong configuration";
+    default:
+      return "";
   }
 }
 
-std::string gibibytes(std::int64_t bytes) {
-  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
-}
+std::string gibibytes(std::int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
 std::string explain_signal(const RankExit& exit, int signal) {
   const char* name = ::sigabbrev_np(signal);
@@ -112,8 +122,7 @@ void read_error_file(const std::string& path, RankRecord& record) {
   if (message->is_object() && message->contains("message")) message = &message->at("message");
   if (!message->is_string()) return;
   record.message = message->get<std::string>().substr(0, kLongestMessage);
-  const auto since_epoch =
-      std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
+  const auto since_epoch = std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
   record.message_time = std::chrono::system_clock::time_point(
       std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));
 }
@@ -123,8 +132,7 @@ std::optional<std::int64_t> memory_limit_bytes() {
   for (std::string line; std::getline(groups, line);) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1),
-                      path = line.substr(second + 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
     const bool version2 = controllers.empty(), version1 = controllers == "memory";
     if (!version2 && !version1) continue;
     const std::string folder = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path;

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -51,8 +51,7 @@ void detach(int keep) {
 
 }  // namespace
 
-absl::StatusOr<Guard> Guard::start(const std::string& error_directory,
-                                   const std::vector<std::string>& error_files) {
+absl::StatusOr<Guard> Guard::start(const std::string& error_directory, const std::vector<std::string>& error_files) {
   std::vector<const char*> files;
   for (const std::string& file : error_files) files.push_back(file.c_str());
   std::array<int, 2> ends;
@@ -71,8 +70,7 @@ absl::StatusOr<Guard> Guard::start(const std::string& error_directory,
                     fmt::format("launch: no process: {}", std::generic_category().message(errno)));
 }
 
-Guard::Guard(Guard&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), pipe_(std::exchange(other.pipe_, -1)) {}
+Guard::Guard(Guard&& other) noexcept : pid_(std::exchange(other.pid_, -1)), pipe_(std::exchange(other.pipe_, -1)) {}
 
 Guard::~Guard() {
   if (pid_ < 0) return;

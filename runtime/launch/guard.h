@@ -17,8 +17,7 @@ namespace tessera {
 class Guard {
  public:
   /// REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
-  static absl::StatusOr<Guard> start(const std::string& error_directory,
-                                     const std::vector<std::string>& error_files);
+  static absl::StatusOr<Guard> start(const std::string& error_directory, const std::vector<std::string>& error_files);
 
   Guard(Guard&& other) noexcept;
   Guard& operator=(Guard&&) = delete;

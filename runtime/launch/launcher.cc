@@ -16,7 +16,7 @@
 #include <system_error>
 #include <thread>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/launch/supervisor.h"
 
 namespace tessera {
@@ -55,11 +55,10 @@ absl::StatusOr<int> find_port(int port) {
   socklen_t length = sizeof address;
   const auto raw = reinterpret_cast<sockaddr*>(&address);
   if (::bind(socket.get(), raw, length) != 0)
-    return make_error(
-        ExitCode::kUnavailable,
-        fmt::format("launch: cannot use port {} of 127.0.0.1: {}. hint: give another --port, or 0 for a "
-                    "free one",
-                    port, std::generic_category().message(errno)));
+    return make_error(ExitCode::kUnavailable,
+                      fmt::format("launch: cannot use port {} of 127.0.0.1: {}. hint: give another --port, or 0 for a "
+                                  "free one",
+                                  port, std::generic_category().message(errno)));
   if (::getsockname(socket.get(), raw, &length) != 0)
     return make_error(ExitCode::kOsResource, "launch: the system does not tell which port it chose");
   return ntohs(address.sin_port);
@@ -74,8 +73,8 @@ class ErrorDirectory {
     if (error) root = "/tmp";
     std::string name = (root / "tessera-launch-XXXXXX").string();
     if (!::mkdtemp(name.data()))
-      return make_error(ExitCode::kCannotCreate, fmt::format("launch: cannot create {}: {}", name,
-                                                             std::generic_category().message(errno)));
+      return make_error(ExitCode::kCannotCreate,
+                        fmt::format("launch: cannot create {}: {}", name, std::generic_category().message(errno)));
     return ErrorDirectory(name);
   }
   ErrorDirectory(ErrorDirectory&& other) noexcept : path_(std::exchange(other.path_, {})) {}

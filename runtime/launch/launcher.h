@@ -9,8 +9,8 @@ namespace tessera {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;
-  int hosts = 1;  ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
-  int port = 0;   ///< rendezvous port on 127.0.0.1; 0: a free one
+  int hosts = 1;        ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
+  int port = 0;         ///< rendezvous port on 127.0.0.1; 0: a free one
   double grace_s = 10;  ///< after the first failure: how long the others may report and end by themselves
   double term_s = 5;    ///< between SIGTERM and SIGKILL
   bool prefix = true;   ///< "[rank 2] " before every line

@@ -16,8 +16,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   std::map<std::string, std::string, std::less<>> variables = {{"OMP_NUM_THREADS", text(job.omp_threads)}};
   for (const std::string& entry : inherited) {
     const auto equals = entry.find('=');
-    if (equals != std::string::npos)
-      variables.insert_or_assign(entry.substr(0, equals), entry.substr(equals + 1));
+    if (equals != std::string::npos) variables.insert_or_assign(entry.substr(0, equals), entry.substr(equals + 1));
   }
   const std::map<std::string, std::string> ours = {{"RANK", text(rank)},
                                                    {"WORLD_SIZE", text(options.ranks)},

@@ -14,9 +14,7 @@ struct JobSettings {
   int omp_threads = 1;          ///< OMP_NUM_THREADS, where the caller's environment does not set it
   std::string error_directory;  ///< rank r may write its last words to `error_file(r)`
 
-  std::string error_file(int rank) const {
-    return error_directory + "/rank_" + std::to_string(rank) + ".json";
-  }
+  std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
 };
 
 /// The environment of `rank` as "NAME=value" strings: `inherited` with torchrun's names on top, and

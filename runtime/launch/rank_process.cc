@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 
@@ -29,9 +29,7 @@ OwnedFd& OwnedFd::operator=(OwnedFd&& other) noexcept {
   return *this;
 }
 
-int RankExit::code() const {
-  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
-}
+int RankExit::code() const { return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status); }
 
 std::optional<int> RankExit::signal() const {
   return WIFSIGNALED(wait_status) ? std::optional(WTERMSIG(wait_status)) : std::nullopt;
@@ -42,8 +40,7 @@ std::optional<RankExit> RankProcess::reap() const {
   rusage usage{};
   const pid_t got = ::wait4(pid, &result.wait_status, WNOHANG, &usage);
   if (got == 0 || (got < 0 && errno == EINTR)) return std::nullopt;
-  if (got < 0)
-    result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // somebody else reaped it
+  if (got < 0) result.wait_status = W_EXITCODE(static_cast<int>(ExitCode::kInternal), 0);  // somebody else reaped it
   result.when = std::chrono::system_clock::now();
   result.peak_resident_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
   return result;
@@ -69,8 +66,7 @@ bool RankProcess::is_stopped() const {
 namespace {
 
 absl::Status os_error(const char* what, int error) {
-  return make_error(ExitCode::kOsResource,
-                    fmt::format("launch: {}: {}", what, std::generic_category().message(error)));
+  return make_error(ExitCode::kOsResource, fmt::format("launch: {}: {}", what, std::generic_category().message(error)));
 }
 
 struct Pipe {
@@ -119,10 +115,9 @@ absl::Status exec_error(const std::string& program, int error) {
   const ExitCode code = error == ENOENT || error == ENOTDIR   ? ExitCode::kNoInput
                         : error == EACCES || error == ENOEXEC ? ExitCode::kPermission
                                                               : ExitCode::kOsResource;
-  return make_error(
-      code,
-      fmt::format("launch: cannot start {}: {}{}", program, std::generic_category().message(error),
-                  code == ExitCode::kNoInput ? ". hint: give its path, or put its folder in PATH" : ""));
+  return make_error(code,
+                    fmt::format("launch: cannot start {}: {}{}", program, std::generic_category().message(error),
+                                code == ExitCode::kNoInput ? ". hint: give its path, or put its folder in PATH" : ""));
 }
 
 /// The child's errno, or 0 once it has become the program.

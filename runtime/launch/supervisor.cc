@@ -12,7 +12,7 @@
 #include <cerrno>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 
@@ -42,15 +42,12 @@ absl::Status Supervisor::start_all() {
   const auto inherited = current_environment();
   ranks_.reserve(static_cast<std::size_t>(options_.ranks));
   for (int r = 0; r < options_.ranks; ++r) {
-    TESSERA_ASSIGN_OR_RETURN(
-        RankProcess process,
-        start_rank(options_.command, rank_environment(options_, job_, r, inherited), mask_));
+    TESSERA_ASSIGN_OR_RETURN(RankProcess process,
+                             start_rank(options_.command, rank_environment(options_, job_, r, inherited), mask_));
     guard_.watch(process.pid);
     const std::string prefix = options_.prefix ? fmt::format("[rank {}] ", r) : "";
-    Rank rank{std::move(process),
-              LineForwarder(options_.stdout_fd, prefix),
-              LineForwarder(options_.stderr_fd, prefix),
-              {}};
+    Rank rank{
+        std::move(process), LineForwarder(options_.stdout_fd, prefix), LineForwarder(options_.stderr_fd, prefix), {}};
     rank.record.rank = r;
     rank.record.pid = rank.process.pid;
     ranks_.push_back(std::move(rank));
@@ -74,13 +71,12 @@ std::vector<RankRecord> Supervisor::wait_all() {
 }
 
 bool Supervisor::all_done() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.ended && rank.group_empty; });
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended && rank.group_empty; });
 }
 
 int Supervisor::poll_timeout_ms() const {
-  const bool leftovers = std::any_of(ranks_.begin(), ranks_.end(),
-                                     [](const Rank& rank) { return rank.ended && !rank.group_empty; });
+  const bool leftovers =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended && !rank.group_empty; });
   if (leftovers) return kCheckEveryMs;
   if (!deadline_) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();

@@ -29,8 +29,7 @@ namespace tessera {
 class Supervisor {
  public:
   /// `signals` is a signalfd for the signals to forward; `mask` the ranks' signal mask.
-  Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals,
-             const sigset_t& mask);
+  Supervisor(const LaunchOptions& options, const JobSettings& job, Guard& guard, int signals, const sigset_t& mask);
   /// Whatever is still running is killed and reaped.
   ~Supervisor();
 

@@ -11,13 +11,20 @@ namespace tessera {
 
 std::string name_of(MemoryCategory category) {
   switch (category) {
-    case MemoryCategory::kParameters: return "parameters";
-    case MemoryCategory::kSlots: return "slots";
-    case MemoryCategory::kGradients: return "gradients";
-    case MemoryCategory::kBuckets: return "buckets";
-    case MemoryCategory::kMasters: return "masters";
-    case MemoryCategory::kOptimizer: return "optimizer";
-    case MemoryCategory::kStaging: return "staging";
+    case MemoryCategory::kParameters:
+      return "parameters";
+    case MemoryCategory::kSlots:
+      return "slots";
+    case MemoryCategory::kGradients:
+      return "gradients";
+    case MemoryCategory::kBuckets:
+      return "buckets";
+    case MemoryCategory::kMasters:
+      return "masters";
+    case MemoryCategory::kOptimizer:
+      return "optimizer";
+    case MemoryCategory::kStaging:
+      return "staging";
   }
   return "?";
 }
@@ -67,7 +74,8 @@ void MemoryPlan::plan_gradients() {
   const AxisPlacement axes = input_.placement.gradients;
   const int world = input_.mesh.world_size();
   const bool once = input_.accumulation == 1 || input_.sync == GradientSync::kLastMicrobatch;
-  const bool replicated = !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
+  const bool replicated =
+      !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
   if (world == 1 || (replicated && input_.reduce == DType::kF32 && once)) {
     bucket_mode_ = BucketMode::kInPlace;
   } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
@@ -144,14 +152,19 @@ void MemoryPlan::plan_optimizer() {
 }
 
 std::string MemoryPlan::to_table() const {
-  static const char* const kWhat[kMemoryCategories] = {
-      "this rank's part of the parameters", "units gathered for compute", "reduced gradients, fp32",
-      "gradients on their way to the reduction", "what fp32 masters have beyond the parameters", "optimizer state",
-      "scratch"};
+  static const char* const kWhat[kMemoryCategories] = {"this rank's part of the parameters",
+                                                       "units gathered for compute",
+                                                       "reduced gradients, fp32",
+                                                       "gradients on their way to the reduction",
+                                                       "what fp32 masters have beyond the parameters",
+                                                       "optimizer state",
+                                                       "scratch"};
   using Align = TextTable::Align;
-  TextTable table({{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
+  TextTable table(
+      {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& what) {
-    const double share = use_.total() > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(use_.total()) : 0.0;
+    const double share =
+        use_.total() > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(use_.total()) : 0.0;
     char text[16];
     std::snprintf(text, sizeof text, "%.1f %%", share);
     table.add_row({name, std::to_string(bytes), format_bytes(bytes), text, what});

@@ -7,7 +7,7 @@
 
 #include "runtime/base/dtype.h"
 #include "runtime/base/state_dtype.h"
-#include "runtime/base/strategy.h"
+#include "runtime/config/strategy.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/placement.h"
 

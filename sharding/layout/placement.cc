@@ -7,11 +7,16 @@ Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world) {
   constexpr AxisPlacement kSharded{.shard = true};
   constexpr AxisPlacement kWorld{.shard = true, .replicate = true};
   switch (strategy) {
-    case ShardingStrategy::kNoShard: return {kReplicated, kReplicated, kReplicated};
-    case ShardingStrategy::kShardOptimizer: return {kReplicated, kReplicated, kSharded};
-    case ShardingStrategy::kShardGradients: return {kReplicated, kSharded, kSharded};
-    case ShardingStrategy::kShardGradOp: return {kSharded, kSharded, kSharded, /*keep_gathered=*/true};
-    case ShardingStrategy::kFullShard: return {kSharded, kSharded, kSharded};
+    case ShardingStrategy::kNoShard:
+      return {kReplicated, kReplicated, kReplicated};
+    case ShardingStrategy::kShardOptimizer:
+      return {kReplicated, kReplicated, kSharded};
+    case ShardingStrategy::kShardGradients:
+      return {kReplicated, kSharded, kSharded};
+    case ShardingStrategy::kShardGradOp:
+      return {kSharded, kSharded, kSharded, /*keep_gathered=*/true};
+    case ShardingStrategy::kFullShard:
+      return {kSharded, kSharded, kSharded};
     case ShardingStrategy::kHybridShard:
       return optimizer_over_world ? Placement{kSharded, kWorld, kWorld} : Placement{kSharded, kSharded, kSharded};
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/base/strategy.h"
+#include "runtime/config/strategy.h"
 #include "sharding/layout/layout.h"
 
 namespace tessera {

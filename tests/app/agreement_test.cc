@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::app {
 namespace {
@@ -33,13 +33,11 @@ json strategy_with_lr(double lr) {
 
 TEST(Agreement, EqualRanksAgree) {
   for (int ranks : {1, 2, 5})
-    for (const absl::Status& end : agree_on(ranks, [](int) { return strategy_with_lr(0.1); }))
-      EXPECT_TRUE(end.ok());
+    for (const absl::Status& end : agree_on(ranks, [](int) { return strategy_with_lr(0.1); })) EXPECT_TRUE(end.ok());
 }
 
 TEST(Agreement, NamesTheRankAndTheKeyThatDiffer) {
-  for (const absl::Status& end :
-       agree_on(4, [](int rank) { return strategy_with_lr(rank == 2 ? 0.3 : 0.1); })) {
+  for (const absl::Status& end : agree_on(4, [](int rank) { return strategy_with_lr(rank == 2 ? 0.3 : 0.1); })) {
     EXPECT_EQ(exit_code_of(end), ExitCode::kConfig);
     EXPECT_THAT(message_of(end), HasSubstr("rank 2/4: /strategy/optimizer/lr: 0.3, rank 0 has 0.1"));
     EXPECT_THAT(message_of(end), Not(HasSubstr("rank 1/4")));

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "workplace.h"
+#include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace {

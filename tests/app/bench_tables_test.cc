@@ -2,14 +2,14 @@
 
 #include <gmock/gmock.h>
 
-#include "workplace.h"
+#include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace {
 
+using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using nlohmann::json;
 
 class BenchTables : public Workplace {
  protected:
@@ -38,8 +38,8 @@ std::vector<std::string> names(const json& table) {
 
 TEST_F(BenchTables, StepPutsEveryStrategyBesideRanksThatTrainAlone) {
   const json table = bench("step");
-  EXPECT_THAT(names(table), ElementsAre("no communication", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP",
-                                        "FULL_SHARD", "FULL_SHARD, private copies"));
+  EXPECT_THAT(names(table), ElementsAre("no communication", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS",
+                                        "SHARD_GRAD_OP", "FULL_SHARD", "FULL_SHARD, private copies"));
   EXPECT_TRUE(cell(table, "no communication", "exposed_s").is_null());
   for (const std::string& name : names(table)) {
     const double step = cell(table, name, "median_s"), forward = cell(table, name, "forward_s");

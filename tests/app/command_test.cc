@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "runtime/base/strategy.h"
-#include "workplace.h"
+#include "runtime/config/strategy.h"
+#include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace {
@@ -39,9 +39,8 @@ TEST_F(Command, SchemaIsTheCommittedOne) {
 
 TEST_F(Command, DoctorLooksAtEverything) {
   const Ended ended = run({TESSERA_PROGRAM, "doctor"});
-  for (const char* what :
-       {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory",
-        "/dev/shm", "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit"})
+  for (const char* what : {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory",
+                           "/dev/shm", "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit"})
     EXPECT_THAT(ended.out, HasSubstr(what));
   std::istringstream lines(ended.out);  // every warning has its fix
   const std::string fixes = ended.out.substr(std::min(ended.out.find("how to mend it"), ended.out.size()));
@@ -62,8 +61,8 @@ TEST_F(Command, PlanOfAWorldThatIsNotThere) {
   const Words base = {TESSERA_PROGRAM, "plan", "--model", kExamples + "configs/gpt_69m.json",
                       "--world-size",  "512",  "--hosts", "64"};
   const Ended table = run(base + Words{"--strategy", kExamples + "strategies/hybrid.json"});
-  EXPECT_THAT(table.out, AllOf(HasSubstr("512 ranks"), HasSubstr("64 x 8"), HasSubstr("reduce_scatter"),
-                               HasSubstr("blocks.7")));
+  EXPECT_THAT(table.out,
+              AllOf(HasSubstr("512 ranks"), HasSubstr("64 x 8"), HasSubstr("reduce_scatter"), HasSubstr("blocks.7")));
   const Ended json = run(base + Words{"--strategy", kExamples + "strategies/full_shard_bf16.json", "--json"});
   const auto plan = nlohmann::json::parse(json.out, nullptr, false);
   ASSERT_TRUE(plan.is_object()) << json.out;
@@ -81,10 +80,9 @@ TEST_F(Command, PlanOfAWorldThatIsNotThere) {
 }
 
 TEST_F(Command, PlanRefusesWhatExceedsTheLimit) {
-  const Ended ended =
-      run_program({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy",
-                   strategy("FULL_SHARD", R"(, "memory": {"limit": "1KiB"})"), "--world-size", "4"},
-                  path("run"));
+  const Ended ended = run_program({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy",
+                                   strategy("FULL_SHARD", R"(, "memory": {"limit": "1KiB"})"), "--world-size", "4"},
+                                  path("run"));
   EXPECT_EQ(ended.code, 78);
   EXPECT_THAT(ended.err, HasSubstr("/memory/limit"));
 }
@@ -94,16 +92,15 @@ TEST_F(Command, EveryExampleFileIsRead) {
     const bool llama = config.path().filename().string().find("llama") != std::string::npos;
     for (const auto& file : std::filesystem::directory_iterator(kExamples + "strategies")) {
       if (llama != (file.path().filename().string().find("llama") != std::string::npos)) continue;
-      run({TESSERA_PROGRAM, "plan", "--model", config.path(), "--strategy", file.path(), "--world-size", "8",
-           "--hosts", "2"});
+      run({TESSERA_PROGRAM, "plan", "--model", config.path(), "--strategy", file.path(), "--world-size", "8", "--hosts",
+           "2"});
     }
   }
 }
 
 TEST_F(Command, LaunchGivesTheProgramItsOwnArguments) {
   const Ended ended = run(launch(2) + Words{"/bin/echo", "train", "--help", "--", "-n"});
-  EXPECT_THAT(ended.out,
-              AllOf(HasSubstr("[rank 0] train --help -- -n"), HasSubstr("[rank 1] train --help -- -n")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("[rank 0] train --help -- -n"), HasSubstr("[rank 1] train --help -- -n")));
   EXPECT_EQ(run_program(launch(2) + Words{"/bin/sh", "-c", "exit 9"}, path("run")).code, 9);
 }
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "workplace.h"
+#include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace {
@@ -31,8 +31,8 @@ TEST_F(Faults, BadStrategyFile) {
   write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
   const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));
   EXPECT_EQ(ended.code, 78);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"),
-                               HasSubstr("hint:")));
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("/strategy"), HasSubstr("FULL_SHARD"), HasSubstr("/optimizer/lr"), HasSubstr("hint:")));
 }
 
 TEST_F(Faults, RanksWithDifferentStrategies) {
@@ -42,8 +42,7 @@ TEST_F(Faults, RanksWithDifferentStrategies) {
              R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "gradient_accumulation": 2})");
   const Ended ended = fail(launch(2) + by_rank(train(path("s$RANK.json"), "none")));
   EXPECT_EQ(ended.code, 78);
-  EXPECT_THAT(ended.err,
-              AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
   EXPECT_LT(ended.seconds, 10);
 }
 
@@ -59,8 +58,7 @@ TEST_F(Faults, RanksWithDifferentModels) {
 
 TEST_F(Faults, DataMissingOnOneRank) {
   write_file(path("text0"), read_file(path("text")));
-  const Ended ended =
-      fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
+  const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
   EXPECT_EQ(ended.code, 66) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("could not start: rank 1/2"), HasSubstr("text1")));
   EXPECT_LT(ended.seconds, 10);
@@ -75,8 +73,7 @@ TEST_F(Faults, TokenOutsideOfTheVocabulary) {
 }
 
 TEST_F(Faults, LastWordsGoToTheLaunchersFile) {
-  const Ended ended =
-      fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
+  const Ended ended = fail(train(path("no-such.json"), "none"), {{"TORCHELASTIC_ERROR_FILE", path("error.json")}});
   EXPECT_NE(ended.code, 0);
   const auto words = nlohmann::json::parse(read_file(path("error.json")), nullptr, false);
   ASSERT_TRUE(words.is_object());

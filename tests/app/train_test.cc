@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <map>
 
-#include "workplace.h"
+#include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace {
@@ -16,9 +16,8 @@ using ::testing::HasSubstr;
 class Train : public Workplace {
  protected:
   json plan(const std::string& strategy, int ranks, int hosts = 1) const {
-    const Ended ended =
-        run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy, "--world-size",
-             std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"});
+    const Ended ended = run({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy,
+                             "--world-size", std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"});
     return json::parse(ended.out, nullptr, false);
   }
 
@@ -43,8 +42,7 @@ class Train : public Workplace {
 
 TEST_F(Train, EveryStrategyGivesTheSameBitsAndWhatWasPlanned) {
   std::vector<std::string> first;
-  for (const std::string name :
-       {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+  for (const std::string name : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
     run(launch(2) + train(strategy(name), name));
     expect_as_planned(name, plan(path(name + ".json"), 2));
     if (first.empty()) first = losses(name);
@@ -94,17 +92,16 @@ TEST_F(Train, ATraceShowsWhatEveryRankDid) {
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
-  const Ended refused = run_program(
-      launch(2) + train(file, "refused", {"--trace", path("no/such/folder/trace.json")}), path("run"));
+  const Ended refused =
+      run_program(launch(2) + train(file, "refused", {"--trace", path("no/such/folder/trace.json")}), path("run"));
   EXPECT_EQ(refused.code, 73) << refused.err;
   EXPECT_THAT(refused.err, HasSubstr("the trace cannot be written"));
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
-  const Ended ended =
-      run_program(launch(2, {"--hosts", "2"}) +
-                      train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),
-                  path("run"));
+  const Ended ended = run_program(
+      launch(2, {"--hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),
+      path("run"));
   EXPECT_EQ(ended.code, 78) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("2 hosts"));
 }
@@ -158,10 +155,8 @@ TEST_F(Train, RecomputationDoesNotChangeTheBits) {
 }
 
 TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
-  const Words more = {"--save-weights",  path("weights.pt"),
-                      "--prompt",        "gather ",
-                      "--sample-tokens", "20",
-                      "--temperature",   "0"};
+  const Words more = {
+      "--save-weights", path("weights.pt"), "--prompt", "gather ", "--sample-tokens", "20", "--temperature", "0"};
   const Ended trained = run(launch(2, {"--no-prefix"}) + train(strategy("FULL_SHARD"), "weights", more));
   const Words sample = {TESSERA_PROGRAM,    "sample",   "--model", path("model.json"), "--weights",
                         path("weights.pt"), "--prompt", "gather ", "--tokens",         "20",
@@ -181,8 +176,7 @@ TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
 
 TEST_F(Train, TheExampleOfTheReadmeLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
-  const Ended ended =
-      run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
+  const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
   const auto loss_at = [&](int step) {
     const std::string line = "step " + std::to_string(step) + "  loss ";
     const auto at = ended.out.find(line);

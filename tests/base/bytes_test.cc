@@ -7,7 +7,7 @@
 #include <random>
 #include <regex>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -43,15 +43,14 @@ TEST(ParseBytes, ReadsNumbersAndUnits) {
 }
 
 TEST(ParseBytes, RefusesAndExplains) {
-  for (const char* text : {"", " ", "GiB", "-1", "+1", "1.", ".5GiB", "1e3", "1 GiB ", "1  GiB", " 1", "0x10",
-                           "1,5GiB", "8192PiB", "9223372036854775808", "1iB", "NaN", "inf"}) {
+  for (const char* text : {"", " ", "GiB", "-1", "+1", "1.", ".5GiB", "1e3", "1 GiB ", "1  GiB", " 1", "0x10", "1,5GiB",
+                           "8192PiB", "9223372036854775808", "1iB", "NaN", "inf"}) {
     const auto bytes = parse_bytes(text);
     EXPECT_FALSE(bytes.ok()) << text << " was read as " << *bytes;
     EXPECT_EQ(exit_code_of(bytes.status()), ExitCode::kConfig) << text;
   }
   EXPECT_THAT(message_of(parse_bytes("8gib").status()), testing::HasSubstr("did you mean \"GiB\"?"));
-  EXPECT_THAT(message_of(parse_bytes(std::string(100'000, '9')).status()),
-              testing::HasSubstr("more than 2^63 - 1"));
+  EXPECT_THAT(message_of(parse_bytes(std::string(100'000, '9')).status()), testing::HasSubstr("more than 2^63 - 1"));
 }
 
 TEST(ParseBytes, ThePatternOfTheSchemaSaysTheSame) {

@@ -109,10 +109,9 @@ TEST(LogDeathTest, EnvironmentSetsTheLevel) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(log_all_with("error"), testing::ExitedWithCode(0), "^[^\n]* three\n$");
   EXPECT_EXIT(log_all_with("off"), testing::ExitedWithCode(0), "^$");
-  EXPECT_EXIT(
-      log_all_with("eror"), testing::ExitedWithCode(0),
-      "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off; did you mean "
-      "\"error\"\\?\n.*one\n.*two\n.*three\n");
+  EXPECT_EXIT(log_all_with("eror"), testing::ExitedWithCode(0),
+              "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off; did you mean "
+              "\"error\"\\?\n.*one\n.*two\n.*three\n");
 }
 
 }  // namespace

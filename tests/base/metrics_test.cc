@@ -14,7 +14,7 @@
 #include <random>
 #include <sstream>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -45,8 +45,7 @@ class MetricsWriterTest : public testing::Test {
 TEST_F(MetricsWriterTest, WritesOneObjectALineInTheOrderGiven) {
   MetricsWriter writer = open();
   EXPECT_TRUE(writer.write({{"step", 12}, {"loss", 2.25}, {"overflow", false}, {"note", "a\"b\nc"}}).ok());
-  EXPECT_EQ(content(), "{\"step\":12,\"loss\":2.25,\"overflow\":false,\"note\":\"a\\\"b\\nc\"}\n")
-      << "not flushed?";
+  EXPECT_EQ(content(), "{\"step\":12,\"loss\":2.25,\"overflow\":false,\"note\":\"a\\\"b\\nc\"}\n") << "not flushed?";
   EXPECT_TRUE(writer.write({}).ok());
   EXPECT_TRUE(writer.close().ok());
   EXPECT_THAT(content(), testing::EndsWith("\n{}\n"));
@@ -117,8 +116,7 @@ TEST_F(MetricsWriterTest, ALineCutByALimitSpoilsNoOther) {
     const rlimit small{15, RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};
     bool right = ::setrlimit(RLIMIT_FSIZE, &small) == 0 && writer.write({{"step", 1}}).ok();
     const absl::Status cut = writer.write({{"step", 2}});
-    right = right && exit_code_of(cut) == ExitCode::kIo &&
-            message_of(cut).find("(errno 27)") != std::string::npos;
+    right = right && exit_code_of(cut) == ExitCode::kIo && message_of(cut).find("(errno 27)") != std::string::npos;
     right = right && ::setrlimit(RLIMIT_FSIZE, &none) == 0 && writer.write({{"step", 3}}).ok();
     std::_Exit(right ? 0 : 1);
   }
@@ -167,8 +165,7 @@ TEST(StepTimes, EqualsSortingTheLastOnes) {
     for (int i = 0; i < 250; ++i) {
       all.push_back(static_cast<double>(random() % 1000));
       times.add(all.back());
-      std::vector<double> last(all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), window)),
-                               all.end());
+      std::vector<double> last(all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), window)), all.end());
       std::sort(last.begin(), last.end());
       const std::size_t rank = (95 * last.size() + 99) / 100;
       ASSERT_EQ(times.p95(), last[rank - 1]) << "window " << window << ", after " << i;

@@ -11,8 +11,7 @@ TEST(QuotedText, IsSafeToPrint) {
   EXPECT_EQ(quoted_text("\xFF"), "\"\xEF\xBF\xBD\"");
   EXPECT_EQ(quoted_text(std::string(1000, 'x'), 3), "\"xxx...\"");
   EXPECT_EQ(quoted_text("xxx", 3), "\"xxx\"");
-  EXPECT_EQ(quoted_text("\xC3\xA9\xC3\xA9\xC3\xA9", 2), "\"\xC3\xA9\xC3\xA9...\"")
-      << "never cut inside a character";
+  EXPECT_EQ(quoted_text("\xC3\xA9\xC3\xA9\xC3\xA9", 2), "\"\xC3\xA9\xC3\xA9...\"") << "never cut inside a character";
 }
 
 TEST(TextWidth, CountsCharacters) {

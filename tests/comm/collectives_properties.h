@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/comm/collectives.h"
 #include "tests/comm/reference.h"
 
@@ -66,8 +66,7 @@ inline bool equal(const std::byte* data, const Bytes& expected) {
 }
 
 inline std::string at(const std::string& what, DType dtype, std::size_t numel, int rank) {
-  return what + " of " + std::to_string(numel) + " " + std::string(name_of(dtype)) + ", rank " +
-         std::to_string(rank);
+  return what + " of " + std::to_string(numel) + " " + std::string(name_of(dtype)) + ", rank " + std::to_string(rank);
 }
 
 inline void check_all_gather(Collectives& group, std::size_t bytes, bool symmetric, bool in_place) {
@@ -79,12 +78,10 @@ inline void check_all_gather(Collectives& group, std::size_t bytes, bool symmetr
   if (in_place && bytes > 0) std::memcpy(shard, mine.data(), bytes);
   require_ok(group.all_gather("gather", shard, full, bytes).wait());
   for (int q = 0; q < group.size(); ++q)
-    require(equal(full + q * bytes, part(inputs[q], 0, bytes)),
-            at("all_gather", DType::kU8, bytes, group.rank()));
+    require(equal(full + q * bytes, part(inputs[q], 0, bytes)), at("all_gather", DType::kU8, bytes, group.rank()));
 }
 
-inline void check_reduce_scatter(Collectives& group, DType dtype, std::size_t numel, bool symmetric,
-                                 bool in_place) {
+inline void check_reduce_scatter(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
   TestMemory memory(group, symmetric);
   const auto inputs = inputs_of_all(group.size(), dtype, numel * group.size(), 11);
   std::byte* input = memory.of(inputs[group.rank()]);
@@ -96,8 +93,7 @@ inline void check_reduce_scatter(Collectives& group, DType dtype, std::size_t nu
           at("reduce_scatter", dtype, numel, group.rank()));
 }
 
-inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel, bool symmetric,
-                             bool in_place) {
+inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
   TestMemory memory(group, symmetric);
   const auto inputs = inputs_of_all(group.size(), dtype, numel, 13);
   std::byte* input = memory.of(inputs[group.rank()]);
@@ -105,8 +101,7 @@ inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel,
   auto* output = reinterpret_cast<float*>(in_place ? input : memory.of(numel * 4));
   require_ok(group.all_reduce("reduce", input, dtype, output, numel).wait());
   const std::vector<float> result(output, output + numel);
-  require(same_bits(result, reference_sum(inputs, dtype, 0, numel)),
-          at("all_reduce", dtype, numel, group.rank()));
+  require(same_bits(result, reference_sum(inputs, dtype, 0, numel)), at("all_reduce", dtype, numel, group.rank()));
 }
 
 /// Checks the rules of SumVisitor and keeps what it saw.
@@ -114,8 +109,7 @@ class RecordingVisitor : public SumVisitor {
  public:
   explicit RecordingVisitor(std::size_t expected) : expected_(expected) {}
   void visit(std::size_t offset, const float* values, std::size_t numel) override {
-    require(offset == seen_.size() && offset % kAlignment == 0 && numel > 0,
-            "pieces are in order and aligned");
+    require(offset == seen_.size() && offset % kAlignment == 0 && numel > 0, "pieces are in order and aligned");
     seen_.insert(seen_.end(), values, values + numel);
     require(seen_.size() <= expected_, "pieces end with the output");
   }
@@ -130,8 +124,7 @@ class RecordingVisitor : public SumVisitor {
 inline bool sums_are_seen(const Collectives& group) { return group.transport() != "cuda_host"; }
 
 /// A visitor sees the output, neither more nor less, and changes nothing.
-inline void check_visited_sums(Collectives& group, DType dtype, std::size_t numel, bool symmetric,
-                               bool in_place) {
+inline void check_visited_sums(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
   if (!sums_are_seen(group)) return;
   in_place = in_place && dtype == DType::kF32;
   TestMemory memory(group, symmetric);

@@ -4,8 +4,9 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
 namespace tessera {
@@ -65,8 +66,7 @@ TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(const Mesh&)>& body,
                                    double timeout_s = 60) {
   std::vector<absl::Status> results(ranks);
-  run_ranks({.ranks = ranks, .timeout_s = timeout_s},
-            [&](const Mesh& mesh) { results[mesh.rank()] = body(mesh); });
+  run_ranks({.ranks = ranks, .timeout_s = timeout_s}, [&](const Mesh& mesh) { results[mesh.rank()] = body(mesh); });
   return results;
 }
 
@@ -142,8 +142,7 @@ TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
     EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
     EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("second barrier #2"), HasSubstr("rank 1 ")));
   }
-  EXPECT_THAT(message_of(results[0]) + message_of(results[2]),
-              HasSubstr("rank 1 has left, last in barrier 'first'"));
+  EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
 }
 
 TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
@@ -159,9 +158,8 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
       0.2);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
   EXPECT_EQ(exit_code_of(results[0]), ExitCode::kPeerLost);
-  EXPECT_THAT(message_of(results[0]),
-              AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
-                    HasSubstr("rank 1, last in barrier 'warm' (#1)")));
+  EXPECT_THAT(message_of(results[0]), AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
+                                            HasSubstr("rank 1, last in barrier 'warm' (#1)")));
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 
@@ -191,8 +189,7 @@ TEST(ThreadFailures, RanksThatMeanDifferentPlacesOfCommonMemoryAllFail) {
     return axes.world->all_gather("blocks.3", full + 8 * mesh.rank(), full, 8).wait();
   });
   for (const auto& result : results)
-    EXPECT_THAT(message_of(result), AllOf(HasSubstr("blocks.3 all_gather"), HasSubstr("different places")))
-        << result;
+    EXPECT_THAT(message_of(result), AllOf(HasSubstr("blocks.3 all_gather"), HasSubstr("different places"))) << result;
 }
 
 TEST(ThreadFailures, OneRankInCommonMemoryAndOneElsewhereDisagree) {
@@ -205,8 +202,7 @@ TEST(ThreadFailures, OneRankInCommonMemoryAndOneElsewhereDisagree) {
     return axes.world->broadcast("blocks.3", data, 16, 0).wait();
   });
   for (const auto& result : results)
-    EXPECT_THAT(message_of(result),
-                HasSubstr("rank 0 calls broadcast 'blocks.3' of 16 bytes from 0 in common memory"));
+    EXPECT_THAT(message_of(result), HasSubstr("rank 0 calls broadcast 'blocks.3' of 16 bytes from 0 in common memory"));
 }
 
 TEST(ThreadFailures, WrongArgumentsAreRefusedOnAllRanks) {

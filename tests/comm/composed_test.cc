@@ -2,9 +2,11 @@
 
 #include <numeric>
 
-#include "runtime/base/error.h"
-#include "runtime/comm/local_collectives.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/local/fake_mesh.h"
+#include "runtime/comm/local/local_collectives.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
 namespace tessera {
@@ -23,16 +25,14 @@ TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
     auto axes = mesh.axes(1, mesh.world_size());
     require_ok(axes.status());
     const bool mixed = hosts > 1 && hosts < ranks;
-    require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"),
-            axes->world->transport());
+    require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"), axes->world->transport());
     require(axes->world->rank() == mesh.rank() && axes->world->size() == mesh.world_size(), "numbering");
     check_all_operations(*axes->world, false, 20001);
     check_all_operations(*axes->reduce, true, 8200);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical,
-                         testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
+INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
 TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);
@@ -73,8 +73,7 @@ TEST(Fake, AVisitorSeesTheOutputAsItIs) {
   std::vector<float> input(3000);
   std::iota(input.begin(), input.end(), 0.0f);
   RecordingVisitor visitor(1000);
-  ASSERT_TRUE(
-      fake.reduce_scatter("", input.data(), DType::kF32, input.data() + 1000, 1000, &visitor).wait().ok());
+  ASSERT_TRUE(fake.reduce_scatter("", input.data(), DType::kF32, input.data() + 1000, 1000, &visitor).wait().ok());
   EXPECT_EQ(visitor.seen(), std::vector<float>(input.begin() + 1000, input.begin() + 2000));
 }
 
@@ -84,8 +83,7 @@ TEST(CommonMemory, IsForTheRanksOfOneHost) {
     require_ok(axes.status());
     require(axes->gather->shares_memory() && !axes->world->shares_memory(), "who shares memory");
     require_ok(axes->gather->allocate_common(64).status());
-    require(exit_code_of(axes->world->allocate_common(64).status()) == ExitCode::kUnavailable,
-            "across hosts");
+    require(exit_code_of(axes->world->allocate_common(64).status()) == ExitCode::kUnavailable, "across hosts");
   });
   Topology topology;
   topology.world_size = 8;

@@ -4,10 +4,11 @@
 
 #include <numeric>
 
-#include "runtime/comm/cuda_host_collectives.h"
+#include "runtime/comm/cuda_host/cuda_host_collectives.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/comm/emulated_peer_device.h"
+#include "tests/support/emulated_peer_device.h"
 
 namespace tessera {
 namespace {
@@ -88,7 +89,8 @@ TEST(CudaHost, SumsInPlaceTakeNoMoreMemoryWithEveryStep) {
       std::deque<Work> under_way;
       for (std::vector<float>& unit : units) {
         const auto start = [&] {
-          return (*group)->all_reduce("unit", unit.data(), DType::kF32, unit.data(), unit.size(), nullptr, Waits::kLater);
+          return (*group)->all_reduce("unit", unit.data(), DType::kF32, unit.data(), unit.size(), nullptr,
+                                      Waits::kLater);
         };
         under_way.push_back(start());
         if (under_way.size() < 3) continue;
@@ -138,7 +140,8 @@ TEST(CudaHost, WhatADeviceCannotSumIsRefused) {
     const auto group = join(mesh);
     std::array<float, 2> values{};
     const absl::Status status = group->all_reduce("sum", values.data(), DType::kI64, values.data(), 2).wait();
-    require(std::string(status.message()).find("fp32, bf16 or fp16") != std::string::npos, std::string(status.message()));
+    require(std::string(status.message()).find("fp32, bf16 or fp16") != std::string::npos,
+            std::string(status.message()));
   });
 }
 

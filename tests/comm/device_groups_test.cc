@@ -5,10 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/comm/composed_groups.h"
-#include "runtime/comm/device_solo.h"
+#include "runtime/comm/compose/composed_groups.h"
+#include "runtime/comm/device/device_solo.h"
+#include "runtime/comm/device/staged_collectives.h"
 #include "runtime/comm/mesh.h"
-#include "runtime/comm/staged_collectives.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
 namespace tessera {

@@ -8,14 +8,14 @@
 #include <random>
 #include <vector>
 
-#include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/sum/pairwise_sum.h"
 
 #if defined(TESSERA_CUDA_ON_HOST)
-#include "tests/optim/cuda_on_host.h"
+#include "tests/support/cuda_on_host.h"
 // Behind it: the kernel's source.
-#include "runtime/comm/cuda/device_sum.cu"
+#include "runtime/comm/cuda_host/cuda/device_sum.cu"
 #else
-#include "runtime/comm/cuda/device_sum.h"
+#include "runtime/comm/cuda_host/cuda/device_sum.h"
 #endif
 
 namespace tessera {

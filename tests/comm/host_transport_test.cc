@@ -1,4 +1,4 @@
-#include "runtime/comm/host_transport.h"
+#include "runtime/comm/shared/host_transport.h"
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "tests/comm/collectives_properties.h"
-#include "tests/comm/fork_ranks.h"
+#include "tests/support/fork_ranks.h"
 
 namespace tessera {
 namespace {
@@ -137,9 +137,8 @@ TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
   for (int rank : {0, 2}) {
     const RankEnd end = ranks.wait(rank);
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
-    EXPECT_THAT(end.message,
-                AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
-                      HasSubstr(name + " is gone, last in all_reduce 'blocks.3' of 262144 fp32")));
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                                   HasSubstr(name + " is gone, last in all_reduce 'blocks.3' of 262144 fp32")));
   }
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
   EXPECT_EQ(ranks.wait(1).signal, SIGKILL);
@@ -171,8 +170,7 @@ TEST(HostFailures, OthersNameAKilledRankWhoseReductionsAreUnderWay) {
 }
 
 TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {
-  ForkedRanks ranks(3,
-                    [](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, 1.0); });
+  ForkedRanks ranks(3, [](int rank, KeyValueStore& store) { return work_until_failure(rank, 3, store, 1.0); });
   for (int rank = 0; rank < 3; ++rank)
     ASSERT_TRUE(ranks.store().get("working/" + std::to_string(rank), std::chrono::seconds(20)).ok());
   const auto begin = Clock::now();
@@ -205,8 +203,7 @@ TEST(HostFailures, ALeftRankIsNamed) {
     return rank == 1 ? absl::OkStatus() : group->barrier("alone").wait();
   });
   EXPECT_EQ(ends[0].exit_code, ExitCode::kPeerLost);
-  EXPECT_THAT(ends[0].message,
-              AllOf(HasSubstr("rank 1 (pid "), HasSubstr("has left, which has made no call yet")));
+  EXPECT_THAT(ends[0].message, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("has left, which has made no call yet")));
 }
 
 TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksNotASignal) {

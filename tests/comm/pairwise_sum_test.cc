@@ -1,4 +1,4 @@
-#include "runtime/comm/pairwise_sum.h"
+#include "runtime/comm/sum/pairwise_sum.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/comm/process_mesh.h"
+#include "runtime/comm/job/process_mesh.h"
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -9,10 +9,10 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "runtime/comm/tcp_store.h"
+#include "runtime/comm/c10d/tcp_store.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/comm/fork_ranks.h"
-#include "tests/comm/free_port.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
 
 namespace tessera {
 namespace {
@@ -57,9 +57,8 @@ TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
   const World world = GetParam();
   const int port = free_port();
   expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(
-        const Mesh mesh,
-        make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), quick(world.choice)));
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), quick(world.choice)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, world.ranks));
     require(axes.world->transport() == world.transport, axes.world->transport());
     check_all_operations(*axes.world, true, 8200);
@@ -107,8 +106,7 @@ TEST(TcpStore, PortInUseNamesThePort) {
   const Listener other;
   const auto store = tcp_store(topology_of(0, 2, 1, other.port), 5);
   EXPECT_EQ(exit_code_of(store.status()), ExitCode::kUnavailable);
-  EXPECT_THAT(message_of(store.status()),
-              AllOf(HasSubstr(std::to_string(other.port)), HasSubstr("MASTER_PORT")));
+  EXPECT_THAT(message_of(store.status()), AllOf(HasSubstr(std::to_string(other.port)), HasSubstr("MASTER_PORT")));
 }
 
 TEST(TcpStore, MissingRanksAreListed) {
@@ -197,8 +195,7 @@ TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
       options.waitWorkers = false;
       const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
       for (int rank = 0; rank < 2; ++rank)
-        TESSERA_RETURN_IF_ERROR(
-            outside.get("end/" + std::to_string(rank), std::chrono::seconds(20)).status());
+        TESSERA_RETURN_IF_ERROR(outside.get("end/" + std::to_string(rank), std::chrono::seconds(20)).status());
       return absl::OkStatus();
     }
     for (int life = 0; life < 2; ++life) {
@@ -225,8 +222,7 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
       status = axes.world->all_reduce("blocks.3", data.data(), DType::kF32, data.data(), data.size()).wait();
       if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
     }
-    if (rank == 0)
-      outside.get("end/" + std::to_string(ranks - 1), std::chrono::seconds(20)).status().IgnoreError();
+    if (rank == 0) outside.get("end/" + std::to_string(ranks - 1), std::chrono::seconds(20)).status().IgnoreError();
     return status;
   };
 }
@@ -244,10 +240,9 @@ TEST(GlooFailures, OthersNameAKilledRank) {
   for (int rank : {2, 0}) {
     const RankEnd end = ranks.wait(rank);
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
-    EXPECT_THAT(end.message,
-                AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
-                      HasSubstr("rank 1 does not answer"),
-                      HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                                   HasSubstr("rank 1 does not answer"),
+                                   HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
   }
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
 }
@@ -269,8 +264,8 @@ TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {
 TEST(GlooFailures, AbortTellsThePeersWhy) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(
-        const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("warm").wait());
     if (rank == 1) return axes.world->barrier("step").wait();
@@ -286,8 +281,8 @@ TEST(GlooFailures, AbortTellsThePeersWhy) {
 TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(
-        const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
     std::vector<float> full(100);
     const absl::Status status =

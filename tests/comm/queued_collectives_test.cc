@@ -1,6 +1,6 @@
 // Collectives that a backend queues, over a backend that is as late as NCCL may be.
 
-#include "runtime/comm/queued_collectives.h"
+#include "runtime/comm/device/queued_collectives.h"
 
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>
@@ -12,10 +12,11 @@
 #include <thread>
 
 #include "runtime/comm/key_value_store.h"
-#include "runtime/comm/local_collectives.h"
+#include "runtime/comm/local/local_collectives.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
-#include "tests/comm/late_backend.h"
+#include "tests/support/late_backend.h"
 
 namespace tessera::testing {
 namespace {
@@ -49,16 +50,16 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
     std::iota(all.begin(), all.end(), 0);
     const Group group{
         .name = "world", .rank = mesh.rank(), .world_ranks = all, .world_size = ranks, .timeout_s = timeout_s};
-    queued.group = queued_collectives(
-        group,
-        {.backend = queued.backend,
-         .device = kCpu,
-         .groups = queued.groups,
-         .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
-         .release_memory = [&] { ++queued.releases; },
-         .write_record = [&] { return ++queued.records, "flight record: /here"; },
-         .mark = [&] { return [&] { return queued.is_reached.load(); }; }},
-        store);
+    queued.group =
+        queued_collectives(group,
+                           {.backend = queued.backend,
+                            .device = kCpu,
+                            .groups = queued.groups,
+                            .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
+                            .release_memory = [&] { ++queued.releases; },
+                            .write_record = [&] { return ++queued.records, "flight record: /here"; },
+                            .mark = [&] { return [&] { return queued.is_reached.load(); }; }},
+                           store);
     body(queued);
   });
 }
@@ -66,7 +67,8 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
 absl::Status status_in_time(const Collectives& group) {
-  for (const auto end = Clock::now() + 10s; Clock::now() < end && group.status().ok();) std::this_thread::sleep_for(5ms);
+  for (const auto end = Clock::now() + 10s; Clock::now() < end && group.status().ok();)
+    std::this_thread::sleep_for(5ms);
   return group.status();
 }
 
@@ -191,7 +193,8 @@ TEST(QueuedCollectives, ACallWaitsForComputeAsLongAsItTakes) {
 TEST(QueuedCollectives, ACallThatBlocksTheHostIsWatchedToo) {
   on_queued(1, 0.2, [](Queued& queued) {
     queued.backend->fault = Fault::kBlocksTheHost;
-    EXPECT_THAT(text_of(queued.group->barrier("step").wait()), HasSubstr("step barrier #1: late: timed out after 0.2 s"));
+    EXPECT_THAT(text_of(queued.group->barrier("step").wait()),
+                HasSubstr("step barrier #1: late: timed out after 0.2 s"));
     EXPECT_EQ(queued.records, 1);
   });
 }
@@ -236,7 +239,7 @@ TEST(QueuedCollectives, ACallThatFailsOnTheDeviceEndsTheGroup) {
     require_ok(queued.group->barrier("all").wait());
     if (queued.group->rank() == 0) queued.backend->fault = Fault::kFailsOnTheDevice;
     int data = 0;
-    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;  // as its peer never comes
+    if (queued.group->rank() == 1) queued.backend->fault = Fault::kStandsStill;       // as its peer never comes
     queued.group->broadcast("blocks.3", &data, sizeof data, 0).wait().IgnoreError();  // perhaps known already
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
@@ -268,14 +271,14 @@ TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
     require_ok(axes.status());
     auto backend = c10::make_intrusive<LateBackend>(axes->world);
     backend->fault = Fault::kFailsOnTheDevice;
-    const auto group = queued_collectives(
-        Group{.name = "world", .world_ranks = {0}},
-        {.backend = backend,
-         .device = kCpu,
-         .groups = std::make_shared<QueuedGroups>(),
-         .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
-         .write_record = []() -> std::string { throw std::runtime_error("no space"); }},
-        store);
+    const auto group =
+        queued_collectives(Group{.name = "world", .world_ranks = {0}},
+                           {.backend = backend,
+                            .device = kCpu,
+                            .groups = std::make_shared<QueuedGroups>(),
+                            .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, kCpu); },
+                            .write_record = []() -> std::string { throw std::runtime_error("no space"); }},
+                           store);
     int data = 0;
     group->broadcast("unit", &data, sizeof data, 0).wait().IgnoreError();
     EXPECT_THAT(text_of(status_in_time(*group)),

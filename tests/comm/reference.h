@@ -26,8 +26,7 @@ inline float widen_slowly(DType dtype, std::uint16_t bits) {
   if (exponent == top && mantissa != 0) return std::numeric_limits<float>::quiet_NaN();
   if (exponent == top) return static_cast<float>(sign * std::numeric_limits<double>::infinity());
   const double fraction = exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits);
-  return static_cast<float>(sign *
-                            std::ldexp(fraction, (exponent == 0 ? 1 : exponent) - bias - mantissa_bits));
+  return static_cast<float>(sign * std::ldexp(fraction, (exponent == 0 ? 1 : exponent) - bias - mantissa_bits));
 }
 
 inline float value_at(const Bytes& data, DType dtype, std::size_t i) {
@@ -85,8 +84,7 @@ inline std::vector<float> reference_sum(const std::vector<Bytes>& inputs, DType 
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 }  // namespace tessera

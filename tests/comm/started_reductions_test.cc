@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
 namespace tessera {
@@ -103,10 +104,9 @@ TEST(StartedReductions, RanksThatDisagreeAllFailWithBothCalls) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kInternal);
-    EXPECT_THAT(message_of(results[rank]),
-                AllOf(HasSubstr("unit 1 reduce_scatter #2"),
-                      HasSubstr("rank 0 calls reduce_scatter 'unit 1' of 3000 fp32"),
-                      HasSubstr("rank 2 calls reduce_scatter 'unit 1' of 2999 fp32")));
+    EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("unit 1 reduce_scatter #2"),
+                                                 HasSubstr("rank 0 calls reduce_scatter 'unit 1' of 3000 fp32"),
+                                                 HasSubstr("rank 2 calls reduce_scatter 'unit 1' of 2999 fp32")));
   }
 }
 
@@ -119,8 +119,8 @@ TEST(StartedReductions, TooManyAreRefused) {
   });
   for (const absl::Status& result : results) {
     EXPECT_EQ(exit_code_of(result), ExitCode::kInternal);
-    EXPECT_THAT(message_of(result), testing::AnyOf(HasSubstr("at most 16 reductions may be under way"),
-                                                   HasSubstr("gave up")));
+    EXPECT_THAT(message_of(result),
+                testing::AnyOf(HasSubstr("at most 16 reductions may be under way"), HasSubstr("gave up")));
   }
 }
 

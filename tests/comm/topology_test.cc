@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
@@ -54,11 +54,8 @@ const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
                             {"OMPI_COMM_WORLD_SIZE", "4"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
-const Variables kPmi = {{"PMI_RANK", "3"},
-                        {"PMI_SIZE", "4"},
-                        {"MPI_LOCALRANKID", "1"},
-                        {"MPI_LOCALNRANKS", "2"},
-                        {"MASTER_ADDR", "first"}};
+const Variables kPmi = {
+    {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "first"}};
 const Variables kMvapich = {{"MV2_COMM_WORLD_RANK", "3"},
                             {"MV2_COMM_WORLD_SIZE", "4"},
                             {"MV2_COMM_WORLD_LOCAL_RANK", "3"},
@@ -71,8 +68,7 @@ const Variables kAllocation = {{"SLURM_JOB_ID", "77"},
                                {"SLURM_JOB_NODELIST", "node[03-04]"}};
 /// The same inside the batch script.
 const Variables kBatch =
-    with(kAllocation,
-         {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
+    with(kAllocation, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
 
 TEST(Topology, NoLauncherIsOneRank) {
   const auto topology = resolve({});
@@ -111,8 +107,7 @@ TEST(Topology, Slurm) {
   EXPECT_GE(topology->master_port, 15000);
   EXPECT_LT(topology->master_port, 25000);
   EXPECT_EQ(topology->master_port,
-            resolve(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}}))
-                ->master_port);
+            resolve(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}}))->master_port);
   EXPECT_NE(topology->master_port, resolve(with(kSlurm, {{"SLURM_JOB_ID", "78"}}))->master_port);
 }
 
@@ -121,9 +116,8 @@ TEST(Topology, SlurmTasksPerNode) {
   EXPECT_EQ(resolve(with(bare, {{"SLURM_NTASKS_PER_NODE", "4"}}))->num_hosts(), 2);
   EXPECT_EQ(resolve(with(bare, {{"SLURM_STEP_TASKS_PER_NODE", "4,4"}}))->num_hosts(), 2);
   // sbatch was given 8 tasks a node, the srun inside it 4.
-  EXPECT_EQ(resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))
-                ->num_hosts(),
-            2);
+  EXPECT_EQ(
+      resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))->num_hosts(), 2);
   EXPECT_THAT(message_of(resolve(bare).status()), HasSubstr("SLURM_TASKS_PER_NODE"));
   for (const char* wrong : {"4(x3)", "5,3", "4(x2", "x", "4(x0)", "4,", "0(x2)", "4(x99999999)"}) {
     const auto status = resolve(with(bare, {{"SLURM_TASKS_PER_NODE", wrong}})).status();
@@ -181,9 +175,7 @@ TEST(Topology, Refusals) {
       {"fraction", with(kTorchrun, {{"LOCAL_RANK", "1.0"}}), {"LOCAL_RANK=1.0"}},
       {"overflow", with(kTorchrun, {{"WORLD_SIZE", "4294967297"}}), {"WORLD_SIZE=4294967297"}},
       {"empty world", with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE=0"}},
-      {"local rank too large",
-       with(kTorchrun, {{"LOCAL_RANK", "4"}}),
-       {"LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"}},
+      {"local rank too large", with(kTorchrun, {{"LOCAL_RANK", "4"}}), {"LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"}},
       {"host larger than world",
        with(kTorchrun, {{"LOCAL_WORLD_SIZE", "16"}}),
        {"LOCAL_WORLD_SIZE=16", "WORLD_SIZE=8"}},
@@ -202,12 +194,8 @@ TEST(Topology, Refusals) {
       {"slurm cyclic", with(kSlurm, {{"SLURM_LOCALID", "2"}}), {"SLURM_LOCALID=2", "--distribution=block"}},
       {"slurm node", with(kSlurm, {{"SLURM_NODEID", "0"}}), {"SLURM_NODEID=0"}},
       {"batch script of 8", kBatch, {"SLURM_NTASKS=8", "srun"}},
-      {"openmpi partial",
-       {{"OMPI_COMM_WORLD_RANK", "0"}},
-       {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE"}},
-      {"openmpi locals",
-       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}}),
-       {"OMPI_COMM_WORLD_LOCAL_RANK"}},
+      {"openmpi partial", {{"OMPI_COMM_WORLD_RANK", "0"}}, {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE"}},
+      {"openmpi locals", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", ""}}), {"OMPI_COMM_WORLD_LOCAL_RANK"}},
       {"openmpi by node",
        with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
        {"OMPI_COMM_WORLD_RANK=3", "--map-by"}},
@@ -232,10 +220,9 @@ struct Nesting {
 TEST(Topology, OneLauncherInsideAnother) {
   const Variables four = {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}};
   const Variables one_task = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_LOCALID", "0"}};
-  const Variables task_a_host = with(kSlurm, {{"SLURM_PROCID", "1"},
-                                              {"SLURM_NTASKS", "2"},
-                                              {"SLURM_LOCALID", "0"},
-                                              {"SLURM_TASKS_PER_NODE", "1(x2)"}});
+  const Variables task_a_host =
+      with(kSlurm,
+           {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "0"}, {"SLURM_TASKS_PER_NODE", "1(x2)"}});
   const Variables three_hosts = with(kSlurm, {{"SLURM_PROCID", "2"},
                                               {"SLURM_NTASKS", "3"},
                                               {"SLURM_LOCALID", "0"},
@@ -247,11 +234,10 @@ TEST(Topology, OneLauncherInsideAnother) {
                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                    {"MASTER_ADDR", "node03"}};
-  const Variables orted = with(
-      task_a_host,
-      {{"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_TASKS_PER_NODE", "1"}});
-  const Variables alone = {
-      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}};
+  const Variables orted =
+      with(task_a_host,
+           {{"SLURM_PROCID", "0"}, {"SLURM_NODEID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_TASKS_PER_NODE", "1"}});
+  const Variables alone = {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}};
   const std::vector<Nesting> table = {
       {"torchrun in an allocation", four, kAllocation, "torchrun"},
       {"torchrun in the batch script", four, kBatch, "torchrun"},
@@ -297,8 +283,7 @@ TEST(Topology, PretendedHosts) {
     EXPECT_EQ(topology->master_addr, "127.0.0.1");
   }
   for (const char* wrong : {"3", "8", "0", "two"})
-    EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()),
-                HasSubstr("TESSERA_HOSTS"));
+    EXPECT_THAT(message_of(resolve(with(four, {{"TESSERA_HOSTS", wrong}})).status()), HasSubstr("TESSERA_HOSTS"));
   EXPECT_TRUE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "2"}})).ok());   // they are two hosts
   EXPECT_FALSE(resolve(with(kTorchrun, {{"TESSERA_HOSTS", "4"}})).ok());  // no splitting of real ones
 }

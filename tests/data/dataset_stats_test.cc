@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/token_writers.h"
 #include "tests/data/test_files.h"
 
@@ -31,8 +31,7 @@ TEST(DatasetStats, UnigramEntropyOfLargeTokens) {
   const TestFolder folder;
   const std::vector<std::int64_t> tokens = {4'000'000'000, 4'000'000'001, 4'000'000'000, 5};
   ASSERT_TRUE(write_llmc(folder / "a.bin", tokens, TokenType::kU32).ok());
-  EXPECT_NEAR(*unigram_entropy(**open_dataset(folder / "a.bin")), 0.5 * std::log(2) + 0.5 * std::log(4),
-              1e-12);
+  EXPECT_NEAR(*unigram_entropy(**open_dataset(folder / "a.bin")), 0.5 * std::log(2) + 0.5 * std::log(4), 1e-12);
 }
 
 TEST(DatasetStats, Vocabulary) {
@@ -47,8 +46,7 @@ TEST(DatasetStats, Vocabulary) {
   EXPECT_THAT(message_of(status),
               HasSubstr("a.bin at byte 301024: token 150000 is 50257, outside of the vocabulary of 50257"));
 
-  ASSERT_TRUE(
-      write_megatron(folder / "m", std::vector<std::vector<std::int64_t>>{{3, -2}}, TokenType::kI32).ok());
+  ASSERT_TRUE(write_megatron(folder / "m", std::vector<std::vector<std::int64_t>>{{3, -2}}, TokenType::kI32).ok());
   EXPECT_THAT(message_of(check_vocab(**open_dataset(folder / "m"), 10)), HasSubstr("token 1 is -2"));
 }
 

@@ -9,7 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/token_dataset.h"
 #include "tests/data/test_files.h"
 
@@ -27,16 +27,14 @@ std::string patched(std::string bytes, std::size_t at, T value) {
   return bytes;
 }
 
-const std::string kLlmc =
-    llmc_header(20240520, 1, 3) + Bytes().all(std::vector<std::uint16_t>{1, 2, 3}).str();
+const std::string kLlmc = llmc_header(20240520, 1, 3) + Bytes().all(std::vector<std::uint16_t>{1, 2, 3}).str();
 const std::string kIndex = megatron_index(8, {2, 1}, {0, 4}, {0, 1, 2});
 const std::string kTokens = Bytes().all(std::vector<std::uint16_t>{1, 2, 3});
 
 absl::Status open_llmc_bytes(const TestFolder& folder, const std::string& bytes) {
   return open_llmc(folder.write("x.bin", bytes)).status();
 }
-absl::Status open_megatron_bytes(const TestFolder& folder, const std::string& index,
-                                 const std::string& tokens) {
+absl::Status open_megatron_bytes(const TestFolder& folder, const std::string& index, const std::string& tokens) {
   folder.write("x.idx", index);
   folder.write("x.bin", tokens);
   return open_megatron(folder / "x").status();
@@ -66,12 +64,10 @@ TEST(HostileFiles, MegatronCutOrLengthened) {
     ASSERT_THAT(message_of(status), AllOf(HasSubstr("x.idx"), HasSubstr("at byte "))) << size;
   }
   for (std::size_t size = 0; size < kTokens.size(); ++size)
-    ASSERT_EQ(exit_code_of(open_megatron_bytes(folder, kIndex, kTokens.substr(0, size))),
-              ExitCode::kCorruptData)
+    ASSERT_EQ(exit_code_of(open_megatron_bytes(folder, kIndex, kTokens.substr(0, size))), ExitCode::kCorruptData)
         << size;
   EXPECT_EQ(exit_code_of(open_megatron_bytes(folder, kIndex + "x", kTokens)), ExitCode::kCorruptData);
-  EXPECT_THAT(message_of(open_megatron_bytes(folder, kIndex, kTokens + "xx")),
-              HasSubstr("do not belong together"));
+  EXPECT_THAT(message_of(open_megatron_bytes(folder, kIndex, kTokens + "xx")), HasSubstr("do not belong together"));
 }
 
 TEST(HostileFiles, LlmcHeader) {
@@ -126,8 +122,7 @@ TEST(HostileFiles, MegatronIndex) {
       {patched(kIndex, 26, std::uint64_t{1} << 61), "at byte 26"},
       {patched(kIndex, 26, (std::uint64_t{1} << 61) + 3), "at byte 26"},
       {patched(kIndex, 26, std::uint64_t{2}), "at byte 26"},
-      {patched(patched(kIndex, 18, std::uint64_t{0}), 26, std::uint64_t{6}),
-       "at byte 34: want a document start"},
+      {patched(patched(kIndex, 18, std::uint64_t{0}), 26, std::uint64_t{6}), "at byte 34: want a document start"},
       {index({-1, 1}, {0, 4}, {0, 1, 2}), "at byte 34: sequence 0 has length -1"},
       {index({2147483647, 1}, {0, 4}, {0, 1, 2}), "at byte 42"},
       {index({2, 1}, {-2, 4}, {0, 1, 2}), "at byte 42"},

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/cifar10.h"
 #include "runtime/data/generated_images.h"
 #include "tests/data/test_files.h"

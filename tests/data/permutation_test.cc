@@ -44,8 +44,7 @@ TEST(Permutation, IsABijection) {
 TEST(Permutation, SeedAndStreamMatter) {
   const auto base = all_of({1000, 1, 1});
   EXPECT_EQ(base, all_of({1000, 1, 1}));
-  for (const auto& other :
-       {all_of({1000, 2, 1}), all_of({1000, 1, 2}), all_of({1000, 2, 2}), all_of({1000, 0, 0})}) {
+  for (const auto& other : {all_of({1000, 2, 1}), all_of({1000, 1, 2}), all_of({1000, 2, 2}), all_of({1000, 0, 0})}) {
     int same = 0;
     for (std::size_t i = 0; i < base.size(); ++i) same += base[i] == other[i];
     EXPECT_LT(same, 10);  // one is expected
@@ -57,8 +56,7 @@ TEST(Permutation, SeedAndStreamMatter) {
 TEST(Permutation, Golden) {
   EXPECT_THAT(all_of({10, 42, 0}), ElementsAre(9, 8, 7, 5, 2, 3, 4, 1, 6, 0));
   const Permutation large(std::uint64_t{1} << 40, 42, 7);
-  EXPECT_THAT((std::vector{large(0), large(1), large(2)}),
-              ElementsAre(1004899996949, 12391034717, 553234217142));
+  EXPECT_THAT((std::vector{large(0), large(1), large(2)}), ElementsAre(1004899996949, 12391034717, 553234217142));
   const Permutation odd(1'000'003, ~std::uint64_t{0}, 123'456'789);
   EXPECT_THAT((std::vector{odd(0), odd(1), odd(1'000'002)}), ElementsAre(655698, 618531, 877944));
 }

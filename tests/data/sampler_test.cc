@@ -7,7 +7,7 @@
 #include <numeric>
 #include <set>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "tests/data/test_files.h"
 
 namespace tessera {

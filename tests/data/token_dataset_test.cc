@@ -5,7 +5,7 @@
 #include <limits>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "runtime/data/token_writers.h"
 #include "tests/data/test_files.h"
 
@@ -28,9 +28,8 @@ void expect_windows(const TokenDataset& dataset, const Tokens& tokens) {
 void expect_no_windows_outside(const TokenDataset& dataset) {
   const std::int64_t n = dataset.num_tokens();
   Tokens out(3);
-  for (const std::int64_t begin :
-       {n - 2, n, n + 1, std::int64_t{-1}, std::numeric_limits<std::int64_t>::max(),
-        std::numeric_limits<std::int64_t>::min()})
+  for (const std::int64_t begin : {n - 2, n, n + 1, std::int64_t{-1}, std::numeric_limits<std::int64_t>::max(),
+                                   std::numeric_limits<std::int64_t>::min()})
     EXPECT_EQ(exit_code_of(dataset.copy(begin, out)), ExitCode::kInternal) << begin;
 }
 
@@ -68,8 +67,7 @@ TEST(TokenDataset, ADirectoryIsItsFilesInOrder) {
 TEST(TokenDataset, Llmc) {
   const TestFolder folder;
   const auto gpt2 = open_dataset(folder.write(
-      "gpt2.bin",
-      llmc_header(20240520, 1, 4) + Bytes().all(std::vector<std::uint16_t>{7, 0, 50256, 65535}).str()));
+      "gpt2.bin", llmc_header(20240520, 1, 4) + Bytes().all(std::vector<std::uint16_t>{7, 0, 50256, 65535}).str()));
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
   expect_windows(**gpt2, {7, 0, 50256, 65535});
   expect_no_windows_outside(**gpt2);
@@ -77,8 +75,7 @@ TEST(TokenDataset, Llmc) {
   EXPECT_THAT((*gpt2)->location_of(1), HasSubstr("gpt2.bin at byte 1026"));
 
   const auto llama = open_dataset(folder.write(
-      "llama.bin",
-      llmc_header(20240801, 7, 3) + Bytes().all(std::vector<std::uint32_t>{9, 128255, 4294967295}).str()));
+      "llama.bin", llmc_header(20240801, 7, 3) + Bytes().all(std::vector<std::uint32_t>{9, 128255, 4294967295}).str()));
   ASSERT_TRUE(llama.ok()) << llama.status();
   expect_windows(**llama, {9, 128255, 4294967295});
 }
@@ -128,13 +125,12 @@ TEST(TokenDataset, MegatronNameWithDots) {
 TEST(TokenDataset, WhatIsWrittenIsRead) {
   const TestFolder folder;
   std::mt19937_64 random(3);
-  for (const TokenType type : {TokenType::kU8, TokenType::kI8, TokenType::kI16, TokenType::kU16,
-                               TokenType::kI32, TokenType::kU32, TokenType::kI64}) {
+  for (const TokenType type : {TokenType::kU8, TokenType::kI8, TokenType::kI16, TokenType::kU16, TokenType::kI32,
+                               TokenType::kU32, TokenType::kI64}) {
     std::vector<Tokens> documents(5);
     Tokens all;
     for (Tokens& document : documents) {
-      for (std::size_t i = random() % 9; i > 0; --i)
-        document.push_back(static_cast<std::int64_t>(random() % 100));
+      for (std::size_t i = random() % 9; i > 0; --i) document.push_back(static_cast<std::int64_t>(random() % 100));
       all.insert(all.end(), document.begin(), document.end());
     }
     all.push_back(1);
@@ -161,8 +157,7 @@ TEST(TokenDataset, WritersRefuseWhatDoesNotFit) {
   EXPECT_EQ(exit_code_of(write_llmc(folder / "x", Tokens{-1}, TokenType::kU16)), ExitCode::kCorruptData);
   EXPECT_EQ(exit_code_of(write_megatron(folder / "x", std::vector<Tokens>{{128}}, TokenType::kI8)),
             ExitCode::kCorruptData);
-  EXPECT_EQ(exit_code_of(write_llmc(folder / "no" / "x", Tokens{1}, TokenType::kU16)),
-            ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(write_llmc(folder / "no" / "x", Tokens{1}, TokenType::kU16)), ExitCode::kCannotCreate);
 }
 
 TEST(TokenDataset, AFormatCanBeForced) {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "session.h"
+#include "tests/support/session.h"
 
 namespace {
 thread_local std::int64_t allocations = 0;

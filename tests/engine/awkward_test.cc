@@ -16,8 +16,9 @@
 #include <mutex>
 #include <optional>
 
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -26,8 +27,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
-constexpr double kTolerance =
-    2e-3;  // sums in another order, amplified by Adam's division (see strategies_test.cc)
+constexpr double kTolerance = 2e-3;  // sums in another order, amplified by Adam's division (see strategies_test.cc)
 
 TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   TrainOptions options;
@@ -38,9 +38,8 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
 
 /// Trains on every number of ranks under every placement: the same bits among strategies, close to the unsharded run.
 /// `look` sees each run.
-void expect_strategies_agree(
-    const TrainOptions& options, const Adjust& adjust = nullptr,
-    const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
+void expect_strategies_agree(const TrainOptions& options, const Adjust& adjust = nullptr,
+                             const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);
   for (int ranks : kRanks) {
     std::optional<Trained> first;
@@ -100,8 +99,8 @@ TEST(Awkward, FewerElementsThanRanks) {
 }
 
 TEST(Awkward, EverythingAtOnce) {
-  expect_strategies_agree(options_for(
-      {.tied_head = true, .frozen_first_block = true, .unused_block = true, .shared_block = true}));
+  expect_strategies_agree(
+      options_for({.tied_head = true, .frozen_first_block = true, .unused_block = true, .shared_block = true}));
 }
 
 // ---- recomputation -----------------------------------------------------------------------------------------------
@@ -185,8 +184,7 @@ TEST(Awkward, UnitsThatDoNotExistAreNamed) {
 TEST(Awkward, PrefetchChangesNoBit) {
   for (int ranks : {2, 3}) {
     const TrainOptions options = options_for({.blocks = 4});
-    const Trained wanted =
-        train_on_threads({.ranks = ranks}, strategy_for(ShardingStrategy::kNoShard), options);
+    const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(ShardingStrategy::kNoShard), options);
     for (std::int64_t prefetch : {0, 1, 2, 5}) {
       for (ShardingStrategy kind : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
         const Adjust adjust = [&](Strategy& s) { s.prefetch = prefetch; };
@@ -298,8 +296,7 @@ TEST(Awkward, MixedDtypesAndAKeptBatchNorm) {
 }
 
 /// Tiny's forward without block `skip`.
-at::Tensor forward_without(TinyImpl& model, std::int64_t skip, const at::Tensor& tokens,
-                           const at::Tensor& targets) {
+at::Tensor forward_without(TinyImpl& model, std::int64_t skip, const at::Tensor& tokens, const at::Tensor& targets) {
   at::Tensor x = model.embedding(tokens);
   for (std::int64_t i = 0; i < model.options.blocks; ++i) {
     if (i != skip) x = std::dynamic_pointer_cast<BlockImpl>(model.blocks->ptr(i))->forward(x);

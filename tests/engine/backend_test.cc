@@ -1,5 +1,7 @@
 // A c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
 
+#include "tessera/backend.h"
+
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>
 #include <gmock/gmock.h>
@@ -9,12 +11,12 @@
 #include <cstring>
 #include <thread>
 
-#include "runtime/comm/tcp_store.h"
-#include "session.h"
-#include "tessera/backend.h"
+#include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
-#include "tests/comm/fork_ranks.h"
-#include "tests/comm/free_port.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -29,7 +31,8 @@ struct Done : c10d::Work {
 /// Slow and simple: every exchange goes through the rendezvous store.
 class StoreBackend : public c10d::Backend {
  public:
-  StoreBackend(int rank, int size, c10::intrusive_ptr<c10d::Store> store) : Backend(rank, size), store_(std::move(store)) {}
+  StoreBackend(int rank, int size, c10::intrusive_ptr<c10d::Store> store)
+      : Backend(rank, size), store_(std::move(store)) {}
   const std::string getBackendName() const override { return "mine"; }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -46,7 +49,8 @@ class StoreBackend : public c10d::Backend {
       take(from * getSize() + getRank(), output.narrow(0, from * part, part));
     return done();
   }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
     if (getRank() == options.rootRank) put(getRank(), tensors[0]);
     take(static_cast<int>(options.rootRank), tensors[0]);
     return done();
@@ -81,8 +85,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const BackendRequest& request) {
 }
 
 void join_as(int rank, int ranks, int port) {
-  const std::pair<const char*, int> variables[] = {{"RANK", rank},         {"WORLD_SIZE", ranks},       {"LOCAL_RANK", rank},
-                                                   {"LOCAL_WORLD_SIZE", ranks}, {"MASTER_PORT", port}};
+  const std::pair<const char*, int> variables[] = {
+      {"RANK", rank}, {"WORLD_SIZE", ranks}, {"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", ranks}, {"MASTER_PORT", port}};
   for (const auto& [name, value] : variables) setenv(name, std::to_string(value).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
@@ -105,7 +109,8 @@ TEST(Backend, TrainsLikeTheOtherTransports) {
       join_as(rank, 2, port);
       const Mesh mesh = init({}, make_backend);
       const std::string mine = train(mesh, strategy_for(kind));
-      if (value_or_throw(mesh.axes(1, 2)).world->transport() != "mine") return make_error(ExitCode::kInternal, "transport");
+      if (value_or_throw(mesh.axes(1, 2)).world->transport() != "mine")
+        return make_error(ExitCode::kInternal, "transport");
       std::string wanted;
       if (rank == 0) {
         run_ranks({.ranks = 2}, [&](const Mesh& threads) {
@@ -151,9 +156,8 @@ TEST(Backend, WhatItsMakerThrowsIsReported) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& told) -> absl::Status {
     join_as(rank, 2, port);
-    const Mesh mesh = init({}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> {
-      throw std::runtime_error("no cable");
-    });
+    const Mesh mesh = init(
+        {}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> { throw std::runtime_error("no cable"); });
     // Rank 0 serves the rendezvous store: it stays until the other has joined.
     if (rank == 0) TESSERA_RETURN_IF_ERROR(told.get("joined", std::chrono::seconds(20)).status());
     if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));

@@ -7,8 +7,9 @@
 #include <set>
 
 #include "models/resnet.h"
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "sharding/partition.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -163,7 +164,8 @@ TEST(Buckets, TrainBitForBitAsOtherUnitsDo) {
     };
     // Not a block that runs twice under recomputation: it gives two gradients in one backward, and the second may come
     // before or after its bucket is reduced, so that the order of the sum depends on the bucket.
-    const std::vector<TinyOptions> models = {{}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};
+    const std::vector<TinyOptions> models = {
+        {}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};
     for (std::size_t m = 0; m < models.size(); ++m) {
       const TinyOptions& model = models[m];
       const TrainOptions options{.model = model, .steps = 4, .batch = 12};

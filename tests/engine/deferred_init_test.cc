@@ -2,20 +2,20 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <cstring>
 #include <torch/nn/init.h>
 #include <torch/nn/modules.h>
 #include <torch/utils.h>
 
+#include <cstring>
 #include <functional>
 
-#include "runtime/engine/skipped_draws.h"
+#include "engine/init/skipped_draws.h"
 
 namespace tessera {
 namespace {
@@ -104,9 +104,7 @@ TEST(DeferredInit, MaterialisesInAnyOrder) {
   torch::manual_seed(3);
   torch::nn::Linear first(6, 6), second(6, 6);
   torch::manual_seed(3);
-  auto deferred = deferred_init([] {
-    return std::pair{torch::nn::Linear(6, 6), torch::nn::Linear(6, 6)};
-  });
+  auto deferred = deferred_init([] { return std::pair{torch::nn::Linear(6, 6), torch::nn::Linear(6, 6)}; });
   materialize_module(*deferred.second);
   materialize_module(*deferred.first);
   EXPECT_TRUE(same_bits(first->weight, deferred.first->weight));

@@ -10,10 +10,11 @@
 #include <thread>
 
 #include "emulated_gpu.h"
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
-#include "tests/comm/late_backend.h"
-#include "train_helpers.h"
+#include "tests/support/late_backend.h"
+#include "tests/support/session.h"
+#include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace {
@@ -300,8 +301,9 @@ TEST(DeviceEngine, ExplainsWhatDoesNotFit) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kOsResource);
-    for (const char* part : {"GPU 0 is full", "optimizer", "the largest unit is", "activations of the first step: 30.00 MiB",
-                             "the next cheaper strategy is SHARD_OPTIMIZER"}) {
+    for (const char* part :
+         {"GPU 0 is full", "optimizer", "the largest unit is", "activations of the first step: 30.00 MiB",
+          "the next cheaper strategy is SHARD_OPTIMIZER"}) {
       EXPECT_NE(error.message().find(part), std::string::npos) << part << " in " << error.message();
     }
   }

@@ -1,17 +1,18 @@
 #include "emulated_gpu.h"
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <gtest/gtest.h>
-
-#include "runtime/comm/cuda_host_collectives.h"
-#include "runtime/comm/queued_collectives.h"
-#include "runtime/engine/accelerator.h"
-#include "tests/comm/emulated_peer_device.h"
-#include "tests/comm/late_backend.h"
+#include "engine/device/accelerator.h"
+#include "runtime/comm/cuda_host/cuda_host_collectives.h"
+#include "runtime/comm/device/queued_collectives.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/emulated_peer_device.h"
+#include "tests/support/late_backend.h"
 
 namespace tessera::testing {
 namespace {
@@ -29,10 +30,12 @@ class LateCollectives : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return later([this, name = std::string(label), shard, full, bytes] { return group_->all_gather(name, shard, full, bytes); });
+    return later(
+        [this, name = std::string(label), shard, full, bytes] { return group_->all_gather(name, shard, full, bytes); });
   }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
-    return later([this, name = std::string(label), data, bytes, root] { return group_->broadcast(name, data, bytes, root); });
+    return later(
+        [this, name = std::string(label), data, bytes, root] { return group_->broadcast(name, data, bytes, root); });
   }
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
     return later([this, name = std::string(label), input, output, bytes] {
@@ -74,7 +77,8 @@ class LateCollectives : public Collectives {
 class WrappedGroups : public GroupFactory {
  public:
   using Made = absl::StatusOr<std::shared_ptr<Collectives>>;
-  using Wrap = std::function<Made(const std::string& name, const std::vector<int>& ranks, std::shared_ptr<Collectives>)>;
+  using Wrap =
+      std::function<Made(const std::string& name, const std::vector<int>& ranks, std::shared_ptr<Collectives>)>;
 
   WrappedGroups(std::shared_ptr<GroupFactory> groups, Wrap wrap) : groups_(std::move(groups)), wrap_(std::move(wrap)) {}
   Made make(const std::string& name, const std::vector<int>& ranks) override {
@@ -95,7 +99,8 @@ ThreadRanks wrapped(ThreadRanks ranks, const WrappedGroups::Wrap& wrap) {
   return ranks;
 }
 
-Group group_of(const std::string& name, int rank, const std::vector<int>& world_ranks, int world_size, double timeout_s) {
+Group group_of(const std::string& name, int rank, const std::vector<int>& world_ranks, int world_size,
+               double timeout_s) {
   return {.name = name, .rank = rank, .world_ranks = world_ranks, .world_size = world_size, .timeout_s = timeout_s};
 }
 
@@ -129,11 +134,11 @@ ThreadRanks over_backend(ThreadRanks ranks, SeesBackend made) {
     const int rank = moves->rank();
     auto backend = c10::make_intrusive<LateBackend>(std::move(moves));
     if (made) made(name, *backend);
-    QueuedBackend queued{.backend = std::move(backend), .device = c10::Device(c10::kCPU),
-                         .groups = groups[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])],
-                         .allocate = [](std::size_t bytes) {
-                           return DeviceBuffer::allocate(bytes, c10::Device(c10::kCPU));
-                         }};
+    QueuedBackend queued{
+        .backend = std::move(backend),
+        .device = c10::Device(c10::kCPU),
+        .groups = groups[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])],
+        .allocate = [](std::size_t bytes) { return DeviceBuffer::allocate(bytes, c10::Device(c10::kCPU)); }};
     return queued_collectives(group_of(name, rank, world_ranks, world_size, timeout_s), std::move(queued), store);
   });
 }

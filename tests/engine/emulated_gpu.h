@@ -6,6 +6,7 @@
 
 #include "optim/device_kernels.h"
 #include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
 
 namespace tessera::testing {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "emulated_gpu.h"
-#include "tests/optim/cuda_on_host.h"
+#include "tests/support/cuda_on_host.h"
 // Behind it: the kernels' source.
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_step.cu"

@@ -10,8 +10,9 @@
 #include <cmath>
 #include <limits>
 
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -91,8 +92,8 @@ std::vector<std::string> failures(const Placed& kind, const std::function<at::Te
 
 TEST(EngineFailures, ExceptionInForwardEndsAllRanks) {
   for (const Placed& kind : kOnePerPlacement) {
-    const auto said = failures(
-        kind, [](Session&) -> at::Tensor { throw std::runtime_error("the user's dog ate a batch"); });
+    const auto said =
+        failures(kind, [](Session&) -> at::Tensor { throw std::runtime_error("the user's dog ate a batch"); });
     EXPECT_THAT(said[1], HasSubstr("dog"));
     for (int other : {0, 2}) EXPECT_THAT(said[other], AllOf(HasSubstr("rank 1"), HasSubstr("dog"))) << name_of(kind);
   }
@@ -103,12 +104,9 @@ TEST(EngineFailures, ExceptionInBackwardReachesAllRanksWithItsMessage) {
     const auto said = failures(kind, [](Session& session) {
       const Batch& batch = session.batches[0];
       at::Tensor x = session.model->embedding(batch.tokens);
-      x.register_hook(
-          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook with a toothache"); });
-      for (const auto& block : *session.model->blocks)
-        x = std::dynamic_pointer_cast<BlockImpl>(block)->forward(x);
-      return at::cross_entropy_loss(at::linear(x, session.model->head).flatten(0, 1),
-                                    batch.targets.flatten());
+      x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook with a toothache"); });
+      for (const auto& block : *session.model->blocks) x = std::dynamic_pointer_cast<BlockImpl>(block)->forward(x);
+      return at::cross_entropy_loss(at::linear(x, session.model->head).flatten(0, 1), batch.targets.flatten());
     });
     for (const std::string& message : said) EXPECT_THAT(message, HasSubstr("toothache")) << name_of(kind);
   }
@@ -126,8 +124,8 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
       const Gathered gathered(engine);
       at_the_end = values_of(*model);
     }
-    const bool sharded = strategy.strategy == ShardingStrategy::kShardGradOp ||
-                         strategy.strategy == ShardingStrategy::kFullShard;
+    const bool sharded =
+        strategy.strategy == ShardingStrategy::kShardGradOp || strategy.strategy == ShardingStrategy::kFullShard;
     if (!sharded) {
       EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
       // And they are this rank's own, however they were held before.
@@ -175,9 +173,8 @@ TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
     }
     return "nothing was refused";
   };
-  EXPECT_THAT(
-      refusal(ShardingStrategy::kNoShard, limit),
-      AllOf(HasSubstr("/memory/limit"), HasSubstr("optimizer "), HasSubstr("fits is SHARD_GRADIENTS")));
+  EXPECT_THAT(refusal(ShardingStrategy::kNoShard, limit),
+              AllOf(HasSubstr("/memory/limit"), HasSubstr("optimizer "), HasSubstr("fits is SHARD_GRADIENTS")));
   EXPECT_NO_THROW(start(ShardingStrategy::kShardGradients, limit));
   EXPECT_THAT(refusal(ShardingStrategy::kFullShard, 100), HasSubstr("no strategy fits"));
 }

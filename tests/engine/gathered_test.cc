@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -26,8 +27,7 @@ TEST(Gathered, GivesPointersAndKeepsWrites) {
     }
     {
       const Gathered guard(session.engine, {weight});
-      for (std::int64_t i = 0; i < numel; ++i)
-        ASSERT_EQ(weight.const_data_ptr<float>()[i], static_cast<float>(i));
+      for (std::int64_t i = 0; i < numel; ++i) ASSERT_EQ(weight.const_data_ptr<float>()[i], static_cast<float>(i));
     }
     // An operator that reads the parameter sees the same, and training goes on from there.
     EXPECT_EQ(weight.detach().sum().item<double>(), static_cast<double>(numel * (numel - 1) / 2));

@@ -12,14 +12,14 @@
 #include <optional>
 #include <sstream>
 
-#include "runtime/comm/device_memory.h"
-#include "runtime/comm/nccl_transport.h"
-#include "runtime/comm/process_mesh.h"
-#include "runtime/comm/tcp_store.h"
+#include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/device/device_memory.h"
+#include "runtime/comm/job/process_mesh.h"
+#include "runtime/comm/nccl/nccl_transport.h"
 #include "tessera/error.h"
-#include "tests/comm/fork_ranks.h"
-#include "tests/comm/free_port.h"
-#include "train_helpers.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
+#include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace {
@@ -118,13 +118,14 @@ TEST_F(Gpu, OneRankTrainsAsTheCpuDoesAndEveryStrategyAlike) {
           if (!(step.planned == step.allocated)) wrong << name_of(placed) << ": allocated is not planned; ";
         }
       }
-      const Trained on_cpu = train_on_threads({.ranks = 1}, strategy_of(kStrategies[0], dtype, TransportChoice::kAuto),
-                                              options_of());
+      const Trained on_cpu =
+          train_on_threads({.ranks = 1}, strategy_of(kStrategies[0], dtype, TransportChoice::kAuto), options_of());
       // fp32 differs by the order of sums in products; narrow types round every value besides.
       const double tolerance = dtype == DType::kF32 ? 1e-4 : 2e-2;
       for (std::size_t i = 0; i < on_cpu.steps.size(); ++i) {
         const double gpu = first->steps[i].loss, cpu = on_cpu.steps[i].loss;
-        if (!(std::abs(gpu - cpu) < tolerance * cpu)) wrong << "step " << i << ": loss " << gpu << ", CPU " << cpu << "; ";
+        if (!(std::abs(gpu - cpu) < tolerance * cpu))
+          wrong << "step " << i << ": loss " << gpu << ", CPU " << cpu << "; ";
       }
       return wrong.str();
     });
@@ -160,8 +161,8 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
     be_reproducible();
     const Mesh both = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
-    const Trained of_two = train_on(both, strategy_of(ShardingStrategy::kFullShard, DType::kF32, TransportChoice::kCudaHost),
-                                    options_of(5));
+    const Trained of_two = train_on(
+        both, strategy_of(ShardingStrategy::kFullShard, DType::kF32, TransportChoice::kCudaHost), options_of(5));
     if (rank == 1) return absl::OkStatus();
     const Mesh alone = mesh_of(0, 1, port, TransportChoice::kCudaHost);
     Strategy strategy = strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kCudaHost);
@@ -181,7 +182,8 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
       const auto groups = std::make_shared<QueuedGroups>();
       const std::shared_ptr<Collectives> nccl = value_or_throw(nccl_collectives(group, 0, kind, groups, store));
       constexpr std::size_t kNumel = 1 << 20;
-      const auto input = value_or_throw(nccl->allocate(kNumel * 2)), output = value_or_throw(nccl->allocate(kNumel * 4));
+      const auto input = value_or_throw(nccl->allocate(kNumel * 2)),
+                 output = value_or_throw(nccl->allocate(kNumel * 4));
       const c10::Device gpu(at::kCUDA, 0);
       const at::Tensor from = tensor_on(gpu, input->data(), kNumel, at::kBFloat16);
       const at::Tensor to = tensor_on(gpu, output->data(), kNumel, at::kFloat);
@@ -194,7 +196,8 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
         }
       };
       from.copy_(values);
-      check("reduce_scatter", nccl->reduce_scatter("unit", input->data(), DType::kBF16, to.data_ptr<float>(), kNumel), to);
+      check("reduce_scatter", nccl->reduce_scatter("unit", input->data(), DType::kBF16, to.data_ptr<float>(), kNumel),
+            to);
       from.copy_(values);
       check("all_reduce", nccl->all_reduce("unit", input->data(), DType::kBF16, to.data_ptr<float>(), kNumel), to);
       from.copy_(values);
@@ -221,7 +224,8 @@ TEST_F(Gpu, UploadsBesideWhatIsComputed) {
       Upload staged = engine.upload({host}), pinned = engine.upload({host.pin_memory()});
       host.fill_(-1);
       for (Upload* upload : {&staged, &pinned}) {
-        if (!at::equal(upload->tensors()[0], at::full({1 << 20}, round, at::device(engine.device()).dtype(at::kFloat)))) {
+        if (!at::equal(upload->tensors()[0],
+                       at::full({1 << 20}, round, at::device(engine.device()).dtype(at::kFloat)))) {
           wrong += "round " + std::to_string(round) + " brings other values; ";
         }
       }

@@ -12,9 +12,10 @@
 #include <mutex>
 
 #include "models/resnet.h"
-#include "small_models.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
+#include "tests/support/small_models.h"
 
 namespace tessera::testing {
 namespace {
@@ -49,8 +50,7 @@ at::Tensor transformer_loss(Module& module, const at::Tensor& rows) {
 }
 
 struct RecurrentImpl : Module {
-  RecurrentImpl()
-      : lstm(LSTMOptions(7, 11).num_layers(2).bidirectional(true).batch_first(true)), head(22, 7) {
+  RecurrentImpl() : lstm(LSTMOptions(7, 11).num_layers(2).bidirectional(true).batch_first(true)), head(22, 7) {
     register_module("lstm", lstm);
     register_module("head", head);
   }
@@ -95,8 +95,7 @@ at::Tensor assortment_loss(Module& module, const at::Tensor& rows) {
   const at::Tensor by_time = rows.transpose(0, 1);
   const at::Tensor seen = std::get<0>(model.attention(by_time, by_time, by_time)).transpose(0, 1);
   const at::Tensor heard = std::get<0>(model.gru(seen));
-  const at::Tensor felt =
-      model.prelu(model.norm(model.conv(heard.transpose(1, 2)))).transpose(1, 2).contiguous();
+  const at::Tensor felt = model.prelu(model.norm(model.conv(heard.transpose(1, 2)))).transpose(1, 2).contiguous();
   return at::mse_loss(model.bilinear(felt, heard.contiguous()), rows.narrow(2, 0, 5));
 }
 
@@ -140,12 +139,10 @@ at::Tensor inputs_of(const Problem& problem) {
 
 void keep_state(const Module& module, Trained& trained) {
   trained.values = values_of(module);
-  for (const auto& item : module.named_buffers())
-    trained.buffers.emplace_back(item.key(), item.value().clone());
+  for (const auto& item : module.named_buffers()) trained.buffers.emplace_back(item.key(), item.value().clone());
 }
 
-Trained train_on(const Mesh& mesh, const Problem& problem, const at::Tensor& inputs,
-                 const Strategy& strategy) {
+Trained train_on(const Mesh& mesh, const Problem& problem, const at::Tensor& inputs, const Strategy& strategy) {
   at::set_num_threads(1);
   const auto module = make_seeded(problem.make, /*deferred=*/true);
   Engine engine(module, strategy, mesh);
@@ -170,8 +167,7 @@ std::vector<Trained> train_on_threads(int ranks, const Problem& problem, Shardin
   strategy.optimizer.lr = 1e-2;
   const at::Tensor inputs = inputs_of(problem);
   std::vector<Trained> all(ranks);
-  run_ranks({.ranks = ranks},
-            [&](const Mesh& mesh) { all[mesh.rank()] = train_on(mesh, problem, inputs, strategy); });
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { all[mesh.rank()] = train_on(mesh, problem, inputs, strategy); });
   return all;
 }
 
@@ -193,14 +189,12 @@ Trained train_plainly(const Problem& problem) {
 }
 
 void expect_close(const Trained& got, const Trained& wanted) {
-  for (std::int64_t i = 0; i < kSteps; ++i)
-    EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4) << "step " << i;
+  for (std::int64_t i = 0; i < kSteps; ++i) EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4) << "step " << i;
   ASSERT_EQ(got.values.size(), wanted.values.size());
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     EXPECT_EQ(got.values[i].first, wanted.values[i].first);
     // Adam turns the sign of a gradient that is all rounding error into a step of lr: see strategies_test.cc.
-    EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3)
-        << got.values[i].first;
+    EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3) << got.values[i].first;
   }
 }
 
@@ -238,8 +232,7 @@ INSTANTIATE_TEST_SUITE_P(Stock, Modules, ::testing::ValuesIn(problems()),
 
 Problem resnet() {
   const auto make = []() -> std::shared_ptr<Module> {
-    return models::ResNet(models::ResNetConfig{.classes = 5, .channels = 2, .blocks = {1, 2}, .width = 6})
-        .ptr();
+    return models::ResNet(models::ResNetConfig{.classes = 5, .channels = 2, .blocks = {1, 2}, .width = 6}).ptr();
   };
   const auto loss = [](Module& module, const at::Tensor& rows) {
     const at::Tensor labels = rows.mean({1, 2, 3}).mul(100).to(at::kLong).remainder(5);
@@ -260,8 +253,7 @@ TEST(BatchNorm, EveryStrategyHasTheSameValuesAndEachRankTheSameBuffers) {
       }
     }
     const auto& [name, first] = replicated[0].buffers[0];
-    EXPECT_FALSE(same_bits(first, replicated[1].buffers[0].second))
-        << name << " does not depend on the rank's rows";
+    EXPECT_FALSE(same_bits(first, replicated[1].buffers[0].second)) << name << " does not depend on the rank's rows";
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "session.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -88,7 +88,8 @@ TEST(OptimizerMemory, BytesAreThoseOfTheFormats) {
   // Tensors begin on blocks of 256, so there is more padding; each block has a scale of 4 bytes.
   const MemoryUse smallest = bytes({DType::kBF16, MasterKind::kSplitBF16, StateDType::k8Bit});
   const std::int64_t padded = smallest[MemoryCategory::kParameters] / 2;
-  EXPECT_NEAR(static_cast<double>(smallest[MemoryCategory::kOptimizer]) / static_cast<double>(padded), 2 + 2 * 4.0 / 256, 0.02);
+  EXPECT_NEAR(static_cast<double>(smallest[MemoryCategory::kOptimizer]) / static_cast<double>(padded),
+              2 + 2 * 4.0 / 256, 0.02);
 }
 
 }  // namespace

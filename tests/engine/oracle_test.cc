@@ -13,7 +13,8 @@
 
 #include "models/language_model.h"
 #include "models/model_config.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tessera/engine.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
@@ -44,13 +45,11 @@ class Oracle : public ::testing::Test {
     std::ofstream(folder_ / "model.json") << kModel;
     at::manual_seed(7);
     at::set_num_threads(1);
-    for (const auto& item : make_model()->named_parameters())
-      weights_.emplace_back(item.key(), item.value().detach());
+    for (const auto& item : make_model()->named_parameters()) weights_.emplace_back(item.key(), item.value().detach());
     tokens_ = at::randint(kVocab, {kBatches, kGlobalBatch, kTime}, at::kLong);
     targets_ = (tokens_ * 7 + 3).remainder(kVocab);  // can be learned
     ASSERT_TRUE(oracle::write_tensors(folder_ / "init", weights_).ok());
-    ASSERT_TRUE(
-        oracle::write_tensors(folder_ / "batches", {{"tokens", tokens_}, {"targets", targets_}}).ok());
+    ASSERT_TRUE(oracle::write_tensors(folder_ / "batches", {{"tokens", tokens_}, {"targets", targets_}}).ok());
   }
   void TearDown() override {
     if (!folder_.empty()) std::filesystem::remove_all(folder_);
@@ -159,8 +158,7 @@ TEST_F(Oracle, TellsTheStoryOfFsdp2InBf16) {
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));
   for (ShardingStrategy kind :
        {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
-    expect_same_story(story_of_tessera(kind, DType::kBF16), wanted, 1e-3, 1e-2,
-                      name_of(kind) + " and fsdp2, bf16");
+    expect_same_story(story_of_tessera(kind, DType::kBF16), wanted, 1e-3, 1e-2, name_of(kind) + " and fsdp2, bf16");
   }
 }
 

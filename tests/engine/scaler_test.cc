@@ -6,9 +6,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/oracle/child.h"
-#include "train_helpers.h"
+#include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace {
@@ -67,18 +68,15 @@ TEST(LossScaling, DecidesAsGradScaler) {
   if (!oracle::python_has_torch()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no torch";
   const Decisions wanted = decisions_of_python();
   ASSERT_EQ(wanted.scales.size(), kPattern.size());
-  EXPECT_GT(*std::max_element(wanted.scales.begin(), wanted.scales.end()), kInitial)
-      << "the scale never grew";
-  EXPECT_LT(*std::min_element(wanted.scales.begin(), wanted.scales.end()), kInitial)
-      << "the scale never fell";
+  EXPECT_GT(*std::max_element(wanted.scales.begin(), wanted.scales.end()), kInitial) << "the scale never grew";
+  EXPECT_LT(*std::min_element(wanted.scales.begin(), wanted.scales.end()), kInitial) << "the scale never fell";
   for (ShardingStrategy kind :
        {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
     for (int ranks : {1, 2, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         const Decisions got = decisions_of_engine(mesh, kind);
         EXPECT_EQ(got.scales, wanted.scales) << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
-        EXPECT_EQ(got.skipped, wanted.skipped)
-            << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
+        EXPECT_EQ(got.skipped, wanted.skipped) << name_of(kind) << ", rank " << mesh.rank() << " of " << ranks;
         EXPECT_EQ(got.last_scale, wanted.last_scale);
       });
     }

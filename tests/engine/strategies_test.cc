@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "train_helpers.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace {

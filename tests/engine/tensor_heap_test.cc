@@ -1,4 +1,4 @@
-#include "runtime/engine/tensor_heap.h"
+#include "engine/memory/tensor_heap.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
@@ -6,7 +6,8 @@
 
 #include <limits>
 
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,7 +8,8 @@
 #include <functional>
 #include <thread>
 
-#include "session.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/session.h"
 
 namespace tessera::testing {
 namespace {
@@ -52,8 +53,8 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
                                Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {
       for (std::int64_t prefetch : {0, 1, 2, 5}) {
         for (std::int64_t accumulation : {1, 2}) {
-          SCOPED_TRACE(name_of(kind) + ", " + std::to_string(ranks) + " ranks, prefetch " +
-                       std::to_string(prefetch) + ", accumulation " + std::to_string(accumulation));
+          SCOPED_TRACE(name_of(kind) + ", " + std::to_string(ranks) + " ranks, prefetch " + std::to_string(prefetch) +
+                       ", accumulation " + std::to_string(accumulation));
           Strategy strategy = strategy_for(kind);
           strategy.prefetch = prefetch;
           strategy.gradient_accumulation = accumulation;

@@ -65,8 +65,7 @@ TEST(ExitReport, ErrorFiles) {
   };
   EXPECT_EQ(read(R"({"message":{"message":"nested","extraInfo":{"timestamp":"1"}}})"), "nested");
   EXPECT_EQ(read(R"({"message":"flat"})"), "flat");
-  for (const char* broken :
-       {"", "{", "[]", "7", R"({"message":7})", R"({"message":{"message":[]}})", "{}", "\xff\xfe"})
+  for (const char* broken : {"", "{", "[]", "7", R"({"message":7})", R"({"message":{"message":[]}})", "{}", "\xff\xfe"})
     EXPECT_EQ(read(broken), "") << broken;
   EXPECT_EQ(read(std::string(300'000, '[')), "");
   RankRecord missing;

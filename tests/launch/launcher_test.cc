@@ -72,8 +72,7 @@ class Launcher {
 
  private:
   bool read_some(int timeout_ms) {
-    std::array<pollfd, 2> ends = {
-        {{open_[0] ? out_[0] : -1, POLLIN, 0}, {open_[1] ? err_[0] : -1, POLLIN, 0}}};
+    std::array<pollfd, 2> ends = {{{open_[0] ? out_[0] : -1, POLLIN, 0}, {open_[1] ? err_[0] : -1, POLLIN, 0}}};
     if (!open_[0] && !open_[1]) return false;
     if (::poll(ends.data(), 2, timeout_ms) <= 0) return false;
     for (int i = 0; i < 2; ++i) {
@@ -126,10 +125,9 @@ std::vector<pid_t> numbers_after(const std::string& text, const std::string& key
 }
 
 TEST(Launch, RanksGetTorchrunsVariables) {
-  auto options =
-      shell(4,
-            "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
-            "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
+  auto options = shell(4,
+                       "echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK lw=$LOCAL_WORLD_SIZE g=$GROUP_RANK a=$MASTER_ADDR "
+                       "t=$TESSERA_LAUNCHER; test $MASTER_PORT -gt 0 && test -d $(dirname $TORCHELASTIC_ERROR_FILE)");
   options.hosts = 2;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0);
@@ -183,8 +181,8 @@ TEST(Launch, TheFirstFailureIsTheExitCodeAndComesLast) {
   EXPECT_EQ(launcher.wait(), 65);
   const auto block = launcher.err.find("first cause: rank 2");
   ASSERT_NE(block, std::string::npos) << launcher.err;
-  EXPECT_THAT(launcher.err.substr(block), AllOf(HasSubstr("exit code 65 (corrupt data)"),
-                                                HasSubstr("the true reason"), Not(HasSubstr("[rank"))));
+  EXPECT_THAT(launcher.err.substr(block),
+              AllOf(HasSubstr("exit code 65 (corrupt data)"), HasSubstr("the true reason"), Not(HasSubstr("[rank"))));
   EXPECT_THAT(launcher.err, HasSubstr("rank 1 (pid"));
   EXPECT_THAT(launcher.err, HasSubstr("signal 11 (SIGSEGV)"));
 }
@@ -333,8 +331,7 @@ TEST(Launch, SettingsAreRestored) {
   EXPECT_EQ(launch(shell(2, "exit 0")), 0);
   ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
   ::prctl(PR_GET_CHILD_SUBREAPER, &subreaper);
-  for (int signal = 1; signal < 32; ++signal)
-    EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
+  for (int signal = 1; signal < 32; ++signal) EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
   EXPECT_EQ(subreaper, 0);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
   EXPECT_EQ(errno, ECHILD);
@@ -343,8 +340,7 @@ TEST(Launch, SettingsAreRestored) {
 TEST(Launch, RanksStartWithOrdinarySignals) {
   Launcher launcher(shell(1, "grep -E 'Sig(Blk|Ign)' /proc/self/status; yes | head -1 > /dev/null"));
   EXPECT_EQ(launcher.wait(), 0);
-  EXPECT_THAT(launcher.out,
-              AllOf(HasSubstr("SigBlk:\t0000000000000000"), HasSubstr("SigIgn:\t0000000000000000")));
+  EXPECT_THAT(launcher.out, AllOf(HasSubstr("SigBlk:\t0000000000000000"), HasSubstr("SigIgn:\t0000000000000000")));
 }
 
 struct Wrong {

@@ -16,8 +16,7 @@ using ::testing::Not;
 
 absl::StatusOr<Topology> resolve(const std::vector<std::string>& environment) {
   std::map<std::string, std::string> variables;
-  for (const auto& entry : environment)
-    variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+  for (const auto& entry : environment) variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
   return resolve_topology([&](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);

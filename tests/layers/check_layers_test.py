@@ -25,4 +25,11 @@ upward = run({"sharding/unit.h": "", "runtime/base/bad.h": '#include "sharding/u
 assert upward.returncode == 1 and "bad.h" in upward.stdout, upward.stdout
 torch = run({"optim/bad.cc": "#include <ATen/core/Tensor.h>\n"})
 assert torch.returncode == 1 and "free of LibTorch" in torch.stdout, torch.stdout
+for name in ("optim/cuda/bad.cuh", "optim/bad.h"):
+    angle = run({"engine/engine.h": "", name: "#include <engine/engine.h>\n"})
+    assert angle.returncode == 1 and "may not see engine" in angle.stdout, angle.stdout
+room = run({"runtime/comm/shared/peers.h": "", "runtime/comm/sum/bad.h": '#include "runtime/comm/shared/peers.h"\n'})
+assert room.returncode == 1 and "runtime/comm/sum may not see runtime/comm/shared" in room.stdout, room.stdout
+gone = run({"sharding/bad.h": '#include "sharding/gone.h"\n'})
+assert gone.returncode == 1 and "no file of this project" in gone.stdout, gone.stdout
 print("ok")

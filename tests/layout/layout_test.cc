@@ -91,7 +91,9 @@ TEST(Layout, GapsAndTensorsCoverTheBufferOnce) {
   for (int trial = 0; trial < 50; ++trial) {
     const Layout layout = Layout::pack(random_items(random, true), 4);
     std::vector<int> hits(layout.numel());
-    auto mark = [&](Extent e) { for (std::int64_t i = e.offset; i < e.end(); ++i) ++hits[i]; };
+    auto mark = [&](Extent e) {
+      for (std::int64_t i = e.offset; i < e.end(); ++i) ++hits[i];
+    };
     for (std::size_t i = 0; i < layout.size(); ++i) mark(layout.extent(i));
     for (Extent gap : layout.gaps()) mark(gap);
     EXPECT_TRUE(std::all_of(hits.begin(), hits.end(), [](int n) { return n == 1; }));

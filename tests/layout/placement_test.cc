@@ -7,9 +7,9 @@
 namespace tessera {
 namespace {
 
-constexpr ShardingStrategy kAll[] = {ShardingStrategy::kNoShard,    ShardingStrategy::kShardOptimizer,
+constexpr ShardingStrategy kAll[] = {ShardingStrategy::kNoShard,        ShardingStrategy::kShardOptimizer,
                                      ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
-                                     ShardingStrategy::kFullShard,  ShardingStrategy::kHybridShard};
+                                     ShardingStrategy::kFullShard,      ShardingStrategy::kHybridShard};
 
 bool inside(Extent inner, Extent outer) { return inner.offset >= outer.offset && inner.end() <= outer.end(); }
 

@@ -34,8 +34,11 @@ TEST(Llama, FormulaCountsItsParameters) {
     config.head_dim = flag ? 6 : 0;
     EXPECT_EQ(count_parameters(*Llama(config)), parameter_count(config));
   }
-  const LlamaConfig llama_7b{.vocab_size = 32000, .hidden_size = 4096, .intermediate_size = 11008,
-                             .num_hidden_layers = 32, .num_attention_heads = 32};
+  const LlamaConfig llama_7b{.vocab_size = 32000,
+                             .hidden_size = 4096,
+                             .intermediate_size = 11008,
+                             .num_hidden_layers = 32,
+                             .num_attention_heads = 32};
   EXPECT_EQ(parameter_count(llama_7b), 6738415616);  // as published for Llama 2 7B
 }
 

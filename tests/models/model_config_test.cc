@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "models/language_model.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::models {
 namespace {
@@ -65,7 +65,8 @@ TEST(ModelConfig, RefusesWhatIsNoModel) {
   EXPECT_THAT(errors_of(R"({"model": )"), HasSubstr("m.json:1"));
   EXPECT_THAT(errors_of(std::string(kGpt).insert(1, R"("vocab_size": 1, )")), HasSubstr("vocab_size"));
   EXPECT_THAT(errors_of(R"({"model": "gpt", "vocab_size": 18446744073709551615, "seq_len": 1.5, "layers": 1, "width": 1,
-    "heads": 1})"), AllOf(HasSubstr("/vocab_size"), HasSubstr("/seq_len")));
+    "heads": 1})"),
+              AllOf(HasSubstr("/vocab_size"), HasSubstr("/seq_len")));
 }
 
 TEST(ModelConfig, RefusesLlamaHeadsThatDoNotDivide) {

@@ -15,13 +15,16 @@
 
 namespace tessera::models {
 
-inline GPTConfig small_gpt() {
-  return {.vocab_size = 61, .seq_len = 16, .layers = 2, .width = 32, .heads = 4};
-}
+inline GPTConfig small_gpt() { return {.vocab_size = 61, .seq_len = 16, .layers = 2, .width = 32, .heads = 4}; }
 
 inline LlamaConfig small_llama() {
-  return {.vocab_size = 61, .hidden_size = 32, .intermediate_size = 48, .num_hidden_layers = 2,
-          .num_attention_heads = 4, .num_key_value_heads = 2, .max_position_embeddings = 16};
+  return {.vocab_size = 61,
+          .hidden_size = 32,
+          .intermediate_size = 48,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 4,
+          .num_key_value_heads = 2,
+          .max_position_embeddings = 16};
 }
 
 /// Random tokens of the small models' vocabulary.

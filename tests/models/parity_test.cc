@@ -7,7 +7,7 @@
 #include <fstream>
 #include <map>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "tests/models/model_tests.h"
 #include "tests/oracle/exchange.h"
 

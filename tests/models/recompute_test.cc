@@ -2,7 +2,7 @@
 
 #include "models/gpt.h"
 #include "models/llama.h"
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 #include "tests/models/model_tests.h"
 
 namespace tessera::models {

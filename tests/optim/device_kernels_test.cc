@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -17,7 +17,7 @@
 #include "tests/optim/step_problem.h"
 
 #if defined(TESSERA_CUDA_ON_HOST)
-#include "tests/optim/cuda_on_host.h"
+#include "tests/support/cuda_on_host.h"
 // Behind it: the kernels' source.
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_step.cu"
@@ -81,8 +81,12 @@ constexpr StateDType kStates[] = {StateDType::kF32, StateDType::kBF16, StateDTyp
 constexpr AdamHyperparameters kAdam = {0.9, 0.95, 1e-8, 0.1, true};
 
 OptimizerConfig config_of(const AdamHyperparameters& h, StateDType states) {
-  return {.type = h.decoupled ? OptimizerType::kAdamW : OptimizerType::kAdam, .beta1 = h.beta1, .beta2 = h.beta2,
-          .eps = h.eps, .weight_decay = h.weight_decay, .state_dtype = states};
+  return {.type = h.decoupled ? OptimizerType::kAdamW : OptimizerType::kAdam,
+          .beta1 = h.beta1,
+          .beta2 = h.beta2,
+          .eps = h.eps,
+          .weight_decay = h.weight_decay,
+          .state_dtype = states};
 }
 
 /// A problem without gradients that overflow: their step is skipped, so they never come to these kernels; and NaNs have
@@ -98,8 +102,15 @@ StepProblem finite_problem(std::size_t numel, Formats formats) {
 /// A problem's values in device memory, and back.
 struct DeviceProblem {
   explicit DeviceProblem(const StepProblem& p)
-      : gradient(p.gradient), master(p.master), copy(p.copy), half(p.half), low(p.low), state0(p.state[0]),
-        state1(p.state[1]), scales0(p.scales[0]), scales1(p.scales[1]) {}
+      : gradient(p.gradient),
+        master(p.master),
+        copy(p.copy),
+        half(p.half),
+        low(p.low),
+        state0(p.state[0]),
+        state1(p.state[1]),
+        scales0(p.scales[0]),
+        scales1(p.scales[1]) {}
 
   void read_back(StepProblem& p) const {
     p.master = master.values();
@@ -160,7 +171,8 @@ DeviceDecision first_decision(float scale = 1.0f) {
 /// A step over the parameters of some groups, decided from a sum of squares.
 struct DeviceStep {
   explicit DeviceStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
-      : count(groups.back().first_parameter + groups.back().parameters), group(groups),
+      : count(groups.back().first_parameter + groups.back().parameters),
+        group(groups),
         decision({first_decision(scale)}) {
     tables.parameters = static_cast<int>(count);
     tables.groups = static_cast<int>(groups.size());
@@ -207,7 +219,8 @@ void expect_the_cpus_bits(Formats formats, const AdamHyperparameters& adam, std:
 TEST_F(DeviceKernels, AdamGivesTheCpusBitsInEveryFormat) {
   for (WeightFormat weights : kWeights)
     for (StateDType states : kStates)
-      for (std::size_t numel : {1u, 7u, 8u, 255u, 256u, 2051u}) expect_the_cpus_bits({weights, states}, kAdam, 0, numel);
+      for (std::size_t numel : {1u, 7u, 8u, 255u, 256u, 2051u})
+        expect_the_cpus_bits({weights, states}, kAdam, 0, numel);
 }
 
 TEST_F(DeviceKernels, RunsBeginWhereParametersDo) {
@@ -310,16 +323,17 @@ TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
 
 TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
   // Three parameters; the second begins inside a warp's block, and is left alone; the third is a step behind.
-  for (const Formats formats : {Formats{WeightFormat::kF32, StateDType::kF32},
-                                Formats{WeightFormat::kSplitBF16, StateDType::kBF16},
-                                Formats{WeightFormat::kF32AndBF16, StateDType::k8Bit}}) {
+  for (const Formats formats :
+       {Formats{WeightFormat::kF32, StateDType::kF32}, Formats{WeightFormat::kSplitBF16, StateDType::kBF16},
+        Formats{WeightFormat::kF32AndBF16, StateDType::k8Bit}}) {
     const bool blocks = formats.states == StateDType::k8Bit;
     const std::size_t second = blocks ? 512 : 352, third = blocks ? 1024 : 800, end = 3000;
     StepProblem problem = finite_problem(end, formats), got = problem;
     const DeviceProblem device(problem);
     const AdamW cpu(config_of(kAdam, formats.states));
     DeviceStep step({{0, 3}});
-    const Shared<ParameterBegin> begins({{0, 0}, {static_cast<std::uint32_t>(second / kParameterAlign), 1},
+    const Shared<ParameterBegin> begins({{0, 0},
+                                         {static_cast<std::uint32_t>(second / kParameterAlign), 1},
                                          {static_cast<std::uint32_t>(third / kParameterAlign), 2}});
     step.steps.data()[0] = 1;
     step.used.data()[1] = 0;
@@ -342,7 +356,10 @@ TEST_F(DeviceKernels, SgdGivesTheCpusBitsInEveryFormat) {
         const std::size_t end = 2051;
         const Formats formats{weights, states};
         StepProblem problem = finite_problem(end, formats), got = problem;
-        const Sgd cpu({.type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = momentum, .dampening = 0.25,
+        const Sgd cpu({.type = OptimizerType::kSgd,
+                       .weight_decay = 0.1,
+                       .momentum = momentum,
+                       .dampening = 0.25,
                        .state_dtype = states});
         const DeviceProblem device(problem);
         DeviceStep step;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {

@@ -24,8 +24,8 @@ LossScaleConfig config() { return {.initial = 1024.0, .growth_interval = 3, .min
 TEST(LossScaler, FollowsGradScaler) {
   LossScaler scaler(config());
   EXPECT_EQ(scales(scaler, "....x..xx.......x."),
-            (std::vector<float>{1024, 1024, 2048, 2048, 1024, 1024, 1024, 512, 256, 256, 256, 512, 512, 512, 1024,
-                                1024, 512, 512}));
+            (std::vector<float>{1024, 1024, 2048, 2048, 1024, 1024, 1024, 512, 256, 256, 256, 512, 512, 512, 1024, 1024,
+                                512, 512}));
 }
 
 TEST(LossScaler, HysteresisToleratesOverflowsInARow) {

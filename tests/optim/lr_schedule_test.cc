@@ -23,8 +23,8 @@ void expect_rates(const LrScheduleConfig& config, const std::vector<double>& wan
 TEST(LrSchedule, CosineFollowsPyTorch) {
   expect_rates({.type = LrScheduleType::kCosine, .warmup_steps = 4, .total_steps = 12, .min_ratio = 0.1},
                {0.10000000000000001, 0.20000000000000001, 0.30000000000000004, 0.40000000000000002, 0.5,
-                0.48287289481503953, 0.43409902576697318, 0.36110377228214524, 0.27500000000000002,
-                0.18889622771785486, 0.11590097423302685, 0.067127105184960498, 0.050000000000000003});
+                0.48287289481503953, 0.43409902576697318, 0.36110377228214524, 0.27500000000000002, 0.18889622771785486,
+                0.11590097423302685, 0.067127105184960498, 0.050000000000000003});
 }
 
 // SequentialLR([LinearLR(1 / 5, 1.0, 4), LinearLR(1.0, 0.1, 8)], [4])
@@ -39,8 +39,8 @@ TEST(LrSchedule, LinearFollowsPyTorch) {
 TEST(LrSchedule, OneCycleFollowsPyTorch) {
   expect_rates({.type = LrScheduleType::kOneCycle, .total_steps = 12, .min_ratio = 0.01},
                {0.020000000000000018, 0.17489482710979154, 0.43964257956106434, 0.49723562949071926,
-                0.46684128743664854, 0.40681372596003651, 0.32545190566669879, 0.23400430183736001,
-                0.14511377456840438, 0.071069661722118038, 0.022108747210559478, 0.0050000000000000001});
+                0.46684128743664854, 0.40681372596003651, 0.32545190566669879, 0.23400430183736001, 0.14511377456840438,
+                0.071069661722118038, 0.022108747210559478, 0.0050000000000000001});
 }
 
 TEST(LrSchedule, OneCycleRisesForTheWarmUpStepsIfGiven) {
@@ -66,14 +66,13 @@ TEST(LrSchedule, InverseSqrtFallsWithTheRootAndStopsAtTheMinimum) {
 }
 
 TEST(LrSchedule, WsdIsStableThenDecays) {
-  expect_rates({.type = LrScheduleType::kWsd, .warmup_steps = 1, .total_steps = 8, .decay_steps = 4,
-                .min_ratio = 0.2},
+  expect_rates({.type = LrScheduleType::kWsd, .warmup_steps = 1, .total_steps = 8, .decay_steps = 4, .min_ratio = 0.2},
                {0.25, 0.5, 0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1});
 }
 
 TEST(LrSchedule, StaysAtItsEndBeyondTotalSteps) {
-  for (LrScheduleType type : {LrScheduleType::kLinear, LrScheduleType::kCosine, LrScheduleType::kOneCycle,
-                              LrScheduleType::kWsd}) {
+  for (LrScheduleType type :
+       {LrScheduleType::kLinear, LrScheduleType::kCosine, LrScheduleType::kOneCycle, LrScheduleType::kWsd}) {
     const LrScheduleConfig config{.type = type, .total_steps = 20, .decay_steps = 5, .min_ratio = 0.3};
     EXPECT_NEAR(lr_at(config, kPeak, 20, 0), 0.3 * kPeak, 1e-15) << static_cast<int>(type);
     EXPECT_NEAR(lr_at(config, kPeak, 1000, 0), 0.3 * kPeak, 1e-15) << static_cast<int>(type);

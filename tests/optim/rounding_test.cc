@@ -21,8 +21,8 @@ struct Format {
   const char* name;
   std::uint16_t (*round)(float);
   double (*value)(std::uint16_t);
-  std::uint16_t infinity;   // bits of +infinity; one less is the largest finite number
-  double beyond_largest;    // what the next number after the largest finite one would be
+  std::uint16_t infinity;  // bits of +infinity; one less is the largest finite number
+  double beyond_largest;   // what the next number after the largest finite one would be
 };
 std::uint16_t to_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest<std::uint32_t>(x)); }
 std::uint16_t to_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<std::uint32_t>(x)); }
@@ -35,8 +35,8 @@ TEST(Rounding, IsToNearestEvenBetweenAllNeighbours) {
   for (const Format& format : kFormats) {
     for (std::uint32_t low = 0; low < format.infinity; ++low) {
       const double below = format.value(static_cast<std::uint16_t>(low));
-      const double above = low + 1 == format.infinity ? format.beyond_largest
-                                                      : format.value(static_cast<std::uint16_t>(low + 1));
+      const double above =
+          low + 1 == format.infinity ? format.beyond_largest : format.value(static_cast<std::uint16_t>(low + 1));
       const auto middle = static_cast<float>(0.5 * (below + above));
       if (static_cast<double>(middle) != 0.5 * (below + above)) continue;  // bf16's last pairs of subnormals
       for (std::uint16_t sign : {0x0000, 0x8000}) {

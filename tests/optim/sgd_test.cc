@@ -20,24 +20,21 @@ TEST(Sgd, FollowsPyTorchWithoutMomentum) {
 }
 
 TEST(Sgd, FollowsPyTorchWithMomentumAndDampening) {
-  const OptimizerConfig config{
-      .type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.5};
+  const OptimizerConfig config{.type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.5};
   const std::vector<float> torch = {0.28019925951957703f, -1.0426191091537476f, 2.5757019519805908f,
                                     0.00073770078597590327f, 0.75624150037765503f};
   EXPECT_THAT(five_steps(*make_optimizer(config), 0.1f), Pointwise(FloatNear(1e-6f), torch));
 }
 
 TEST(Sgd, FollowsPyTorchWithNesterov) {
-  const OptimizerConfig config{
-      .type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .nesterov = true};
+  const OptimizerConfig config{.type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .nesterov = true};
   const std::vector<float> torch = {0.064672127366065979f, -0.96424609422683716f, 2.7318909168243408f,
                                     0.00056467211106792092f, 1.1267983913421631f};
   EXPECT_THAT(five_steps(*make_optimizer(config), 0.1f), Pointwise(FloatNear(1e-6f), torch));
 }
 
 TEST(Sgd, FirstStepTakesTheGradientAsItsBuffer) {
-  const OptimizerConfig config{
-      .type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5};
+  const OptimizerConfig config{.type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5};
   const auto optimizer = make_optimizer(config);
   std::vector<float> p = {1.0f}, g = {2.0f}, buffer = {77.0f};  // whatever lay there must not matter
   optimizer->step({.lr = 0.5f, .step = 1}, {.gradient = g, .master = p, .state0 = f32_state(buffer)});

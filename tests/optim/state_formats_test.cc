@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "runtime/base/strategy_names.h"
+#include "runtime/config/strategy_names.h"
 #include "tests/optim/step_problem.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 
 #include "optim/adamw.h"
 #include "optim/sgd.h"
-#include "runtime/base/strategy_names.h"
+#include "runtime/config/strategy_names.h"
 #include "tests/optim/step_problem.h"
 
 namespace tessera {
@@ -33,10 +33,10 @@ std::vector<Case> cases() {
   OptimizerConfig nesterov = sgd;
   nesterov.momentum = 0.9;
   nesterov.nesterov = true;
-  const std::vector<Case> formulas = {
-      {"adamw", adamw, 7},       {"adamw_first", adamw, 1},       {"adam", adam, 7},
-      {"sgd", sgd, 7},           {"momentum", momentum, 7},       {"momentum_first", momentum, 1},
-      {"nesterov", nesterov, 7}, {"nesterov_first", nesterov, 1}};
+  const std::vector<Case> formulas = {{"adamw", adamw, 7},       {"adamw_first", adamw, 1},
+                                      {"adam", adam, 7},         {"sgd", sgd, 7},
+                                      {"momentum", momentum, 7}, {"momentum_first", momentum, 1},
+                                      {"nesterov", nesterov, 7}, {"nesterov_first", nesterov, 1}};
   std::vector<Case> all;
   for (StateDType states : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
     for (Case formula : formulas) {
@@ -116,9 +116,7 @@ TEST(StepLoops, MasterDoesNotDependOnItsFormNorOnTheParameterDtype) {
 }
 
 std::uint16_t nearest_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest<std::uint32_t>(x)); }
-std::uint16_t nearest_fp16(float x) {
-  return static_cast<std::uint16_t>(fp16_nearest<std::uint32_t>(x));
-}
+std::uint16_t nearest_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<std::uint32_t>(x)); }
 
 TEST(StepLoops, WritesTheParameterInItsDtype) {
   for (WeightFormat weights : kWeightFormats) {

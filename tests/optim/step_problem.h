@@ -26,7 +26,7 @@ struct Formats {
 struct StepProblem {
   Formats formats;
   std::vector<float> master, gradient, copy;
-  std::vector<std::uint16_t> half;   // bf16 or fp16 copy, or the high half of a split master
+  std::vector<std::uint16_t> half;  // bf16 or fp16 copy, or the high half of a split master
   std::vector<std::int16_t> low;
   std::array<std::vector<std::byte>, 2> state;
   std::array<std::vector<float>, 2> scales;

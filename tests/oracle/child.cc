@@ -5,7 +5,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::oracle {
 namespace {
@@ -32,18 +32,16 @@ bool python_has_torch() {
 
 absl::StatusOr<std::string> run_python(const std::string& script, const std::vector<std::string>& arguments,
                                        const std::filesystem::path& folder, int timeout_s) {
-  std::string command = "OMP_NUM_THREADS=1 timeout " + std::to_string(timeout_s) + " " +
-                        TESSERA_ORACLE_PYTHON + " " +
+  std::string command = "OMP_NUM_THREADS=1 timeout " + std::to_string(timeout_s) + " " + TESSERA_ORACLE_PYTHON + " " +
                         quoted(std::string(TESSERA_ORACLE_FOLDER) + "/" + script);
   for (const std::string& argument : arguments) command += " " + quoted(argument);
   command += " > " + quoted((folder / "stdout").string()) + " 2> " + quoted((folder / "stderr").string());
   const int status = std::system(command.c_str());
   if (status == 0) return read_file(folder / "stdout");
   const std::string said = read_file(folder / "stderr");
-  return make_error(ExitCode::kInternal,
-                    command + " ended with status " + std::to_string(status) + " (31744: it took more than " +
-                        std::to_string(timeout_s) + " s):\n" +
-                        said.substr(said.size() - std::min<std::size_t>(said.size(), 4000)));
+  return make_error(ExitCode::kInternal, command + " ended with status " + std::to_string(status) +
+                                             " (31744: it took more than " + std::to_string(timeout_s) + " s):\n" +
+                                             said.substr(said.size() - std::min<std::size_t>(said.size(), 4000)));
 }
 
 }  // namespace tessera::oracle

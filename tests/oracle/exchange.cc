@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "runtime/base/error.h"
+#include "runtime/base/status.h"
 
 namespace tessera::oracle {
 namespace {
@@ -17,8 +17,8 @@ static_assert(std::endian::native == std::endian::little, "the exchange format i
 absl::StatusOr<std::string> dtype_name(const std::string& name, const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kFloat) return std::string("float32");
   if (tensor.scalar_type() == at::kLong) return std::string("int64");
-  return make_error(ExitCode::kInternal, "exchange: " + name + " wants fp32 or int64, got " +
-                                             c10::toString(tensor.scalar_type()));
+  return make_error(ExitCode::kInternal,
+                    "exchange: " + name + " wants fp32 or int64, got " + c10::toString(tensor.scalar_type()));
 }
 
 absl::Status write_bytes(const std::filesystem::path& path, const void* bytes, std::size_t size) {

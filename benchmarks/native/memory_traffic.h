@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace tessera {
+
+/// The memory traffic of a collective as one rank causes it: `reads` streams of `bytes` each, and `writes` streams of
+/// `bytes * growth` each (growth 2: bf16 or fp16 in, fp32 out).
+struct MemoryTraffic {
+  int reads = 0, writes = 0;
+  std::size_t bytes = 0;
+  int growth = 1;
+
+  std::size_t bytes_read() const { return reads * bytes; }
+  std::size_t bytes_written() const { return writes * growth * bytes; }
+};
+
+/// Does nothing but that traffic: each line of the streams is read or written once, all in step. `past_caches`: with
+/// non-temporal stores. The faster of the two is the limit that a collective of this traffic can be held against.
+/// REQUIRES: `from[k]` of `traffic.bytes`, `to[k]` of `traffic.bytes * growth`, none overlapping, all aligned to 64.
+void cause_traffic(const MemoryTraffic& traffic, std::span<const std::byte* const> from, std::span<std::byte* const> to,
+                   bool past_caches);
+
+}  // namespace tessera

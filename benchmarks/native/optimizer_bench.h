@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "benchmarks/native/samples.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
+
+namespace tessera {
+
+/// What is timed, on the CPU and on a GPU. bf16 parameters have split masters.
+struct OptimizerCase {
+  const char* name;
+  DType param;
+  StateDType state;
+  bool mixed() const { return param == DType::kBF16; }
+};
+inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateDType::kF32},
+                                                    {"mixed", DType::kBF16, StateDType::kF32},
+                                                    {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
+                                                    {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
+
+/// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the
+/// same bytes in place and computes nothing.
+struct OptimizerTiming {
+  /// "fp32": AdamW on fp32 parameters. The others take gradients' norm and finite flag first, then unscale, clip,
+  /// update split masters and write bf16 parameters: "mixed" with fp32 moments, "mixed_bf16_moments",
+  /// "mixed_8bit_moments".
+  std::string name;
+  std::size_t numel = 0;
+  std::size_t bytes = 0;  ///< read and written
+  Samples step, limit;
+};
+
+/// Times all of them, interleaved, `rounds` times after one warm-up round. `numel` is rounded up to a multiple of 256.
+std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds);
+
+/// {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
+nlohmann::json to_json(const std::vector<OptimizerTiming>& timings);
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "benchmarks/native/bench_table.h"
+#include "runtime/comm/mesh.h"
+
+namespace tessera::app {
+
+/// What Tessera costs the host for each operator: additions of 8 numbers, where nothing else takes time, with and
+/// without an Engine that watches operators, and with and without one of its parameters among the inputs. Then the cost
+/// of a unit that is gathered for every operator, which on `host` is two small collectives. Collective; rank 0's
+/// figures. `operators`: in a sample.
+BenchTable study_overhead(const Mesh& mesh, int rounds, int operators);
+
+}  // namespace tessera::app

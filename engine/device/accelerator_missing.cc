@@ -1,0 +1,13 @@
+#include "engine/device/accelerator.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+Accelerator cuda_accelerator(int) {
+  throw Error(
+      ExitCode::kUnavailable,
+      "training on a GPU needs kernels, and this Tessera was built without CUDA's compiler. hint: configure with "
+      "TESSERA_CUDA=ON where nvcc is installed");
+}
+
+}  // namespace tessera

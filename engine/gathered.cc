@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "engine/engine_state.h"
+#include "runtime/base/log.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+namespace {
+
+/// Private copies of units whose ranks share one: what a rank writes under a guard is its own until the guard stores
+/// it. Collective over the ranks that share.
+class PrivateCopies {
+ public:
+  PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {
+    std::int64_t bytes = 0;
+    for (const Unit* unit : units_) bytes += unit->gathered_bytes();
+    memory_ = Arena::plain("copies for Gathered", bytes);
+    for_each_group([&](FlatGroup& group) {
+      shared_.push_back(group.full);
+      std::byte* copy = memory_.take(group.gathered_bytes());
+      std::memcpy(copy, group.full, group.gathered_bytes());
+      group.attach(copy);
+    });
+    throw_if_error(sharers_.barrier("Gathered").wait());  // nobody writes parts before all have copied
+  }
+
+  /// After all ranks have written their parts: back to what they share.
+  void close() {
+    throw_if_error(sharers_.barrier("Gathered").wait());
+    std::size_t i = 0;
+    for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
+  }
+
+ private:
+  template <class Visit>
+  void for_each_group(const Visit& visit) {
+    for (Unit* unit : units_) {
+      for (auto& group : unit->groups) visit(*group);
+    }
+  }
+
+  std::vector<Unit*> units_;
+  Collectives& sharers_;
+  Arena memory_;
+  std::vector<std::byte*> shared_;
+};
+
+}  // namespace
+
+struct Gathered::State {
+  State(Engine::State& engine_given, Mode mode_given, std::vector<Unit*> units_given)
+      : engine(engine_given), mode(mode_given), units(std::move(units_given)) {
+    for (Unit* unit : units) {
+      if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
+    }
+    if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
+  }
+
+  Engine::State& engine;
+  Mode mode;
+  std::vector<Unit*> units;
+  std::optional<PrivateCopies> copies;
+};
+
+namespace {
+
+std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units,
+                              const std::vector<at::Tensor>& parameters) {
+  std::vector<Unit*> found;
+  for (const auto& unit : units) {
+    const auto holds = [&](const at::Tensor& wanted) {
+      for (const auto& group : unit->groups) {
+        for (const FlatParameter& parameter : group->parameters) {
+          if (parameter.tensor.is_same(wanted)) return true;
+        }
+      }
+      return false;
+    };
+    if (std::any_of(parameters.begin(), parameters.end(), holds)) found.push_back(unit.get());
+  }
+  return found;
+}
+
+}  // namespace
+
+Gathered::Gathered(Engine& engine, Mode mode)
+    : state_(std::make_unique<State>(*engine.state_, mode, pointers_to(engine.state_->units))) {}
+
+Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
+    : state_(std::make_unique<State>(*engine.state_, mode, units_with(engine.state_->units, parameters))) {}
+
+void Gathered::close() {
+  if (!state_) return;
+  const std::unique_ptr<State> state = std::move(state_);
+  for (Unit* unit : state->units) {
+    if (unit->residency()) unit->residency()->unpin(*unit);
+  }
+  if (state->mode == kWrite) {
+    for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.control);
+    for (Unit* unit : state->units) {
+      if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+    }
+  }
+  if (state->copies) state->copies->close();
+  if (state->engine.residency) state->engine.residency->give_back_overflow();
+  throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
+}
+
+Gathered::~Gathered() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log_error(std::string("Gathered: ") + error.what());
+  }
+}
+
+}  // namespace tessera

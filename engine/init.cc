@@ -1,0 +1,65 @@
+#include "tessera/init.h"
+
+#include <functional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "engine/run_scope.h"
+#include "runtime/base/log.h"
+#include "runtime/comm/c10d/c10d_collectives.h"
+#include "runtime/comm/job/process_mesh.h"
+#include "runtime/comm/topology.h"
+#include "tessera/backend.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make) {
+  const Topology topology = value_or_throw(resolve_topology());
+  set_log_rank(topology.rank, topology.world_size);
+  Mesh mesh = value_or_throw(make(topology));
+  log_info(topology.describe());
+  if (RunScope* scope = RunScope::current) {
+    scope->mesh = mesh;
+    mesh.expect_report();
+  }
+  return mesh;
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make, double init_timeout_s,
+                                                        const Group& group, const std::shared_ptr<C10dStore>& store) {
+  BackendRequest request;
+  request.name = group.name;
+  request.rank = group.rank;
+  request.world_ranks = group.world_ranks;
+  request.store = c10::make_intrusive<c10d::PrefixStore>("backend/" + group.key(), store->c10d_store());
+  request.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
+  try {
+    c10::intrusive_ptr<c10d::Backend> backend = make(request);
+    if (backend) return c10d_collectives(group, std::move(backend), store);
+    return make_error(ExitCode::kInternal,
+                      group.self() + ": group " + group.key() + ": the program's MakeBackend returned null");
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() +
+                                               ": the program's MakeBackend threw: " + text_of_c10_exception(error));
+  }
+}
+
+}  // namespace
+
+Mesh init(const CommConfig& comm) {
+  return join_job([&](const Topology& topology) { return make_process_mesh(topology, comm); });
+}
+
+Mesh init(const CommConfig& comm, const MakeBackend& make) {
+  TORCH_CHECK(make, "init wants a MakeBackend, got an empty function");
+  const double timeout = comm.init_timeout_s;
+  return join_job([&](const Topology& topology) {
+    return make_process_mesh(topology, comm,
+                             [make, timeout](const Group& group, const std::shared_ptr<C10dStore>& store) {
+                               return join_group(make, timeout, group, store);
+                             });
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,451 @@
+#include "engine/init/init_tape.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "engine/init/skipped_draws.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+/// What the data pointer of a deferred storage carries instead of data.
+struct DeferredContext {
+  std::shared_ptr<InitTape> tape;
+  InitTape::StorageId storage;
+};
+
+void delete_context(void* context) { delete static_cast<DeferredContext*>(context); }
+
+const DeferredContext* context_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &delete_context ? static_cast<DeferredContext*>(data.get_context()) : nullptr;
+}
+
+/// Calls `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
+void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
+                     const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(i, -1, value.toTensor());
+    } else if (value.isTensorList()) {
+      const auto list = value.toTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) visit(i, k, list.get(k));
+    } else if (value.isOptionalTensorList()) {
+      const auto list = value.toOptionalTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        if (const auto tensor = list.get(k); tensor && tensor->defined()) visit(i, k, *tensor);
+      }
+    }
+  }
+}
+
+/// Puts `tensor` at the given place of `arguments`. Lists must be this call's own copies.
+void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor) {
+  if (element < 0) {
+    arguments[argument] = std::move(tensor);
+  } else if (arguments[argument].isTensorList()) {
+    arguments[argument].toTensorList().set(element, std::move(tensor));
+  } else {
+    arguments[argument].toOptionalTensorList().set(element, std::move(tensor));
+  }
+}
+
+std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments) {
+  std::vector<c10::IValue> copy = arguments;
+  for (c10::IValue& value : copy) {
+    if (value.isTensorList())
+      value = value.toTensorList().copy();
+    else if (value.isOptionalTensorList())
+      value = value.toOptionalTensorList().copy();
+  }
+  return copy;
+}
+
+std::ptrdiff_t index_of_argument(const c10::FunctionSchema& schema, const char* name) {
+  const auto& arguments = schema.arguments();
+  const auto found = std::find_if(arguments.begin(), arguments.end(), [&](const auto& a) { return a.name() == name; });
+  return found == arguments.end() ? -1 : found - arguments.begin();
+}
+
+bool writes_argument(const c10::FunctionSchema& schema, std::size_t argument) {
+  const auto* alias = schema.arguments()[argument].alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
+bool is_seeded(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+bool gives_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType;
+  });
+}
+
+/// In-place operators that fill all of `self` without looking at what was in it.
+bool fills(const c10::OperatorHandle& op) {
+  static const std::array<std::string, 8> kFills = {"aten::normal_", "aten::uniform_",     "aten::zero_",
+                                                    "aten::fill_",   "aten::exponential_", "aten::random_",
+                                                    "aten::cauchy_", "aten::log_normal_"};
+  return std::find(kFills.begin(), kFills.end(), op.schema().name()) != kFills.end();
+}
+
+}  // namespace
+
+bool InitTape::Place::whole() const {
+  std::size_t numel = 1;
+  for (std::int64_t size : sizes) numel *= size;
+  return offset == 0 && numel * c10::elementSize(dtype) == storage_bytes;
+}
+
+bool InitTape::Place::contiguous() const {
+  if (!whole()) return false;
+  std::int64_t stride = 1;
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != stride) return false;
+    stride *= sizes[i];
+  }
+  return true;
+}
+
+std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor) {
+  const DeferredContext* context = context_of(tensor);
+  return context ? context->tape : nullptr;
+}
+
+InitTape::Place place_of(const at::Tensor& tensor) {
+  const DeferredContext* context = context_of(tensor);
+  TORCH_INTERNAL_ASSERT(context, "not a deferred tensor");
+  return {context->storage,     tensor.storage().nbytes(), tensor.scalar_type(),
+          tensor.sizes().vec(), tensor.strides().vec(),    tensor.storage_offset()};
+}
+
+at::Tensor view_on(const c10::Storage& storage, const InitTape::Place& place) {
+  const at::NoGradGuard no_grad;
+  return at::empty({0}, at::TensorOptions(place.dtype).device(storage.device()))
+      .set_(storage, place.offset, place.sizes, place.strides);
+}
+
+void InitTape::record(const c10::OperatorHandle& op, Stack* stack) {
+  Node node = describe(op, *stack);
+  const c10::FunctionSchema& schema = op.schema();
+  bool any_tensor = false;
+  for_each_tensor(node.arguments, [&](std::size_t, std::ptrdiff_t, const at::Tensor&) { any_tensor = true; });
+  const bool factory = node.patches.empty() && !any_tensor && index_of_argument(schema, "device") >= 0;
+  if (node.patches.empty() && !factory) return op.callBoxed(stack);
+  if (!gives_tensors(schema) && node.writes.empty()) return run_with_values(node, stack);
+  if (!run_for_shapes(node, stack)) return run_with_values(node, stack);
+  note_outputs(node, *stack);
+  if (node.creates.empty() && node.writes.empty()) return;  // a view
+  if (is_seeded(op)) draw(node);
+  nodes_.push_back(std::move(node));
+}
+
+InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& stack) const {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::size_t count = schema.arguments().size();
+  Node node{
+      op, copy_with_own_lists({stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()}), {}, {}, {}, false, {},
+      {}};
+  for_each_tensor(std::vector<c10::IValue>(node.arguments),
+                  [&](std::size_t argument, std::ptrdiff_t element, const at::Tensor& tensor) {
+                    const auto tape = tape_of(tensor);
+                    if (!tape) return;
+                    TORCH_CHECK(tape.get() == this, "deferred_init: ", schema.name(),
+                                " meets a tensor of another deferred_init; materialise that module first");
+                    node.patches.push_back({argument, element, place_of(tensor)});
+                    if (writes_argument(schema, argument)) node.writes.push_back(node.patches.back().place.storage);
+                  });
+  for (const Patch& patch : node.patches) put(node.arguments, patch.argument, patch.element, at::Tensor());
+  for_each_tensor(node.arguments, [&](std::size_t argument, std::ptrdiff_t, const at::Tensor&) {
+    TORCH_CHECK(node.patches.empty() || !writes_argument(schema, argument), "deferred_init: ", schema.name(),
+                " writes the values of a deferred tensor into a real one. Make both under deferred_init, or neither.");
+  });
+  node.overwrites = fills(op) && node.patches.size() == 1 && node.patches[0].place.whole();
+  return node;
+}
+
+/// False if the operator has no kernel for shapes alone.
+bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
+  const std::size_t count = node.arguments.size();
+  std::vector<c10::IValue> given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+  std::vector<c10::IValue> meta = copy_with_own_lists(given);
+  const c10::FunctionSchema& schema = node.op.schema();
+  if (const auto i = index_of_argument(schema, "device"); i >= 0) {
+    // `device` left out means "as self" for operators with a tensor, and the default device for factories.
+    if (node.patches.empty() || !meta[i].isNone()) meta[i] = at::Device(at::kMeta);
+  }
+  if (const auto i = index_of_argument(schema, "pin_memory"); i >= 0) meta[i] = c10::IValue();
+  for_each_tensor(node.arguments, [&](std::size_t argument, std::ptrdiff_t element, const at::Tensor& real) {
+    put(meta, argument, element,
+        at::empty_strided(real.sizes(), real.strides(), real.options().device(at::kMeta).pinned_memory(false)));
+  });
+  Stack local(std::move(meta));
+  try {
+    node.op.callBoxed(&local);
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  }
+  stack->resize(stack->size() - count);
+  for (c10::IValue& output : local) stack->push_back(std::move(output));
+  return true;
+}
+
+void InitTape::run_with_values(const Node& node, Stack* stack) const {
+  TORCH_CHECK(node.writes.empty(), "deferred_init: ", node.op.schema().name(),
+              " changes a deferred tensor and cannot be run for its shapes alone; construct this module eagerly");
+  std::unordered_set<StorageId> wanted;
+  for (const Patch& patch : node.patches) wanted.insert(patch.place.storage);
+  const Storages storages = replay(wanted);
+  std::vector<c10::IValue> arguments = copy_with_own_lists(node.arguments);
+  for (const Patch& patch : node.patches) {
+    put(arguments, patch.argument, patch.element, view_on(storages.at(patch.place.storage), patch.place));
+  }
+  stack->resize(stack->size() - arguments.size());
+  for (c10::IValue& argument : arguments) stack->push_back(std::move(argument));
+  node.op.callBoxed(stack);
+}
+
+/// Gives every storage that the operator made a number and this tape.
+void InitTape::note_outputs(Node& node, const Stack& stack) {
+  const std::size_t count = node.op.schema().returns().size();
+  const std::vector<c10::IValue> outputs(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  std::size_t index = 0;
+  for_each_tensor(outputs, [&](std::size_t, std::ptrdiff_t, const at::Tensor& tensor) {
+    const std::size_t output = index++;
+    if (context_of(tensor)) return;
+    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    storage->_mutable_data_ptr_no_checks() = at::DataPtr(
+        nullptr, new DeferredContext{shared_from_this(), next_storage_++}, &delete_context, at::Device(at::kMeta));
+    storage->set_throw_on_mutable_data_ptr();  // an error instead of a null pointer, for code that bypasses operators
+    node.creates.emplace_back(output, place_of(tensor));
+  });
+}
+
+/// Moves the generator on as the operator would have, and keeps its state from before.
+void InitTape::draw(Node& node) const {
+  const auto argument = index_of_argument(node.op.schema(), "generator");
+  const bool given = argument >= 0 && !node.arguments[argument].isNone();
+  node.generator = given ? node.arguments[argument].toGenerator() : at::globalContext().defaultGenerator(at::kCPU);
+  node.generator_state = node.generator.get_state();
+  if (skip_draw(node)) return;
+  Storages scratch;
+  std::unordered_set<StorageId> read;
+  for (const Patch& patch : node.patches) {
+    if (node.overwrites) {
+      const auto bytes = static_cast<std::int64_t>(patch.place.storage_bytes);
+      scratch[patch.place.storage] = at::empty({bytes}, at::kByte).storage();
+    } else {
+      read.insert(patch.place.storage);
+    }
+  }
+  if (!read.empty()) scratch = replay(read);
+  play(node, scratch, at::Generator());
+}
+
+/// Where it is known how much the operator draws. Whether it is, the operator itself says each time, on a few elements.
+bool InitTape::skip_draw(Node& node) const {
+  constexpr std::int64_t kWorthIt = 4096;
+  if (!node.overwrites || node.generator.device().type() != at::kCPU) return false;
+  const Patch& filled = node.patches[0];
+  const auto numel = static_cast<std::int64_t>(filled.place.storage_bytes / sizeof(float));
+  if (filled.place.dtype != at::kFloat || !filled.place.contiguous() || numel < kWorthIt) return false;
+  const std::string& name = node.op.schema().name();
+  const std::optional<std::uint64_t> words = words_to_fill(name, numel);
+  const std::int64_t few = 64 + numel % 16;
+  const std::optional<std::uint64_t> words_of_few = words_to_fill(name, few);
+  const auto generator = index_of_argument(node.op.schema(), "generator");
+  if (!words || !words_of_few || generator < 0) return false;
+
+  at::Generator drawn = node.generator.clone(), skipped = node.generator.clone();
+  std::vector<c10::IValue> arguments = copy_with_own_lists(node.arguments);
+  put(arguments, filled.argument, filled.element, at::empty({few}, at::kFloat));
+  arguments[static_cast<std::size_t>(generator)] = drawn;
+  Stack stack(std::move(arguments));
+  node.op.callBoxed(&stack);
+  skip_words(skipped, *words_of_few);
+  if (!at::equal(drawn.get_state(), skipped.get_state())) return false;
+  skip_words(node.generator, *words);
+  return true;
+}
+
+std::vector<InitTape::Need> InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
+  std::vector<Need> needs(nodes_.size(), Need::kNo);
+  std::unordered_set<StorageId> overwritten;  // by a later node: what came before only has to make the storage
+  for (std::size_t i = nodes_.size(); i-- > 0;) {
+    const Node& node = nodes_[i];
+    for (StorageId id : node.writes) {
+      if (wanted.count(id) && !overwritten.count(id)) needs[i] = Need::kYes;
+    }
+    for (const auto& [output, place] : node.creates) {
+      if (!wanted.count(place.storage)) continue;
+      const Need need = overwritten.count(place.storage) ? Need::kStorageOnly : Need::kYes;
+      needs[i] = std::max(needs[i], need);
+    }
+    if (needs[i] != Need::kYes) continue;
+    for (const Patch& patch : node.patches) wanted.insert(patch.place.storage);
+    if (node.overwrites) overwritten.insert(node.writes[0]);
+  }
+  return needs;
+}
+
+/// Whether nodes that share a generator replay on that one, since they take none as an argument (randn, dropout). All
+/// others replay on a generator of their own.
+bool InitTape::shares_generator(const Node& node) {
+  return node.generator.defined() && index_of_argument(node.op.schema(), "generator") < 0;
+}
+
+/// Needed nodes in parts that have nothing to do with each other, each in order; the one that makes most bytes first.
+std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) const {
+  static constexpr StorageId kSharedGenerators = 0;  // no storage has this number
+  std::unordered_map<StorageId, StorageId> parent;
+  const auto root = [&](StorageId id) {
+    parent.try_emplace(id, id);
+    while (parent[id] != id) id = parent[id] = parent[parent[id]];
+    return id;
+  };
+  const auto touched = [](const Node& node) {
+    std::vector<StorageId> all;
+    if (shares_generator(node)) all.push_back(kSharedGenerators);
+    for (const Patch& patch : node.patches) all.push_back(patch.place.storage);
+    for (const auto& [output, place] : node.creates) all.push_back(place.storage);
+    return all;
+  };
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (needs[i] == Need::kNo) continue;
+    const std::vector<StorageId> all = touched(nodes_[i]);
+    for (StorageId id : all) parent[root(id)] = root(all[0]);
+  }
+  std::vector<Part> parts;
+  std::unordered_map<StorageId, std::size_t> part_of;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (needs[i] == Need::kNo) continue;
+    const auto [found, is_new] = part_of.try_emplace(root(touched(nodes_[i])[0]), parts.size());
+    if (is_new) parts.emplace_back();
+    Part& part = parts[found->second];
+    part.nodes.push_back(i);
+    for (const auto& [output, place] : nodes_[i].creates) part.bytes += place.storage_bytes;
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.bytes > b.bytes; });
+  return parts;
+}
+
+/// Factories and fills give the same bits on any thread; how others add may depend on the number of threads they have.
+bool InitTape::may_run_beside_others(const Part& part, const std::vector<Need>& needs) const {
+  return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
+    const Node& node = nodes_[i];
+    const bool is_plain = node.overwrites || node.patches.empty();
+    return needs[i] == Need::kStorageOnly || (is_plain && !shares_generator(node));
+  });
+}
+
+namespace {
+
+/// `task(i)` for i < count, each on one of `threads` threads, this one among them. (at::parallel_for has more than one
+/// only in code that is compiled with OpenMP.) Rethrows what a task threw first.
+void on_threads(std::size_t count, std::size_t threads, const std::function<void(std::size_t)>& task) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (std::size_t i = next++; i < count; i = next++) task(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  constexpr std::size_t kMostThreads = 8;  // each may have LibTorch's threads below it
+  std::vector<std::thread> others;
+  try {
+    for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads: those there are do the rest
+  }
+  work();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted) const {
+  const std::vector<Need> needs = needed_for(wanted);
+  std::vector<Part> parts = parts_of(needs);
+  const auto alone =
+      std::stable_partition(parts.begin(), parts.end(), [&](const Part& p) { return may_run_beside_others(p, needs); });
+  const auto beside = static_cast<std::size_t>(alone - parts.begin());
+  std::vector<Storages> made(parts.size());
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < beside; ++i) bytes += parts[i].bytes;
+  constexpr std::size_t kWorthThreads = 1 << 20;
+  on_threads(beside, bytes < kWorthThreads ? 1 : static_cast<std::size_t>(at::get_num_threads()),
+             [&](std::size_t i) { made[i] = replay(parts[i], needs); });
+  for (std::size_t i = beside; i < parts.size(); ++i) made[i] = replay(parts[i], needs);
+  Storages storages;
+  for (Storages& some : made) storages.merge(some);
+  return storages;
+}
+
+InitTape::Storages InitTape::replay(const Part& part, const std::vector<Need>& needs) const {
+  Storages storages;
+  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // shared generators go back to where they were
+  for (const std::size_t i : part.nodes) {
+    const Node& node = nodes_[i];
+    if (needs[i] == Need::kStorageOnly) {
+      for (const auto& [output, place] : node.creates) {
+        const auto bytes = static_cast<std::int64_t>(place.storage_bytes);
+        storages[place.storage] = at::empty({bytes}, at::kByte).storage();
+      }
+      continue;
+    }
+    at::Generator own;
+    if (shares_generator(node)) {
+      at::Generator generator = node.generator;
+      const auto known = [&](const auto& entry) { return entry.first == generator; };
+      if (std::none_of(restore.begin(), restore.end(), known)) restore.emplace_back(generator, generator.get_state());
+      generator.set_state(node.generator_state);
+    } else if (node.generator.defined()) {
+      at::Generator shared = node.generator;
+      const std::lock_guard lock(shared.mutex());
+      own = shared.clone();
+      own.set_state(node.generator_state);
+    }
+    play(node, storages, own);
+  }
+  for (auto& [generator, state] : restore) generator.set_state(state);
+  return storages;
+}
+
+void InitTape::play(const Node& node, Storages& storages, const at::Generator& generator) const {
+  const at::NoGradGuard no_grad;
+  std::vector<c10::IValue> arguments = copy_with_own_lists(node.arguments);
+  for (const Patch& patch : node.patches) {
+    put(arguments, patch.argument, patch.element, view_on(storages.at(patch.place.storage), patch.place));
+  }
+  if (generator.defined()) arguments[index_of_argument(node.op.schema(), "generator")] = generator;
+  Stack stack(std::move(arguments));
+  node.op.callBoxed(&stack);
+  std::vector<at::Tensor> outputs;
+  for_each_tensor(stack, [&](std::size_t, std::ptrdiff_t, const at::Tensor& tensor) { outputs.push_back(tensor); });
+  for (const auto& [output, place] : node.creates) storages[place.storage] = outputs.at(output).storage();
+}
+
+}  // namespace tessera

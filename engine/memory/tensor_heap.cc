@@ -1,0 +1,47 @@
+#include "engine/memory/tensor_heap.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // c10::gAlignment: cache lines, AVX-512
+constexpr std::uint8_t kPriority = 1;   // above LibTorch's own
+
+/// What malloc returned is kept in the word before the data.
+void give_back(void* data) {
+  if (data) std::free(static_cast<void**>(data)[-1]);
+}
+
+class TensorHeap final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &give_back, cpu};
+    auto* const base =
+        bytes > SIZE_MAX - kAlignment ? nullptr : static_cast<std::byte*>(std::malloc(bytes + kAlignment));
+    TORCH_CHECK_WITH(OutOfMemoryError, base, "not enough memory for a CPU tensor of ", bytes, " bytes");
+    // malloc's results are multiples of 16, so at least a word is left before the next multiple of 64.
+    void* const data = base + (kAlignment - reinterpret_cast<std::uintptr_t>(base) % kAlignment);
+    static_cast<void**>(data)[-1] = base;
+    return {data, data, &give_back, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+}  // namespace
+
+void install_tensor_heap() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static TensorHeap heap;
+    c10::SetCPUAllocator(&heap, kPriority);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,245 @@
+#include "engine/memory/training_memory.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+#include "engine/memory/master_weights.h"
+#include "runtime/base/bytes.h"
+#include "sharding/scalar_type.h"
+#include "sharding/unrecorded.h"
+#include "tessera/deferred_init.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+/// The placement of a strategy on these ranks.
+Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
+  const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
+  return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
+}
+
+void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena) {
+  const bool whole = placement.shared || group.parameter_part.numel == group.layout.numel();
+  const bool in_place = placement.keep_gathered || whole;
+  const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
+  std::byte* memory = arena.take(numel * group.element_bytes());
+  group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
+  group.storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()), at::DataPtr(nullptr, group.device),
+      /*allocator=*/nullptr, /*resizable=*/false);
+  if (whole) group.full = memory;  // gathered for good
+}
+
+void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
+  group.master_kind = master_kind_of(wanted, group.dtype);
+  if (group.dtype == DType::kF32) {
+    group.master = reinterpret_cast<float*>(group.updated());
+    return;
+  }
+  std::byte* memory = arena.take(master_bytes(wanted, group.dtype, group.optimizer_part.numel));
+  if (group.master_kind == MasterKind::kSplitBF16) {
+    group.master_low = reinterpret_cast<std::int16_t*>(memory);
+  } else {
+    group.master = reinterpret_cast<float*>(memory);
+  }
+}
+
+void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
+  group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
+  place_masters(group, input.master, memory.masters);
+  const StatePiece piece = state_piece(input.state_dtype, group.optimizer_part.numel);
+  for (int i = 0; i < input.optimizer_states; ++i) {
+    group.state[i].data = memory.optimizer.take(piece.data_bytes);
+    if (piece.scale_bytes == 0) continue;
+    group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
+  }
+}
+
+/// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
+at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values) {
+  const DType dtype = is_trainable(group.dtype) ? DType::kF32 : group.dtype;
+  const at::Tensor flat = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const FlatParameter& parameter = group.parameters[i];
+    flat.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset).copy_(values[i]);
+  }
+  return flat;
+}
+
+void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& control) {
+  throw_if_error(control.broadcast(label, tensor.data_ptr(), tensor.nbytes(), 0).wait());
+}
+
+}  // namespace
+
+TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                                        const MeshAxes& axes, c10::Device device) {
+  const MemoryUse& use = plan.use();
+  const PlanInput& input = plan.input();
+  TrainingMemory memory;
+  const std::int64_t parameters = use[MemoryCategory::kParameters];
+  memory.parameters = input.placement.shared
+                          ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
+                          : Arena::shared("parameters", parameters, *axes.gather);
+  memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
+  // A GPU's transport fills slots by itself, which it does best in memory that it knows.
+  const bool fills_slots = axes.gather->gpu() != Collectives::kHostMemory;
+  memory.slots = fills_slots ? Arena::shared("slots", use[MemoryCategory::kSlots], *axes.gather)
+                             : Arena::plain("slots", use[MemoryCategory::kSlots], device);
+  memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
+  memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
+  memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
+  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
+  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging], device);
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      const std::int64_t numel = group->layout.numel();
+      group->device = device;
+      group->parameter_part = owned(input.placement.parameters, input.mesh, numel);
+      group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
+      group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
+      place_parameters(*group, input.placement, memory.parameters);
+      if (group->trainable) place_training_state(*group, memory, input);
+    }
+  }
+  for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) {
+    arena->expect_full();
+  }
+  return memory;
+}
+
+MemoryUse TrainingMemory::allocated() const {
+  MemoryUse use;
+  use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters;
+  use[MemoryCategory::kSlots] = slots.bytes();
+  use[MemoryCategory::kGradients] = gradients.taken();
+  use[MemoryCategory::kBuckets] = buckets.bytes();
+  use[MemoryCategory::kMasters] = masters.taken();
+  use[MemoryCategory::kOptimizer] = optimizer.taken();
+  use[MemoryCategory::kStaging] = scratch.bytes();
+  return use;
+}
+
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
+                     const Optimizer& optimizer) {
+  PlanInput input;
+  for (const auto& unit : units) input.units.push_back(unit->shape());
+  input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
+  input.mesh = scene.mesh;
+  input.is_queued = scene.is_queued;
+  input.prefetch = strategy.prefetch;
+  input.reduce = strategy.mixed_precision.reduce;
+  input.accumulation = strategy.gradient_accumulation;
+  input.sync = strategy.gradient_sync;
+  input.master = strategy.mixed_precision.master;
+  input.optimizer_states = optimizer.num_states();
+  input.state_dtype = strategy.optimizer.state_dtype;
+  input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
+  return MemoryPlan(std::move(input));
+}
+
+void load_parameters(Unit& unit, Collectives& control) {
+  const Unrecorded unrecorded;
+  const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
+  for (auto& group : unit.groups) {
+    std::vector<at::Tensor> values;
+    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    values = materialize(values);
+    const at::Tensor flat = flatten(*group, values);
+    values.clear();
+    broadcast(flat, unit.name, control);
+    write_values(*group, flat);
+    if (replicated) group->attach(group->full);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      rebase(group->parameters[i], *group, group->layout.extent(i).offset);
+    }
+    if (!replicated) group->attach(nullptr);
+  }
+  if (replicated) unit.become(Unit::State::kGathered);
+}
+
+void store_parameters(Unit& unit, Collectives& control) {
+  const Unrecorded unrecorded;
+  for (auto& group : unit.groups) {
+    std::vector<at::Tensor> values;
+    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    const at::Tensor flat = flatten(*group, values);
+    broadcast(flat, unit.name, control);
+    keep_unchanged_masters(*group, flat);
+    write_values(*group, flat);
+  }
+}
+
+void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device device) {
+  const Unrecorded unrecorded;
+  for (const auto& item : module.named_buffers()) {
+    at::Tensor buffer = item.value();
+    if (!buffer.defined()) continue;
+    if (is_deferred(buffer)) {
+      buffer.unsafeGetTensorImpl()->shallow_copy_from(materialize({buffer})[0].getIntrusivePtr());
+    }
+    const at::Tensor dense = buffer.cpu().contiguous();
+    broadcast(dense, item.key(), control);
+    if (buffer.device() != device) {
+      buffer.set_data(dense.to(device));
+    } else if (!dense.is_same(buffer)) {
+      buffer.copy_(dense);
+    }
+  }
+}
+
+namespace {
+
+/// The least sharded strategy that needs at most `limit`, and how much it needs; empty if there is none.
+std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
+  constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                                   ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  for (ShardingStrategy cheaper : kFromDearToCheap) {
+    PlanInput input = plan.input();
+    input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
+    const std::int64_t total = MemoryPlan(std::move(input)).use().total();
+    if (total > limit) continue;
+    return name_of(cheaper) + " with " + format_bytes(total);
+  }
+  return "";
+}
+
+/// What a unit needs at once while it is computed: its gathered values and its bucket.
+std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
+  return unit.gathered_bytes() + plan.bucket_bytes_of(unit);
+}
+
+}  // namespace
+
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().total() <= limit) return;
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
+  const std::string advice = cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 parameters would"
+                                             : "the next cheaper strategy that fits is " + cheaper;
+  throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                                     format_bytes(plan.use().total()) + " a rank, the limit is " + format_bytes(limit) +
+                                     ".\n" + plan.to_table() + "hint: " + advice);
+}
+
+std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
+                                  bool shares_memory, std::optional<std::int64_t> activation_bytes) {
+  const std::vector<UnitShape>& units = plan.input().units;
+  const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
+    return peak_of(a, plan) < peak_of(b, plan);
+  });
+  std::string text = what + "\nthe plan of " + name_of(strategy.strategy) +
+                     ", beside which activations have to fit:\n" + plan.to_table();
+  if (largest != units.end()) {
+    text += "the largest unit is " + largest->name + ": " + format_bytes(largest->gathered_bytes()) + " gathered, " +
+            format_bytes(plan.bucket_bytes_of(*largest)) + " of gradients\n";
+  }
+  if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().total() - 1);
+  return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
+         (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "runtime/comm/topology.h"
+#include "runtime/config/strategy.h"
+
+namespace tessera {
+
+struct MeshShape {
+  int replicate = 1;
+  int shard = 1;
+};
+
+/// The strategy's mesh for this world. Left out: HYBRID_SHARD replicates across hosts, all others shard over the world.
+/// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
+MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
+
+/// Will the ranks of a shard group share memory? For plans of jobs that are not running; an Engine asks its transport.
+bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
+
+}  // namespace tessera

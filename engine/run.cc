@@ -1,0 +1,31 @@
+#include "tessera/run.h"
+
+#include <exception>
+
+#include "engine/last_words.h"
+#include "engine/run_scope.h"
+#include "runtime/base/log.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+int run(const std::function<void()>& body) {
+  TORCH_CHECK(RunScope::current == nullptr, "tessera::run inside tessera::run");
+  RunScope scope;
+  try {
+    body();
+    return static_cast<int>(ExitCode::kOk);
+  } catch (...) {
+    absl::Status status = status_of(std::current_exception());
+    if (scope.mesh) {
+      scope.mesh->abort(status);
+      status = scope.mesh->status();  // an earlier reason, if there was one
+    }
+    const std::string message = with_hint(status);
+    write_error_file(message);
+    log_error(message);
+    return static_cast<int>(exit_code_of(status));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,239 @@
+#include "engine/step/queued_step.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/memory/host_view.h"
+#include "engine/memory/optimizer_slice.h"
+#include "engine/step/gather_order.h"
+#include "optim/adamw.h"
+#include "optim/grad_norm.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer_checks.h"
+#include "optim/sgd.h"
+#include "runtime/base/span.h"
+#include "sharding/unrecorded.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+void set_rule(StepRequest& request, const Optimizer& optimizer) {
+  if (const auto* adam = dynamic_cast<const AdamW*>(&optimizer)) {
+    request.rule = StepRule::kAdam;
+    request.adam = adam->hyperparameters();
+    return;
+  }
+  const auto* sgd = dynamic_cast<const Sgd*>(&optimizer);
+  TORCH_INTERNAL_ASSERT(sgd, "an optimizer without kernels");
+  request.rule = StepRule::kSgd;
+  request.sgd = sgd->constants();
+}
+
+}  // namespace
+
+DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+                       const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
+                       Accelerator& accelerator)
+    : plan_(plan),
+      axes_(std::make_shared<MeshAxes>(axes)),
+      reducer_(reducer),
+      strategy_(strategy),
+      kernels_(*accelerator.kernels),
+      exposed_(*accelerator.exposed),
+      device_(accelerator.device),
+      publisher_(plan, axes, accelerator.device.waits) {
+  const LossScaler scaler(strategy.mixed_precision.loss_scale);
+  const bool scales_loss = strategy.mixed_precision.param == DType::kF16;
+  set_rule(request_, optimizer);
+  request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
+  request_.max_norm = strategy.gradient_clipping;
+  if (scales_loss) request_.loss_scale = scaler.rule();
+  request_.base_lr = strategy.optimizer.lr;
+  request_.base_batch_size = strategy.lr_schedule.base_batch_size;
+  const StateDType states = plan.input().state_dtype;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    const OptimizerSlice slice = optimizer_slice(group, group.optimizer_part, optimizer.num_states(), states);
+    DeviceRun run;
+    run.rule = request_.rule;
+    run.arguments = check_slice("the optimizer on a GPU", optimizer.num_states(), states, 1, slice);
+    run.stream = slice.stream;
+    run.first_element = slice.first_element;
+    run.group = static_cast<std::uint32_t>(groups_.size());
+    run.parameters = static_cast<std::uint32_t>(group.layout.size());
+    groups_.push_back({&group, run});
+  });
+  plan_message();
+  allocate(scales_loss ? scaler.state() : LossScalerState{});
+  fill_tables();
+}
+
+void DeviceStep::plan_message() {
+  std::size_t nodes = 0;
+  for (Group& g : groups_) {
+    const NormTree tree(NormTree::blocks_of(g.group->layout.numel()));
+    g.max_nodes = tree.max_nodes();
+    g.first_node = nodes;
+    nodes += g.max_nodes;
+    parameters_ += g.group->parameters.size();
+    scratch_bytes_ = std::max(scratch_bytes_, kernels_.norm_scratch_bytes(g.group->gradient_part.numel));
+  }
+  nodes_offset_ = (sizeof(StepMessageHeader) + parameters_ + 7) / 8 * 8;
+  message_bytes_ = nodes_offset_ + nodes * sizeof(NormNode);
+}
+
+template <class T>
+T* DeviceStep::take(std::size_t count) {
+  const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
+  return reinterpret_cast<T*>(
+      memory_.emplace_back(Arena::plain("the step's tables", bytes, device_.device)).take(bytes));
+}
+
+template <class T>
+T* DeviceStep::put(const std::vector<T>& values) {
+  T* const place = take<T>(values.size());
+  const HostView view(place, static_cast<std::int64_t>(values.size() * sizeof(T)), device_.device,
+                      HostView::kUndefined);
+  std::memcpy(view.data(), values.data(), values.size() * sizeof(T));
+  view.write_back();
+  return place;
+}
+
+void DeviceStep::allocate(const LossScalerState& scaler) {
+  message_ = take<std::byte>(message_bytes_);
+  const auto ranks = static_cast<std::size_t>(axes_->world->size());
+  messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
+  scratch_ = take<std::byte>(scratch_bytes_);
+
+  DeviceDecision first{};
+  first.scaler = scaler;
+  tables_.decision = put(std::vector<DeviceDecision>{first});
+  const auto options = at::TensorOptions().device(device_.device);
+  loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
+  loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
+  for (InFlight& slot : ring_) {
+    slot.message = kernels_.pinned_memory(nodes_offset_);
+    slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
+  }
+}
+
+void DeviceStep::fill_tables() {
+  const std::vector<int> owners = owners_of_parts(plan_.input().placement.gradients, *axes_);
+  std::vector<StepGroup> groups;
+  std::vector<std::uint32_t> first_node = {0};
+  std::vector<std::uint64_t> blocks;
+  std::uint32_t parameter = 0;
+  for (Group& g : groups_) {
+    const Layout& layout = g.group->layout;
+    groups.push_back({parameter, static_cast<std::uint32_t>(layout.size())});
+    first_node.push_back(first_node.back() + static_cast<std::uint32_t>(owners.size() * g.max_nodes));
+    blocks.push_back(NormTree::blocks_of(layout.numel()));
+    std::vector<ParameterBegin> begins;
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
+      begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
+    }
+    g.run.begins = put(begins);
+  }
+  StepTables& t = tables_;
+  t.ranks = axes_->world->size();
+  t.shard_size = axes_->shard_size;
+  t.parts = static_cast<int>(owners.size());
+  t.parameters = static_cast<int>(parameters_);
+  t.groups = static_cast<int>(groups_.size());
+  t.message_bytes = message_bytes_;
+  t.nodes_offset = nodes_offset_;
+  t.group = put(groups);
+  t.part_ranks = put(std::vector<std::int32_t>(owners.begin(), owners.end()));
+  t.first_node = put(first_node);
+  t.group_blocks = put(blocks);
+  t.messages = messages_;
+  t.nodes = take<NormNode>(first_node.back());
+  t.node_scratch = take<NormNode>(first_node.back());
+  t.group_sums = take<double>(groups_.size());
+  t.sum_of_squares = take<double>(1);
+  t.used = take<std::uint8_t>(parameters_);
+  t.is_uniform = take<std::uint8_t>(groups_.size());
+  t.constants = take<AdamConstants>(parameters_);
+  t.sgd = take<SgdConstants>(1);
+  t.steps = take<std::int64_t>(parameters_);
+}
+
+void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
+  const Unrecorded unrecorded;
+  loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
+}
+
+std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
+  const Span span("step on the device");
+  InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
+  if (slot.outcome) request_.known_skipped = slot.outcome->wait().skipped;
+  send_host_part(slot, local);
+  auto* const nodes = reinterpret_cast<NormNode*>(message_ + nodes_offset_);
+  for (const Group& g : groups_) {
+    const FlatGroup& group = *g.group;
+    kernels_.norm_nodes(group.gradient, static_cast<std::uint64_t>(group.gradient_part.numel),
+                        static_cast<std::uint64_t>(group.gradient_part.offset) / NormTree::kBlockNumel,
+                        nodes + g.first_node, g.max_nodes, scratch_);
+  }
+  uploaded_->join();
+  if (messages_ != message_) {
+    const Timed timed(&exposed_);
+    throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
+  }
+  if (downloaded_) downloaded_->join();  // the last decision has been fetched before this one takes its place
+  kernels_.decide(request(), tables_);
+  messages_read_ = kernels_.mark();
+  {
+    const Unrecorded unrecorded;
+    loss_.zero_();
+  }
+  for (const Group& g : groups_) {
+    kernels_.update(g.run, tables_);
+    publisher_.publish(*g.group);
+  }
+  publisher_.finish();
+  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), downloaded_, axes_);
+  return slot.outcome;
+}
+
+/// Behind the loss, which the device adds up: counts, and flags of what got a gradient. While backward is still computed.
+void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
+  StepMessageHeader header;
+  header.tokens = local.tokens;
+  header.samples = local.samples;
+  header.gathers = digest_of_gathers(local.gathered);
+  std::byte* const message = slot.message.get();
+  std::memcpy(message, &header, sizeof header);
+  std::byte* flag = message + sizeof header;
+  for (const Group& g : groups_) {
+    for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
+  }
+  constexpr std::size_t kBehindLoss = sizeof header.loss;
+  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, nodes_offset_ - kBehindLoss};
+  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
+}
+
+/// The schedule's ratio depends on how many of the steps under way are skipped, which nobody knows here.
+StepRequest DeviceStep::request() const {
+  StepRequest request = request_;
+  for (int more = 0; more <= kMostStepsInFlight; ++more) {
+    const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
+    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, applied);
+  }
+  return request;
+}
+
+DeviceDecision DeviceStep::latest() const {
+  if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
+  DeviceDecision none{};
+  const HostView view(tables_.decision, sizeof none, device_.device, HostView::kFetch);
+  std::memcpy(&none, view.data(), sizeof none);
+  return none;
+}
+
+}  // namespace tessera

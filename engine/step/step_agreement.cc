@@ -1,0 +1,129 @@
+#include "engine/step/step_agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/step/gather_order.h"
+#include "runtime/base/span.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+struct Header {
+  double loss = 0.0;
+  std::int64_t tokens = 0, samples = 0;
+  std::int64_t finite = 1;
+  std::uint64_t gathers = 0;
+};
+
+}  // namespace
+
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
+  std::vector<int> ranks;
+  const int replicas = placement.replicate ? axes.replicate_size : 1;
+  const int shards = placement.shard ? axes.shard_size : 1;
+  for (int s = 0; s < shards; ++s) {
+    for (int r = 0; r < replicas; ++r) {
+      const int replicate = placement.replicate ? r : axes.replicate_index;
+      const int shard = placement.shard ? s : axes.shard_index;
+      ranks.push_back(replicate * axes.shard_size + shard);
+    }
+  }
+  return ranks;
+}
+
+StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                             const MeshAxes& axes, const Reducer& reducer, GradientNorm& norm)
+    : units_(units),
+      axes_(axes),
+      reducer_(reducer),
+      norm_(norm),
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)) {
+  std::size_t flags = 0, nodes = 0, most_nodes = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    flags += group.parameters.size();
+    nodes += norm_.tree_of(group).max_nodes();
+    most_nodes = std::max(most_nodes, norm_.tree_of(group).max_nodes());
+  });
+  nodes_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  message_.resize(nodes_offset_ + nodes * sizeof(NormNode));
+  messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
+  nodes_.reserve(most_nodes * ranks_with_parts_.size());
+  combined_.reserve(nodes_.capacity());
+  agreed_.used.reserve(flags);
+}
+
+const AgreedStep& StepAgreement::agree(const LocalStep& local) {
+  write_message(local);
+  exchange();
+  std::vector<char> used = std::move(agreed_.used);
+  used.assign(used.capacity(), 0);
+  agreed_ = {};
+  agreed_.used = std::move(used);
+  for (int rank = 0; rank < axes_.world->size(); ++rank) read_message(rank);
+  check_gathers(local.gathered);
+  add_up_norm();
+  return agreed_;
+}
+
+void StepAgreement::write_message(const LocalStep& local) {
+  Header header{local.loss, local.tokens, local.samples, 1, digest_of_gathers(local.gathered)};
+  std::byte* flag = message_.data() + sizeof(Header);
+  std::byte* nodes = message_.data() + nodes_offset_;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
+    const NormTree::Builder& sums = norm_.sums_of(group);
+    if (!sums.finite()) header.finite = 0;
+    nodes_.assign(sums.nodes().begin(), sums.nodes().end());
+    nodes_.resize(norm_.tree_of(group).max_nodes());  // the rest are absent nodes
+    std::memcpy(nodes, nodes_.data(), nodes_.size() * sizeof(NormNode));
+    nodes += nodes_.size() * sizeof(NormNode);
+  });
+  std::memcpy(message_.data(), &header, sizeof header);
+}
+
+void StepAgreement::exchange() {
+  const Span span("agree", {}, &exchange_seconds_);
+  throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
+}
+
+void StepAgreement::read_message(int rank) {
+  const std::byte* message = message_of(rank);
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  agreed_.loss += header.loss / axes_.world->size();
+  agreed_.tokens += header.tokens;
+  agreed_.samples += header.samples;
+  agreed_.finite = agreed_.finite && header.finite != 0;
+  const std::byte* flags = message + sizeof(Header);
+  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
+}
+
+/// Ranks of one shard group gather together; other groups may have gone other ways.
+void StepAgreement::check_gathers(std::span<const int> own) const {
+  const auto gathers_of = [&](int rank) {
+    Header header;
+    std::memcpy(&header, message_of(rank), sizeof header);
+    return header.gathers;
+  };
+  for (int rank = 0; rank < axes_.world->size(); ++rank) {
+    if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
+  }
+}
+
+void StepAgreement::add_up_norm() {
+  std::size_t offset = nodes_offset_;
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    const NormTree& tree = norm_.tree_of(group);
+    const std::size_t count = tree.max_nodes();
+    nodes_.resize(count * ranks_with_parts_.size());
+    for (std::size_t i = 0; i < ranks_with_parts_.size(); ++i) {
+      std::memcpy(&nodes_[i * count], message_of(ranks_with_parts_[i]) + offset, count * sizeof(NormNode));
+    }
+    agreed_.sum_of_squares += value_or_throw(tree.combine(nodes_, combined_));
+    offset += count * sizeof(NormNode);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/step/gradient_norm.h"
+#include "runtime/comm/mesh.h"
+#include "sharding/reducer.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// The world ranks whose parts make up a whole buffer, each part once, in order of the parts.
+std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes);
+
+/// What one rank knows at the end of a step's backward.
+struct LocalStep {
+  double loss = 0.0;  ///< mean over this rank's microbatches
+  std::int64_t tokens = 0, samples = 0;
+  std::span<const int> gathered;  ///< units gathered in this step, in order (Residency::gathered)
+};
+
+/// What all ranks agree on before the update: the same bits everywhere.
+struct AgreedStep {
+  double loss = 0.0;  ///< mean over ranks, summed in rank order
+  std::int64_t tokens = 0, samples = 0;
+  double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all units
+  bool finite = true;
+  /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
+  std::vector<char> used;
+};
+
+/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is DeviceStep. The norm is a sum over fixed blocks of each unit's layout,
+/// combined in block order, so it has the same bits however gradients are sharded (optim/grad_norm.h).
+///
+/// A rank's message is a header, a flag for each trainable parameter, and each trainable group's norm nodes, filled up
+/// to the most it can have. Its size is fixed, so everything is allocated once.
+class StepAgreement {
+ public:
+  StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+                const Reducer& reducer, GradientNorm& norm);
+
+  /// Collective. The result is valid until the next call. Throws (70) where ranks gathered units in different orders.
+  const AgreedStep& agree(const LocalStep& local);
+
+  /// Spent so far on the exchange of messages.
+  double exchange_seconds() const { return exchange_seconds_; }
+
+ private:
+  void write_message(const LocalStep& local);
+  void exchange();
+  void read_message(int rank);
+  void add_up_norm();
+  void check_gathers(std::span<const int> own) const;
+  const std::byte* message_of(int rank) const {
+    return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
+  }
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const MeshAxes& axes_;
+  const Reducer& reducer_;
+  GradientNorm& norm_;
+  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  std::size_t nodes_offset_ = 0;       ///< into a message, bytes
+  std::vector<std::byte> message_, messages_;
+  std::vector<NormNode> nodes_, combined_;  ///< of one group: from all ranks, and scratch
+  AgreedStep agreed_;
+  double exchange_seconds_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#include "engine/step/step_outcome.h"
+
+#include <cstring>
+#include <string>
+
+#include "runtime/base/log.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+const DeviceDecision& StepOutcome::wait() {
+  if (!decision_) {
+    end_->wait();
+    if (const auto axes = axes_.lock()) throw_if_error(axes->status());
+    std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
+    for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
+    waits_.clear();
+    if (decision_->is_overflow) warn_of_overflow(step_, decision_->loss_scale);
+  }
+  if (!decision_->gathers_differ) return *decision_;
+  throw Error(
+      ExitCode::kInternal,
+      "step " + std::to_string(step_) +
+          ": ranks gathered units in different orders, so their values cannot be trusted. hint: forward must "
+          "use units in the same order on every rank; a branch on a rank's data may choose only among replicated "
+          "parameters");
+}
+
+void warn_of_overflow(std::int64_t step, double loss_scale) {
+  log_warning("step " + std::to_string(step) + ": a gradient is infinite or NaN; the step is skipped on all ranks" +
+              (loss_scale != 1.0 ? ", loss scale " + std::to_string(loss_scale) : std::string()));
+}
+
+void StepResult::wait() {
+  if (!outcome_) return;
+  const DeviceDecision& decided = outcome_->wait();
+  loss = decided.loss;
+  grad_norm = decided.grad_norm;
+  lr = decided.lr;
+  overflow = decided.is_overflow != 0;
+  loss_scale = decided.loss_scale;
+  tokens = decided.tokens;
+  communication_seconds = outcome_->exposed_seconds();
+  tokens_per_second = static_cast<double>(tokens) / seconds;
+  outcome_.reset();
+}
+
+bool StepResult::is_known() const { return !outcome_ || outcome_->is_known(); }
+
+}  // namespace tessera

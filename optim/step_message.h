@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/adam_constants.h"
+#include "optim/loss_scale_rule.h"
+#include "optim/norm_node.h"
+#include "optim/step_arguments.h"
+
+namespace tessera {
+
+// A step on a GPU, where nobody waits for what the device decides. What a rank knows at the end of backward is a message
+// in device memory; messages are gathered; from them the device decides, and updates. Everything here is plain data that
+// the host and the kernels (optim/cuda) share.
+
+/// Steps whose outcome the host may not know yet.
+constexpr int kMostStepsInFlight = 4;
+
+/// The front of a message. Behind it a flag for each parameter (did this rank give it a gradient?), and from
+/// StepTables::nodes_offset on each group's norm nodes.
+struct StepMessageHeader {
+  double loss = 0.0;  ///< mean over this rank's microbatches; the device's own, the rest is the host's
+  std::int64_t tokens = 0, samples = 0;
+  std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
+};
+
+/// What the device decided about a step, and what it needs to know of the steps before. Before the first: all zero, but
+/// for the scaler.
+struct DeviceDecision {
+  double loss;       ///< mean over ranks, added in rank order
+  double grad_norm;  ///< of the mean gradient, before clipping
+  double lr;
+  std::int64_t tokens, samples;   ///< over all ranks
+  float gradient_scale;           ///< clip / (ranks * microbatches * loss scale)
+  float loss_scale;               ///< that this step's backward used
+  std::int32_t is_overflow;       ///< a gradient is infinite or NaN
+  std::int32_t gathers_differ;    ///< ranks gathered units in different orders
+  std::int32_t is_skipped;        ///< either: this step changes nothing
+  std::int64_t applied, skipped;  ///< steps so far, this one included
+  LossScalerState scaler;         ///< after this step; its scale is the next backward's
+};
+
+enum class StepRule { kAdam, kSgd };
+
+/// What the host knows of a step beforehand. By value.
+struct StepRequest {
+  StepRule rule = StepRule::kAdam;
+  AdamHyperparameters adam = {};
+  SgdConstants sgd = {};      ///< but for what a step brings: gradient_scale, lr, first_step
+  double microbatches = 1.0;  ///< ranks * microbatches of a step
+  double max_norm = 0.0;      ///< gradient_clipping; 0: none
+  LossScaleRule loss_scale;
+  double base_lr = 0.0;  ///< scaled_lr's (scaled_lr.h)
+  std::int64_t base_batch_size = 0;
+  /// The schedule's ratio if `known_skipped` steps were skipped so far, or one more, or two...
+  double lr_ratios[kMostStepsInFlight + 1] = {};
+  std::int64_t known_skipped = 0;
+};
+
+/// Parameters of one group, among those of all groups.
+struct StepGroup {
+  std::uint32_t first_parameter = 0, parameters = 0;
+};
+
+/// Where things of a step are; device memory all. [n]: length.
+struct StepTables {
+  int ranks = 1, shard_size = 1, parts = 1, parameters = 0, groups = 0;
+  std::size_t message_bytes = 0, nodes_offset = 0;
+  // Written once.
+  const StepGroup* group = nullptr;           ///< [groups]
+  const std::int32_t* part_ranks = nullptr;   ///< [parts]: whose gradient parts make up the whole, in their order
+  const std::uint32_t* first_node = nullptr;  ///< [groups + 1] into `nodes`; every part has the same number of a group
+  const std::uint64_t* group_blocks = nullptr;  ///< [groups]
+  // Of each step.
+  const std::byte* messages = nullptr;  ///< [ranks][message_bytes]
+  NormNode* nodes = nullptr;            ///< [first_node[groups]]: by group, then part
+  NormNode* node_scratch = nullptr;     ///< as many
+  double* group_sums = nullptr;         ///< [groups]
+  double* sum_of_squares = nullptr;     ///< [1]
+  std::uint8_t* used = nullptr;         ///< [parameters]: by any rank
+  std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, and as often
+  AdamConstants* constants = nullptr;   ///< [parameters]; adam's
+  SgdConstants* sgd = nullptr;          ///< [1]; sgd's, but for first_step
+  // What stays from step to step.
+  std::int64_t* steps = nullptr;       ///< [parameters]: applied
+  DeviceDecision* decision = nullptr;  ///< [1]
+};
+
+/// Where a parameter begins in its group, in units of 32 elements. What follows it up to the next belongs to it.
+struct ParameterBegin {
+  std::uint32_t begin = 0;
+  std::uint32_t parameter = 0;  ///< among those of all groups
+};
+constexpr std::uint64_t kParameterAlign = 32;
+
+/// One run of a flat group, as OptimizerSlice.
+struct DeviceRun {
+  StepRule rule = StepRule::kAdam;
+  StepArguments arguments;          ///< but for `noise` and `first_element`, which the device derives from what follows
+  std::uint64_t stream = 0;         ///< number of the group, for stochastic rounding
+  std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
+  std::uint32_t group = 0;          ///< in StepTables
+  std::uint32_t parameters = 0;     ///< of the group
+  const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
+};
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#include "runtime/base/span.h"
+
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+struct Event {
+  std::string name;
+  Trace::Clock::time_point begin, end;
+  int thread = 0;
+};
+
+struct Recorder {
+  std::mutex mutex;
+  std::vector<Event> events;
+  int threads = 0;
+};
+
+Recorder& recorder() {
+  static Recorder recorder;
+  return recorder;
+}
+
+/// This thread's number; asked for under the recorder's mutex.
+int thread_number(Recorder& recorder) {
+  thread_local int number = -1;
+  if (number < 0) number = recorder.threads++;
+  return number;
+}
+
+double microseconds(Trace::Clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+}  // namespace
+
+std::atomic<bool> Trace::on_{false};
+
+void Trace::start() {
+  const std::lock_guard lock(recorder().mutex);
+  recorder().events.clear();
+  on_.store(true, std::memory_order_relaxed);
+}
+
+void Trace::record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end) {
+  std::string name(what);
+  if (!subject.empty()) name.append(" ").append(subject);
+  Recorder& all = recorder();
+  const std::lock_guard lock(all.mutex);
+  all.events.push_back({std::move(name), begin, end, thread_number(all)});
+}
+
+std::string Trace::events_as_json(int process) {
+  const std::lock_guard lock(recorder().mutex);
+  std::string text;
+  for (const Event& event : recorder().events) {
+    const nlohmann::json json = {{"name", event.name},
+                                 {"ph", "X"},
+                                 {"ts", microseconds(event.begin.time_since_epoch())},
+                                 {"dur", microseconds(event.end - event.begin)},
+                                 {"pid", process},
+                                 {"tid", event.thread}};
+    if (!text.empty()) text += ",\n";
+    text += json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+  return text;
+}
+
+}  // namespace tessera

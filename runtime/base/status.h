@@ -1,0 +1,53 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <string>
+
+namespace tessera {
+
+/// Exit codes of every Tessera program (after sysexits.h). 128 + n means ended by signal n.
+enum class ExitCode : int {
+  kOk = 0,
+  kUsage = 64,         ///< wrong command line
+  kCorruptData = 65,   ///< a file's content is wrong
+  kNoInput = 66,       ///< a file is missing
+  kUnavailable = 69,   ///< a port, store or device cannot be had
+  kInternal = 70,      ///< a bug, or an exception of the user's model
+  kOsResource = 71,    ///< memory, file descriptors, locked memory
+  kCannotCreate = 73,  ///< output cannot be created
+  kIo = 74,            ///< read or write failed
+  kPeerLost = 75,      ///< a rank died or did not answer in time: restartable
+  kPermission = 77,
+  kConfig = 78,  ///< the strategy file, model file or environment is wrong
+};
+
+/// Below the tensor line (files, rendezvous, transports, configuration) failures are `absl::Status`, made by one of
+/// these. The status remembers its exit code, so the program's end needs no second table.
+absl::Status make_error(ExitCode code, std::string message);
+
+/// The exit code a status was made with; for statuses made elsewhere, the nearest by `absl::StatusCode`.
+ExitCode exit_code_of(const absl::Status& status);
+
+/// `std::string` of the message (absl's `string_view` is not `std::string_view` in every build).
+std::string message_of(const absl::Status& status);
+
+}  // namespace tessera
+
+#define TESSERA_CONCAT_(a, b) a##b
+#define TESSERA_CONCAT(a, b) TESSERA_CONCAT_(a, b)
+
+/// Returns from the calling function if `expression` (an `absl::Status`) is not OK.
+#define TESSERA_RETURN_IF_ERROR(expression)                         \
+  do {                                                              \
+    if (auto status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+/// `TESSERA_ASSIGN_OR_RETURN(auto x, f());` returns from the calling function if `f()` (a StatusOr) failed.
+#define TESSERA_ASSIGN_OR_RETURN(lhs, expression) \
+  TESSERA_ASSIGN_OR_RETURN_(TESSERA_CONCAT(status_or_, __LINE__), lhs, expression)
+#define TESSERA_ASSIGN_OR_RETURN_(name, lhs, expression) \
+  auto name = (expression);                              \
+  if (!name.ok()) return std::move(name).status();       \
+  lhs = *std::move(name)

@@ -1,0 +1,63 @@
+#include "runtime/comm/c10d/c10d_store.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+template <typename Result, typename Body>
+Result guarded(const char* what, const std::string& key, Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kUnavailable,
+                      std::string("store: cannot ") + what + " '" + key + "': " + text_of_c10_exception(error));
+  }
+}
+
+}  // namespace
+
+std::string text_of_c10_exception(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = c10_error ? c10_error->what_without_backtrace() : error.what();
+  if (const auto trace = text.find("\nException raised from"); trace != std::string::npos) text.resize(trace);
+  return text;
+}
+
+absl::Status C10dStore::set(const std::string& key, const std::string& value) {
+  return guarded<absl::Status>("set", key, [&] {
+    store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<bool> C10dStore::has(const std::string& key) {
+  return guarded<absl::StatusOr<bool>>("look for", key, [&] { return store_->check({key}); });
+}
+
+absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+    TESSERA_ASSIGN_OR_RETURN(const bool present, has(key));
+    if (present) break;
+    if (std::chrono::steady_clock::now() >= end)
+      return make_error(ExitCode::kPeerLost,
+                        "store: no rank set '" + key + "' within " + std::to_string(timeout.count()) + " ms");
+    std::this_thread::sleep_for(pause);
+  }
+  return guarded<absl::StatusOr<std::string>>("get", key, [&] {
+    const std::vector<std::uint8_t> value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  });
+}
+
+absl::StatusOr<std::int64_t> C10dStore::add(const std::string& key, std::int64_t amount) {
+  return guarded<absl::StatusOr<std::int64_t>>("add to", key, [&] { return store_->add(key, amount); });
+}
+
+}  // namespace tessera

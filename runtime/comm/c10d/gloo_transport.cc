@@ -1,0 +1,44 @@
+#include "runtime/comm/c10d/gloo_transport.h"
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // reads gloo_stubs/
+
+#include "runtime/base/status.h"
+#include "runtime/comm/c10d/c10d_collectives.h"
+
+namespace tessera {
+namespace {
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const Group& group, const std::string& address,
+                                                   const c10::intrusive_ptr<c10d::Store>& store) {
+  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(group.init_timeout_s));
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  options->devices.push_back(interface ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                       : c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  // One call of a group runs at a time, so one thread serves it.
+  options->threads = 1;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, group.rank, group.size(), options);
+  backend->setTimeout(milliseconds(group.timeout_s));
+  return backend;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
+                                                              std::shared_ptr<C10dStore> store) {
+  try {
+    const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
+    return c10d_collectives(group, connect(group, address, own_keys), std::move(store));
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + " cannot connect over " +
+                                               address + ": " + text_of_c10_exception(error) +
+                                               "; GLOO_SOCKET_IFNAME names the network interface to use");
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+
+#include "runtime/comm/c10d/c10d_store.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group.h"
+
+namespace tessera {
+
+/// The `gloo` transport: CPU ranks on any hosts, over TCP (c10d::ProcessGroupGloo). `address`: this host's
+/// own, by which the other ranks reach it; see `address_towards`. GLOO_SOCKET_IFNAME, if set, names an
+/// interface instead. Collective over the group. Errors: 75 if the ranks cannot connect within
+/// `group.init_timeout_s`.
+absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
+                                                              std::shared_ptr<C10dStore> store);
+
+/// The address of this host from which `host` is reached; nothing is sent. Exit code 78 if `host` is unknown,
+/// or if it is another machine's name but leads back to this one by loopback.
+absl::StatusOr<std::string> address_towards(const std::string& host);
+
+}  // namespace tessera

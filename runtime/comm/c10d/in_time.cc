@@ -1,0 +1,47 @@
+#include "runtime/comm/c10d/in_time.h"
+
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace tessera {
+
+bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit) {
+  struct Ends {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t left;
+    bool all_succeeded = true;
+  };
+  const auto ends = std::make_shared<Ends>();
+  ends->left = tasks.size();
+  const auto note_end = [ends](bool succeeded) {
+    std::lock_guard lock(ends->mutex);
+    --ends->left;
+    ends->all_succeeded = ends->all_succeeded && succeeded;
+    ends->changed.notify_all();
+  };
+  for (std::function<bool()>& task : tasks) {
+    try {
+      std::thread([note_end, task = std::move(task)] { note_end(task()); }).detach();
+    } catch (const std::system_error&) {  // no more threads
+      note_end(false);
+    }
+  }
+  std::unique_lock lock(ends->mutex);
+  return ends->changed.wait_for(lock, limit, [&] { return ends->left == 0; }) && ends->all_succeeded;
+}
+
+bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit) {
+  return succeed_in_time({[task = std::move(task)] {
+                           task();
+                           return true;
+                         }},
+                         limit);
+}
+
+}  // namespace tessera

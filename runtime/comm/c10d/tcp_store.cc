@@ -1,0 +1,161 @@
+#include "runtime/comm/c10d/tcp_store.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string endpoint(const Topology& topology) {
+  return topology.master_addr + ":" + std::to_string(topology.master_port);
+}
+
+std::string self(const Topology& topology) {
+  return "rank " + std::to_string(topology.rank) + "/" + std::to_string(topology.world_size);
+}
+
+absl::Status port_error(const Topology& topology, int error) {
+  const std::string hint = error == EADDRINUSE ? "another job or a process that has not ended yet uses it; choose "
+                                                 "another MASTER_PORT, or let the launcher choose one"
+                                               : "choose another MASTER_PORT";
+  return make_error(ExitCode::kUnavailable, self(topology) + ": cannot serve the store on port " +
+                                                std::to_string(topology.master_port) + ": " + std::strerror(error) +
+                                                "; " + hint);
+}
+
+// Bound here rather than by c10d, which always listens on all interfaces.
+absl::StatusOr<int> bound_socket(const Topology& topology, bool loopback_only) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return port_error(topology, errno);
+  const int yes = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(topology.master_port));
+  address.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  const int error = errno;
+  close(fd);
+  return port_error(topology, error);
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(topology.master_port);
+  options.isServer = topology.rank == 0 && !topology.agent_store;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  if (options.isServer) {
+    TESSERA_ASSIGN_OR_RETURN(const int fd,
+                             bound_socket(topology, topology.num_hosts() == 1 && is_loopback(topology.master_addr)));
+    options.masterListenFd = fd;
+  }
+  try {
+    return c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(topology.master_addr, options));
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kPeerLost, self(topology) + ": no store at " + endpoint(topology) + " within " +
+                                               std::to_string(timeout.count() / 1000) +
+                                               " s: did rank 0 start, and can this host reach it? (" +
+                                               text_of_c10_exception(error) + ")");
+  }
+}
+
+/// Makes sure that the ranks that meet are those of this job, each once, and all of them.
+class RollCall {
+ public:
+  RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline)
+      : topology_(topology), store_(store), deadline_(deadline) {}
+
+  absl::Status run() {
+    const absl::Status status = call();
+    if (exit_code_of(status) != ExitCode::kUnavailable) return status;
+    return make_error(ExitCode::kPeerLost, self(topology_) + ": the store of " + endpoint(topology_) +
+                                               " ended while ranks were joining: " + message_of(status));
+  }
+
+ private:
+  static std::string key(int rank) { return "present/" + std::to_string(rank); }
+
+  absl::Status call() {
+    TESSERA_ASSIGN_OR_RETURN(const auto claims, store_.add(key(topology_.rank), 1));
+    if (claims > 1)
+      return make_error(ExitCode::kConfig, self(topology_) + ": RANK " + std::to_string(topology_.rank) +
+                                               " is claimed by another process too (launcher: " + topology_.launcher +
+                                               ")");
+    TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
+      TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));
+      if (present >= topology_.world_size) return absl::OkStatus();
+      if (Clock::now() >= deadline_) return missing_error(present);
+    }
+  }
+
+  absl::Status missing_error(std::int64_t present) {
+    std::string missing;
+    for (int rank = 0; rank < topology_.world_size; ++rank) {
+      TESSERA_ASSIGN_OR_RETURN(const bool is_present, store_.has(key(rank)));
+      if (!is_present) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    TESSERA_RETURN_IF_ERROR(linger(present));
+    return make_error(ExitCode::kPeerLost, self(topology_) + ": still missing at the store of " + endpoint(topology_) +
+                                               ": rank " + missing + " (comm.init_timeout_s sets the limit)");
+  }
+
+  // The store goes with the rank that serves it, so that one lets the others look first.
+  absl::Status linger(std::int64_t present) {
+    TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
+    for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {
+      TESSERA_ASSIGN_OR_RETURN(const auto told, store_.add("told", 0));
+      if (told >= present) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return absl::OkStatus();
+  }
+
+  const Topology& topology_;
+  KeyValueStore& store_;
+  const Clock::time_point deadline_;
+};
+
+// A store that rank 0 serves belongs to one job; torchrun's agent may serve several in turn.
+absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono::milliseconds timeout) {
+  if (topology.agent_store) return absl::OkStatus();
+  const std::string mine = "run '" + topology.run_id + "' of " + std::to_string(topology.world_size) + " ranks";
+  if (topology.rank == 0) return store.set("tessera/owner", mine);
+  TESSERA_ASSIGN_OR_RETURN(const std::string owner, store.get("tessera/owner", timeout));
+  if (owner == mine) return absl::OkStatus();
+  return make_error(ExitCode::kUnavailable, self(topology) + ": the store at " + endpoint(topology) + " belongs to " +
+                                                owner + ", this is " + mine + "; choose another MASTER_PORT");
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
+  const auto deadline = Clock::now() + timeout;
+  TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, timeout));
+  C10dStore whole(connected);
+  TESSERA_RETURN_IF_ERROR(check_owner(topology, whole, timeout));
+  const std::string prefix = "tessera/" + topology.run_id + "/" + std::to_string(topology.restart_count);
+  auto store = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, connected));
+  TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline).run());
+  return store;
+}
+
+}  // namespace tessera

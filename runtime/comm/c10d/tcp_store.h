@@ -1,0 +1,26 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+
+#include "runtime/comm/c10d/c10d_store.h"
+#include "runtime/comm/topology.h"
+
+namespace tessera {
+
+/// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have.
+///
+/// Rank 0 serves it, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback
+/// only where all ranks are on one host and `master_addr` is a loopback address, else on all interfaces. Keys
+/// are prefixed with the run's id and restart count, so neither another job nor an earlier life of this one
+/// is met.
+///
+/// Errors: 69 port in use, or the store is another job's; 75 ranks that did not come within `init_timeout_s`,
+/// by number; 78 two processes claim one rank.
+absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
+
+/// True for "localhost", "::1" and 127.0.0.0/8.
+bool is_loopback(const std::string& address);
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include "runtime/comm/compose/hierarchical.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/sum/visited_sum.h"
+
+namespace tessera {
+namespace {
+
+class HierarchicalCollectives : public Collectives {
+ public:
+  HierarchicalCollectives(std::shared_ptr<Collectives> inside, std::shared_ptr<Collectives> across)
+      : inside_(std::move(inside)), across_(std::move(across)), places_(inside_->size()), hosts_(across_->size()) {}
+
+  int rank() const override { return across_->rank() * places_ + inside_->rank(); }
+  int size() const override { return hosts_ * places_; }
+  std::string transport() const override {
+    return "hierarchical(" + inside_->transport() + ", " + across_->transport() + ")";
+  }
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inside_->allocate(bytes); }
+
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
+    return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes)));
+  }
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
+    return Work(ended(spread(label, data, bytes, root)));
+  }
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
+    return Work(ended(exchange(label, static_cast<const std::byte*>(input), output, bytes)));
+  }
+  Work barrier(std::string_view label) override { return Work(ended(meet(label))); }
+
+  void abort(const absl::Status& reason) override {
+    inside_->abort(reason);
+    across_->abort(reason);
+  }
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                         SumVisitor* visitor, Waits) override {
+    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor)));
+  }
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, Waits) override {
+    const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel));
+    if (status.ok()) visit_sums(visitor, 0, output, numel);
+    return Work(status);
+  }
+
+ private:
+  absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
+  absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
+                       SumVisitor* visitor);
+  absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
+  absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
+  absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root);
+  absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes);
+  absl::Status meet(std::string_view label);
+  absl::StatusOr<std::byte*> scratch(std::size_t bytes);
+  absl::Status ended(absl::Status status);
+
+  const std::shared_ptr<Collectives> inside_, across_;
+  const int places_, hosts_;
+  std::unique_ptr<CommBuffer> scratch_;
+};
+
+// A failure in one half would leave the peers of the other waiting.
+absl::Status HierarchicalCollectives::ended(absl::Status status) {
+  if (!status.ok()) abort(status);
+  return status;
+}
+
+// The same size on every rank of a host at the same call, so it is collective as allocate() demands.
+absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
+  if (!scratch_ || scratch_->bytes() < bytes) {
+    scratch_.reset();
+    TESSERA_ASSIGN_OR_RETURN(scratch_, inside_->allocate(bytes));
+  }
+  return scratch_->data();
+}
+
+// Across: the shards at this place. Inside: for each host, its part of the whole.
+absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
+                                             std::size_t bytes) {
+  TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
+  TESSERA_RETURN_IF_ERROR(across_->all_gather(label, shard, shards, bytes).wait());
+  for (int host = 0; host < hosts_; ++host)
+    TESSERA_RETURN_IF_ERROR(
+        inside_->all_gather(label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
+  return absl::OkStatus();
+}
+
+// Inside: for each host, the slice of its rank at this place, summed over our host. Across: those sums.
+absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
+                                              std::size_t numel, SumVisitor* visitor) {
+  TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
+  auto* sums = reinterpret_cast<float*>(memory);
+  const std::size_t host_bytes = places_ * numel * size_of(dtype);
+  for (int host = 0; host < hosts_; ++host)
+    TESSERA_RETURN_IF_ERROR(
+        inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
+  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor).wait();
+}
+
+// Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go
+// whole.
+absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype, float* output,
+                                             std::size_t numel) {
+  const std::size_t part = numel / places_, done = part * places_;
+  if (part > 0) {
+    TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(part * sizeof(float)));
+    auto* sums = reinterpret_cast<float*>(memory);
+    TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
+    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part).wait());
+    TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
+    return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
+  }
+  return reduce_whole(label, input, dtype, output, numel);
+}
+
+absl::Status HierarchicalCollectives::reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output,
+                                                   std::size_t numel) {
+  if (numel == 0) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(inside_->all_reduce(label, input, dtype, output, numel).wait());
+  return across_->all_reduce(label, output, DType::kF32, output, numel).wait();
+}
+
+absl::Status HierarchicalCollectives::spread(std::string_view label, void* data, std::size_t bytes, int root) {
+  if (root < 0 || root >= size())
+    return make_error(ExitCode::kInternal, std::string(label) + " broadcast: root is " + std::to_string(root) + " of " +
+                                               std::to_string(size()) + " ranks");
+  if (inside_->rank() == root % places_)
+    TESSERA_RETURN_IF_ERROR(across_->broadcast(label, data, bytes, root / places_).wait());
+  return inside_->broadcast(label, data, bytes, root % places_).wait();
+}
+
+// Inside: for each host, what our host's ranks send to its rank at this place. Across: hand them over.
+absl::Status HierarchicalCollectives::exchange(std::string_view label, const std::byte* input, void* output,
+                                               std::size_t bytes) {
+  const std::size_t host_bytes = places_ * bytes;
+  TESSERA_ASSIGN_OR_RETURN(std::byte * parcels, scratch(hosts_ * host_bytes));
+  for (int host = 0; host < hosts_; ++host)
+    TESSERA_RETURN_IF_ERROR(
+        inside_->all_to_all(label, input + host * host_bytes, parcels + host * host_bytes, bytes).wait());
+  return across_->all_to_all(label, parcels, output, host_bytes).wait();
+}
+
+// After the first, all of this host are here; after the second, all at this place; the third joins the two.
+absl::Status HierarchicalCollectives::meet(std::string_view label) {
+  TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
+  TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());
+  return inside_->barrier(label).wait();
+}
+
+}  // namespace
+
+std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,
+                                                      std::shared_ptr<Collectives> across) {
+  return std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across));
+}
+
+}  // namespace tessera

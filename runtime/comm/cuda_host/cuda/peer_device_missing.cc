@@ -1,0 +1,13 @@
+#include "runtime/base/status.h"
+#include "runtime/comm/cuda_host/cuda_host_collectives.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int) {
+  return make_error(
+      ExitCode::kUnavailable,
+      "comm.transport is \"cuda_host\", but this Tessera was built without CUDA's compiler; configure with "
+      "TESSERA_CUDA=ON where nvcc is installed");
+}
+
+}  // namespace tessera

@@ -1,0 +1,111 @@
+#include "runtime/comm/device/work_watch.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+#include <utility>
+
+#include "runtime/comm/c10d/c10d_store.h"
+
+namespace tessera {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr Seconds kBetweenLooks{0.1};
+constexpr Seconds kBetweenQuestions{3.0};  // of all groups of all ranks, to one store
+
+}  // namespace
+
+WorkWatch::WorkWatch(Seconds timeout, c10::Device device, std::function<std::string()> news, Report report)
+    : timeout_(timeout), device_(device), news_(std::move(news)), report_(std::move(report)), thread_([this] {
+        run();
+      }) {}
+
+WorkWatch::~WorkWatch() {
+  {
+    std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WorkWatch::add(const CallSignature& call, std::function<bool()> reached) {
+  std::lock_guard lock(mutex_);
+  started_.push_back({call, std::move(reached), nullptr});
+}
+
+void WorkWatch::set_latest(c10::intrusive_ptr<c10d::Work> work) {
+  std::lock_guard lock(mutex_);
+  if (work) {
+    started_.back().work = std::move(work);
+  } else {
+    started_.pop_back();
+  }
+}
+
+void WorkWatch::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return started_.empty() || has_reported_; });
+}
+
+void WorkWatch::run() {
+  const c10::DeviceGuard guard(device_);  // to ask for an event on another would make a context there
+  const Seconds pause = std::min(kBetweenLooks, timeout_ / 4);
+  oldest_since_ = next_question_ = Clock::now();
+  for (std::unique_lock lock(mutex_); !changed_.wait_for(lock, pause, [&] { return ends_; });) {
+    lock.unlock();
+    const std::string why = look();
+    lock.lock();
+    if (why.empty()) continue;
+    if (started_.empty()) continue;  // it could not be started, and whoever tried reports that
+    const CallSignature call = started_.front().call;
+    lock.unlock();
+    report_(call, why);
+    lock.lock();
+    has_reported_ = true;
+    changed_.notify_all();
+    return;
+  }
+}
+
+std::string WorkWatch::look() try {
+  const Clock::time_point now = Clock::now();
+  for (;;) {
+    Started oldest;
+    {
+      std::lock_guard lock(mutex_);
+      if (started_.empty()) {
+        oldest_since_ = now;
+        changed_.notify_all();
+        return "";
+      }
+      oldest = started_.front();
+    }
+    const bool over = oldest.work && oldest.work->isCompleted();
+    if (oldest.work && oldest.work->exception()) std::rethrow_exception(oldest.work->exception());
+    if (!over) {
+      if (!oldest.reached()) oldest_since_ = now;
+      break;
+    }
+    oldest_since_ = now;
+    std::lock_guard lock(mutex_);
+    started_.pop_front();
+  }
+  if (now - oldest_since_ > timeout_) {
+    std::ostringstream text;
+    text << "timed out after " << timeout_.count() << " s (comm.timeout_s sets the limit)";
+    return text.str();
+  }
+  const Seconds between = std::min(kBetweenQuestions, timeout_ / 2);
+  if (now - oldest_since_ < between || now < next_question_) return "";
+  next_question_ = now + std::chrono::duration_cast<Clock::duration>(between);
+  return news_();
+} catch (const std::exception& error) {
+  return text_of_c10_exception(error);
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "runtime/comm/call.h"
+
+namespace tessera {
+
+/// Looks after calls that a device runs on its own, on a thread of its own, since whoever started them has gone on: one
+/// that fails, or stands still. A call's time begins when the device has come to it and the one before it is over: many
+/// steps of compute may be queued before, and one that waits behind them does not stand still.
+class WorkWatch {
+ public:
+  /// What went wrong and in which call. Called at most once, on the watch's thread; after that nothing is watched.
+  using Report = std::function<void(const CallSignature& call, const std::string& why)>;
+
+  /// `timeout`: for a call. `news` is asked now and then while a call takes long: empty, or what peers have come to. The
+  /// watch's thread works on `device`.
+  WorkWatch(std::chrono::duration<double> timeout, c10::Device device, std::function<std::string()> news,
+            Report report);
+  /// Does not wait for calls under way, but for a report.
+  ~WorkWatch();
+
+  /// Before a call is started, since starting it may already wait for peers. Calls end in the order in which they are
+  /// added. `reached`: has the device come to where this one is queued?
+  void add(const CallSignature& call, std::function<bool()> reached);
+  /// What the latest `add` was of; null: it could not be started.
+  void set_latest(c10::intrusive_ptr<c10d::Work> work);
+  /// Waits until all calls are over, or one has been reported.
+  void drain();
+
+ private:
+  struct Started {
+    CallSignature call;
+    std::function<bool()> reached;
+    c10::intrusive_ptr<c10d::Work> work;  ///< null while it is being started
+  };
+
+  void run();
+  /// What is wrong with the oldest call, if anything; takes those that are over off the list.
+  std::string look();
+
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::duration<double> timeout_;
+  const c10::Device device_;
+  const std::function<std::string()> news_;
+  const Report report_;
+  std::mutex mutex_;  // guards the three below
+  std::condition_variable changed_;
+  std::deque<Started> started_;
+  bool ends_ = false, has_reported_ = false;
+  Clock::time_point oldest_since_, next_question_;  // the thread's own
+  std::thread thread_;                              // last: it uses the others
+};
+
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "runtime/comm/job/process_mesh.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/c10d/gloo_transport.h"
+#include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/compose/composed_groups.h"
+#include "runtime/comm/cuda_host/cuda_host_collectives.h"
+#include "runtime/comm/device/device_solo.h"
+#include "runtime/comm/device/staged_collectives.h"
+#include "runtime/comm/nccl/nccl_transport.h"
+#include "runtime/comm/shared/host_transport.h"
+
+namespace tessera {
+namespace {
+
+GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
+  GroupDefaults defaults;
+  defaults.rank = topology.rank;
+  defaults.world_size = topology.world_size;
+  defaults.ranks_per_host = topology.local_world_size;
+  defaults.timeout_s = comm.timeout_s;
+  defaults.init_timeout_s = comm.init_timeout_s;
+  return defaults;
+}
+
+absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
+  if (comm.transport == TransportChoice::kNccl) return nccl_available();
+  const bool on_one_host = comm.transport == TransportChoice::kHost || comm.transport == TransportChoice::kCudaHost;
+  const std::string name = comm.transport == TransportChoice::kHost ? "host" : "cuda_host";
+  if (on_one_host && topology.num_hosts() > 1)
+    return make_error(ExitCode::kConfig, "comm.transport is \"" + name + "\", but the " +
+                                             std::to_string(topology.world_size) + " ranks are on " +
+                                             std::to_string(topology.num_hosts()) + " hosts; use \"auto\" or \"gloo\"");
+  return absl::OkStatus();
+}
+
+bool needs_gloo(const Topology& topology, const CommConfig& comm) {
+  return comm.transport == TransportChoice::kGloo ||
+         (comm.transport == TransportChoice::kAuto && topology.num_hosts() > 1);
+}
+
+// This host's address for gloo: loopback where all ranks are here anyway.
+absl::StatusOr<std::string> own_address(const Topology& topology) {
+  if (topology.num_hosts() == 1 || std::getenv("GLOO_SOCKET_IFNAME")) return std::string("127.0.0.1");
+  return address_towards(topology.master_addr);
+}
+
+/// How one transport joins ranks on GPUs; `gpu` is this rank's.
+using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
+
+absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu));
+  DeviceGroups groups;
+  groups.alone = [device] { return solo_on_device(device); };
+  groups.control = [device](std::shared_ptr<Collectives> group) {
+    return staged_collectives(std::move(group), device);
+  };
+  if (topology.world_size == 1)
+    return Mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  groups.join = join(gpu, store);
+  return Mesh(topology, device_group_factory(defaults, std::move(groups)), store);
+}
+
+// A GPU a rank, by local rank.
+absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
+  TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
+  const NcclBuffers buffers = comm.nccl_buffers;
+  return make_gpu_mesh(
+      topology, comm, topology.local_rank, [buffers](int gpu, const std::shared_ptr<C10dStore>& store) {
+        return [gpu, buffers, store, groups = std::make_shared<QueuedGroups>()](const Group& group) {
+          const bool at_same_places = group.name.ends_with(kGatherGroup);
+          return nccl_collectives(group, gpu, at_same_places ? buffers : NcclBuffers::kPlain, groups, store);
+        };
+      });
+}
+
+// Ranks take turns with the GPUs there are.
+absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm) {
+  TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
+  const int own = topology.local_rank % count;
+  TESSERA_RETURN_IF_ERROR(use_gpu(own));
+  return make_gpu_mesh(topology, comm, own, [](int gpu, const std::shared_ptr<C10dStore>& store) {
+    return [gpu, store](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+      TESSERA_ASSIGN_OR_RETURN(auto device, cuda_peer_device(gpu));
+      TESSERA_ASSIGN_OR_RETURN(auto host, host_collectives(group, *store));
+      return cuda_host_collectives(group, std::move(host), std::move(device));
+    };
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm) {
+  TESSERA_RETURN_IF_ERROR(check_choice(topology, comm));
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  if (comm.transport == TransportChoice::kNccl) return make_nccl_mesh(topology, comm);
+  if (comm.transport == TransportChoice::kCudaHost) return make_cuda_host_mesh(topology, comm);
+  if (topology.world_size == 1)
+    return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+  std::string address;
+  if (needs_gloo(topology, comm)) {
+    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology));
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
+  const JoinGroup gloo = [store, address](const Group& group) { return gloo_collectives(group, address, store); };
+  std::shared_ptr<GroupFactory> factory;
+  switch (comm.transport) {
+    case TransportChoice::kAuto:
+      factory = composed_group_factory(defaults, host, gloo);
+      break;
+    case TransportChoice::kHost:
+      factory = composed_group_factory(defaults, host, host);
+      break;
+    case TransportChoice::kGloo:
+      factory = flat_group_factory(defaults, gloo);
+      break;
+    case TransportChoice::kNccl:
+    case TransportChoice::kCudaHost:
+      break;  // above
+  }
+  return Mesh(topology, std::move(factory), store);
+}
+
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join) {
+  if (comm.transport != TransportChoice::kAuto)
+    return make_error(ExitCode::kConfig,
+                      "comm.transport names a transport, but the program brings its own. hint: leave it at \"auto\"");
+  const GroupDefaults defaults = defaults_of(topology, comm);
+  if (topology.world_size == 1)
+    return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
+  const JoinGroup join_group = [store, join](const Group& group) { return join(group, store); };
+  return Mesh(topology, flat_group_factory(defaults, join_group), store);
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <functional>
+#include <memory>
+
+#include "runtime/comm/c10d/c10d_store.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/mesh.h"
+#include "runtime/config/strategy.h"
+
+namespace tessera {
+
+/// The mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have.
+///
+/// | comm.transport | ranks of one host | ranks of several hosts       |
+/// |----------------|-------------------|------------------------------|
+/// | auto           | host              | gloo, or host inside and gloo across |
+/// | host           | host              | error 78                     |
+/// | gloo           | gloo              | gloo                         |
+/// | nccl           | nccl              | nccl                         |
+///
+/// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm);
+
+/// The same over a transport of the user's own, which joins every group of more than one rank. `comm.transport` must be
+/// auto.
+using JoinGroupOnStore = std::function<absl::StatusOr<std::shared_ptr<Collectives>>(
+    const Group& group, const std::shared_ptr<C10dStore>& store)>;
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join);
+
+}  // namespace tessera

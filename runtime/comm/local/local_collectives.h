@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what
+/// the others would have moved. Size 1 ("solo") is exact, and free where output is input; any larger size is
+/// "fake": a gathered buffer holds this rank's shard only, a sum this rank's addend only.
+/// `one_host`: whether the group it stands for could share memory.
+class LocalCollectives : public Collectives {
+ public:
+  explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true)
+      : rank_(rank), size_(size), one_host_(one_host) {}
+
+  /// Bytes this rank would have received from peers so far, were each collective done with the least traffic:
+  /// (size - 1) parts a gather, scatter or exchange; both halves of an all_reduce.
+  std::uint64_t bytes_received() const { return bytes_received_; }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string transport() const override { return size_ == 1 ? "solo" : "fake"; }
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
+  bool shares_memory() const override { return one_host_; }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work barrier(std::string_view label) override;
+  void abort(const absl::Status& reason) override;
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
+                         SumVisitor* visitor, Waits) override;
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, Waits) override;
+
+ private:
+  Work widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
+               SumVisitor* visitor);
+  absl::Status status() const;
+
+  const int rank_, size_;
+  const bool one_host_;
+  std::atomic<std::uint64_t> bytes_received_ = 0;
+  std::atomic<bool> aborted_ = false;  ///< reason_ is written before, and never after
+  std::atomic<bool> aborting_ = false;
+  absl::Status reason_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines. From 2 MiB on it is of huge pages
+/// where the kernel grants them, and all of them are there from the start.
+class PlainBuffer : public CommBuffer {
+ public:
+  explicit PlainBuffer(std::size_t bytes)
+      : alignment_(bytes >= kHugePage ? kHugePage : kLine),
+        data_(static_cast<std::byte*>(::operator new(bytes + 1, std::align_val_t(alignment_))), Delete{alignment_}),
+        bytes_(bytes) {
+    if (bytes >= kHugePage) madvise(data_.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a wish
+    std::memset(data_.get(), 0, bytes);
+  }
+  std::byte* data() const override { return data_.get(); }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  static constexpr std::size_t kLine = 64, kHugePage = 2 << 20;
+  struct Delete {
+    std::size_t alignment;
+    void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t(alignment)); }
+  };
+
+  const std::size_t alignment_;
+  const std::unique_ptr<std::byte[], Delete> data_;
+  const std::size_t bytes_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,122 @@
+#include "runtime/comm/nccl/nccl_transport.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/device/queued_collectives.h"
+#include "runtime/comm/nccl/nccl_memory.h"
+
+namespace tessera {
+namespace {
+
+/// What c10d and NCCL are to do, where the user's environment does not say otherwise.
+void set_environment() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    constexpr std::pair<const char*, const char*> kWanted[] = {
+        // Communicators of one GPU start their kernels in the order in which the host queued them, on all ranks: else two
+        // could wait for each other.
+        {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+        // A failed call is WorkWatch's to end. c10d's watchdog would end the process without a word from us, or hold a
+        // lock for a minute while all ranks write what they know.
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
+        {"TORCH_NCCL_RETHROW_CUDA_ERRORS", "0"},
+        {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
+        {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0"},
+    };
+    for (const auto& [name, value] : kWanted) setenv(name, value, /*overwrite=*/0);
+    // torchrun sets this one for every program.
+    if (std::getenv("TORCHELASTIC_RUN_ID")) setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/1);
+  });
+}
+
+/// Whether the device has come to where its queue ends now.
+std::function<bool()> mark_on(c10::Device gpu) {
+  const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);  // used again, as c10d's own are
+  event->record(at::cuda::getCurrentCUDAStream(gpu.index()));
+  return [event] { return event->query(); };
+}
+
+/// c10d's flight recorder knows all groups of the process; one file, for `torchfrtrace`.
+std::string write_flight_record(int world_rank) {
+  static std::mutex mutex;
+  static std::string file;
+  const std::lock_guard lock(mutex);
+  if (file.empty()) {
+    const std::string record = c10d::dump_nccl_trace(/*includeCollectives=*/true, /*includeStackTraces=*/false,
+                                                     /*onlyActive=*/false);
+    c10d::DebugInfoWriter& writer = c10d::DebugInfoWriter::getWriter(world_rank);
+    writer.write(record);
+    file = writer.getWriterTarget();
+  }
+  return "flight record: " + file;
+}
+
+}  // namespace
+
+absl::Status nccl_available() {
+  if (c10::cuda::device_count() > 0) return absl::OkStatus();
+  return make_error(ExitCode::kUnavailable, "comm.transport wants a GPU, but this machine has no usable CUDA device");
+}
+
+absl::StatusOr<int> gpu_count() {
+  TESSERA_RETURN_IF_ERROR(nccl_available());
+  return c10::cuda::device_count();
+}
+
+absl::Status use_gpu(int index) {
+  TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
+  if (index < count) {
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+    return absl::OkStatus();
+  }
+  return make_error(ExitCode::kConfig, "local rank " + std::to_string(index) +
+                                           " wants a GPU of its own, but there are " + std::to_string(count) +
+                                           ". hint: start as many ranks a host as it has GPUs");
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
+                                                              std::shared_ptr<QueuedGroups> groups,
+                                                              std::shared_ptr<C10dStore> store) try {
+  TESSERA_RETURN_IF_ERROR(use_gpu(device));
+  set_environment();
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->is_high_priority_stream = true;        // what compute waits for goes first
+  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued; WorkWatch knows better
+  options->group_name = group.key();              // as the flight record has it, and who is in it
+  options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
+  const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(own_keys, group.rank, group.size(), options);
+  const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+  backend->eagerConnectSingleDevice(gpu);
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<NcclMemory> memory, NcclMemory::create(backend, gpu, buffers));
+  return queued_collectives(
+      group,
+      {.backend = backend,
+       .device = gpu,
+       .groups = std::move(groups),
+       .allocate = [memory](std::size_t bytes) { return memory->allocate(bytes); },
+       .release_memory = [memory] { memory->release(); },
+       .write_record = [rank = group.world_rank(group.rank)] { return write_flight_record(rank); },
+       .mark = [gpu] { return mark_on(gpu); }},
+      std::move(store));
+} catch (const std::exception& error) {
+  return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() +
+                                             " cannot connect with NCCL on device " + std::to_string(device) + ": " +
+                                             text_of_c10_exception(error));
+}
+
+}  // namespace tessera

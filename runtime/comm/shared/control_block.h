@@ -1,0 +1,119 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/comm/call.h"
+
+namespace tessera {
+
+// The memory that the ranks of a shared-memory group meet in. All zero bytes is the state before the first
+// call.
+
+/// Where a rank's buffer lies, in words that its peers understand. What the numbers mean is the SharedSpace's
+/// affair.
+struct Location {
+  static constexpr std::uint64_t kCommon = std::uint64_t{1} << 63;  ///< set in `segment` of common memory
+
+  std::uint64_t segment = 0;  ///< 0: peers cannot reach it
+  std::uint64_t offset = 0;
+  bool reachable() const { return segment != 0; }
+  /// The same bytes on every rank (Collectives::allocate_common): equal locations are one place.
+  bool common() const { return (segment & kCommon) != 0; }
+  bool operator==(const Location&) const = default;
+};
+
+/// One call as its rank publishes it.
+struct CallDescriptor {
+  CallSignature signature;
+  Location input, output;
+};
+
+/// What a rank shows with each phase it enters: one cache line, so that one transfer tells a peer all that it needs.
+/// `phase` is written last. The rest is there if the phase is the first of a call.
+struct alignas(128) Arrival {
+  std::atomic<std::uint64_t> phase;
+  std::atomic<std::uint64_t> digest;  ///< of the call's signature
+  std::atomic<std::uint64_t> input_segment, input_offset, output_segment, output_offset;
+};
+
+/// A CallSignature that may be read while it is written: word by word, so a late or early reader (who asks
+/// what a missing rank was last doing) gets a mixture at worst.
+class PublishedCall {
+ public:
+  void store(const CallSignature& call) {
+    std::array<std::uint64_t, kWords> words;
+    std::memcpy(words.data(), &call, sizeof call);
+    for (std::size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+  }
+  CallSignature load() const {
+    std::array<std::uint64_t, kWords> words;
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    CallSignature call;
+    std::memcpy(static_cast<void*>(&call), words.data(), sizeof call);
+    call.label.back() = 0;
+    return call;
+  }
+
+ private:
+  static constexpr std::size_t kWords = sizeof(CallSignature) / sizeof(std::uint64_t);
+  std::array<std::atomic<std::uint64_t>, kWords> words_;
+};
+
+/// | state    | set by                              | its peers' calls                        |
+/// |----------|-------------------------------------|-----------------------------------------|
+/// | kRunning | -                                   | wait for it                             |
+/// | kFailing | the rank, while it writes `message` | wait a moment longer                    |
+/// | kFailed  | the rank: abort() or an error       | fail with its message and exit code     |
+/// | kLeft    | the rank: its Collectives is gone   | fail, if they need it for a call        |
+enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
+
+/// The kinds of meeting that a group has, each with phases of its own (Meeting).
+enum class Lane : std::uint32_t {
+  kCalls,     ///< of calls that block: a phase or more each
+  kStarted,   ///< reductions under way: phase k is over when all have started the k-th
+  kFinished,  ///< phase k is over when all have done their share of the k-th
+};
+constexpr std::size_t kLanes = 3;
+
+/// A rank's side of a lane. Phase k is in [k % slots], as is the call it begins.
+template <std::size_t slots>
+struct LaneBlock {
+  Arrival arrivals[slots];
+  /// The calls in words, for messages. Peers read them only when something is wrong.
+  alignas(128) PublishedCall calls[slots];
+};
+
+struct alignas(128) RankBlock {
+  static constexpr std::size_t kMessageBytes = 1024;
+  /// Phase k of kCalls has mailbox k & 1, too: see SharedMemoryCollectives, invariant 2.
+  static constexpr std::size_t kCallSlots = 2;
+  /// Reductions under way at a time, at most.
+  static constexpr std::size_t kReductionSlots = 16;
+
+  LaneBlock<kCallSlots> blocking;
+  LaneBlock<kReductionSlots> started, finished;
+  alignas(128) std::atomic<std::uint32_t> current;  ///< where the latest call is, for messages: lane << 16 | slot
+  std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
+  std::atomic<RankState> state;
+  std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
+  std::uint32_t exit_code;            ///< of kFailed; valid once state says so
+  char message[kMessageBytes];
+};
+
+/// Words that change only when a rank sleeps or fails, so in good times every core has a copy of the line.
+struct alignas(128) GroupBlock {
+  std::uint64_t token;                               ///< proves that a mapping is the one its maker meant
+  alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did when they were killed
+  std::atomic<std::uint32_t> bell;                   ///< rung for sleepers: the last has arrived, or an alarm
+  std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
+  std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no one may begin to access peers
+  /// A rank that would give up waiting sets `doubt`; from then on no arrival is taken at its word and every phase is
+  /// put to the vote: `verdicts` of its lane is 2 * phase + (1 if it is over), and the first vote for a phase counts.
+  std::atomic<std::uint32_t> doubt;
+  std::atomic<std::uint64_t> verdicts[kLanes];
+};
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/comm/shared/peers.h"
+
+namespace tessera {
+
+/// Where the ranks of a shared-memory group wait for one another: a barrier whose phases are numbered from 1, one for
+/// each Lane. Everything a rank wrote before it entered phase k, every rank sees once phase k is over. A rank may
+/// enter phases that it waits for only later (`arrive`, `await`), up to as many as the lane has slots, and waits for
+/// them in order.
+///
+/// Each rank writes its own arrival and reads its peers'; no word is written by two ranks. A phase is over when all
+/// have arrived. That alone would let a rank go on while another, whose patience ended a moment before the last
+/// arrival, gives up; so who would give up raises a doubt first, and then the phase is put to the vote
+/// (GroupBlock::verdicts): it is over on all ranks, or on none.
+///
+/// Waiting spins for some microseconds, yielding its core now and then (at every look where ranks outnumber cores),
+/// then sleeps (Peers::wait). After the first failure every wait returns it.
+class Meeting {
+ public:
+  Meeting(Peers& peers, SharedSpace& space, Lane lane);
+
+  /// Makes `call` known to whoever is in the next phase with us.
+  void publish(const CallDescriptor& call);
+  /// Enters the next phase. REQUIRES: as many phases ago as there are slots is over.
+  std::uint64_t arrive();
+  /// Waits until every rank has entered `phase`. REQUIRES: this one has, and waited for those before it.
+  absl::Status await(std::uint64_t phase);
+  /// Both for the next phase.
+  absl::Status meet();
+
+  /// What ranks published for a phase that is over.
+  bool all_published_the_same(std::uint64_t phase) const;
+  Location input_of(int rank, std::uint64_t phase) const;
+  Location output_of(int rank, std::uint64_t phase) const;
+  /// All ranks fail with two of the calls that differ. Returns the failure.
+  absl::Status disagreement(std::uint64_t phase);
+
+  /// The last phase that this rank entered.
+  std::uint64_t phase() const { return phase_; }
+
+ private:
+  struct Slots {
+    Arrival* arrivals;
+    PublishedCall* calls;
+  };
+
+  std::size_t slot(std::uint64_t phase) const { return phase % slots_; }
+  const Arrival& arrival_of(int rank, std::uint64_t phase) const { return ranks_[rank].arrivals[slot(phase)]; }
+  bool arrived(int rank, std::uint64_t phase) const { return arrival_of(rank, phase).phase.load() == phase; }
+  bool complete(std::uint64_t phase) const;
+  bool spin(std::uint64_t phase) const;
+  bool vote(std::uint64_t phase, bool over) const;
+
+  Peers& peers_;
+  GroupBlock& group_block_;
+  const Lane lane_;
+  std::size_t slots_ = 0;
+  std::vector<Slots> ranks_;
+  RankBlock& self_;
+  const int looks_per_yield_;
+  std::uint64_t phase_ = 0;
+};
+
+}  // namespace tessera

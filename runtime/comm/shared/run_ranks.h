@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "runtime/comm/mesh.h"
+
+namespace tessera {
+
+/// Ranks as threads of this process, for tests and small studies.
+struct ThreadRanks {
+  int ranks = 1;
+  int hosts = 1;  ///< pretended: topology().host and local_rank follow, groups across hosts are hierarchical
+  double timeout_s = 60.0;
+  /// A rank makes its groups with what this makes of its factory, if given.
+  std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
+};
+/// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the
+/// exception of the rank that failed first is rethrown here.
+void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)>& body);
+
+}  // namespace tessera

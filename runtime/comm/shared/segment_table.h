@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "runtime/comm/shared/control_block.h"
+#include "runtime/comm/shared/memory_segment.h"
+
+namespace tessera {
+
+/// The shared segments of a group as one rank maps them: its own part and its peers' of each, or the one part of
+/// common memory. Thread-safe, because a CommBuffer may be freed on any thread.
+class SegmentTable {
+ public:
+  explicit SegmentTable(int rank) : rank_(rank) {}
+
+  /// `parts[q]`: this process's mapping of rank q's part; only one where `id` has the bit Location::kCommon.
+  /// `id` > 0, the same on all ranks.
+  void add(std::uint64_t id, std::vector<MemorySegment> parts);
+  void remove(std::uint64_t id);
+
+  std::byte* own_part(std::uint64_t id) const;
+  /// How peers find [data, data + bytes), if it lies in one of this rank's parts.
+  Location locate(const void* data, std::size_t bytes) const;
+  /// This process's mapping of the same place in `peer`'s memory; null if `remove` was called.
+  std::byte* view(int peer, const Location& location) const;
+
+ private:
+  using Parts = std::vector<MemorySegment>;
+
+  static const MemorySegment& part(std::uint64_t id, const Parts& parts, int rank) {
+    return parts[Location{id, 0}.common() ? 0 : rank];
+  }
+  std::uintptr_t address_of_own(std::uint64_t id, const Parts& parts) const {
+    return reinterpret_cast<std::uintptr_t>(part(id, parts, rank_).data());
+  }
+
+  const int rank_;
+  mutable std::mutex mutex_;  // guards the members below
+  std::map<std::uint64_t, Parts> segments_;
+  std::map<std::uintptr_t, std::uint64_t> by_address_;  // begin of own part -> id
+};
+
+}  // namespace tessera

@@ -1,0 +1,410 @@
+#include "runtime/comm/shared/shared_memory_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/streaming.h"
+#include "runtime/comm/sum/visited_sum.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kSmallBytes = 16 << 10;
+
+// The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
+std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
+
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (to != from) copy_large(to, from, bytes);
+}
+
+bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
+  const auto from = reinterpret_cast<std::uintptr_t>(a), other = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && from < other + b_bytes && other < from + a_bytes;
+}
+
+const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
+
+}  // namespace
+
+// A window of a call that goes through the mailboxes, in the call's units (bytes or elements).
+struct SharedMemoryCollectives::Round {
+  std::size_t begin, length;
+  SharedSpace* space;
+  int parity;
+  const std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
+};
+
+SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space)
+    : transport_(std::move(transport)),
+      group_(std::move(group)),
+      space_(std::move(space)),
+      peers_(group_, *space_),
+      meeting_(peers_, *space_, Lane::kCalls),
+      buffers_(peers_, *space_),
+      started_(peers_, *space_, *this),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      sources_(group_.size()) {}
+
+// An exception that takes this object with it is the news, not that the rank left. On threads run_ranks,
+// which will catch it, tells the peers its message; between processes nobody else would.
+SharedMemoryCollectives::~SharedMemoryCollectives() {
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    peers_.leave();
+  } else if (space_->between_processes()) {
+    peers_.fail(make_error(ExitCode::kPeerLost, "an exception ended " + group_.self())).IgnoreError();
+  }
+}
+
+void SharedMemoryCollectives::abort(const absl::Status& reason) { peers_.fail(reason).IgnoreError(); }
+
+CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::string_view label, DType dtype,
+                                                 std::size_t count, int root) {
+  CallDescriptor call;
+  call.signature = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
+  call.signature.sequence = ++sequence_;
+  return call;
+}
+
+// For a call that blocks. A failure of what is waited for first is sticky, so the call finds it.
+CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
+                                              std::size_t count, int root) {
+  started_.finish().IgnoreError();
+  const CallDescriptor call = describe(operation, label, dtype, count, root);
+  peers_.start(call.signature);
+  return call;
+}
+
+absl::Status SharedMemoryCollectives::give_up(const absl::Status& why) {
+  return peers_.fail(make_error(exit_code_of(why), peers_.prefix() + message_of(why)));
+}
+
+absl::Status SharedMemoryCollectives::refuse(const std::string& why) {
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  return give_up(make_error(ExitCode::kInternal, why));
+}
+
+// --- Meetings ---
+
+absl::Status SharedMemoryCollectives::meet_about(const CallDescriptor& call) {
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  return buffers_.view(meeting_, meeting_.phase());
+}
+
+absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call) {
+  meeting_.publish(call);
+  TESSERA_RETURN_IF_ERROR(meeting_.meet());
+  if (meeting_.all_published_the_same(meeting_.phase())) return absl::OkStatus();
+  return meeting_.disagreement(meeting_.phase());
+}
+
+// All ranks name the same place, and none other is touched.
+absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
+                                                        Location (Meeting::*place_of)(int, std::uint64_t) const) {
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  const auto place = [&](int q) { return (meeting_.*place_of)(q, meeting_.phase()); };
+  for (int q = 1; q < size(); ++q)
+    if (!(place(q) == place(0)))
+      return give_up(make_error(ExitCode::kInternal,
+                                peers_.who(q) + " and " + peers_.who(0) + " name different places of common memory"));
+  return absl::OkStatus();
+}
+
+bool SharedMemoryCollectives::small(std::size_t bytes) const {
+  return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
+}
+
+// Reads and writes peers' buffers, then waits until all ranks have.
+template <typename Access>
+absl::Status SharedMemoryCollectives::access_peers(Access access) {
+  TESSERA_RETURN_IF_ERROR(peers_.begin_access());
+  access();
+  peers_.end_access();
+  return meeting_.meet();
+}
+
+// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads everyone's. `unannounced`: the call
+// whose descriptors the first of these meetings exchanges; null if a meeting before did.
+template <typename Load, typename Use>
+absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
+                                                std::size_t window, Load load, Use use) {
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  std::size_t begin = 0;
+  do {
+    const Round round{begin, std::min(window, total - begin), space_.get(), next_parity()};
+    load(round, space_->mailbox(rank(), round.parity));
+    TESSERA_RETURN_IF_ERROR(unannounced ? exchange_calls(*unannounced) : meeting_.meet());
+    unannounced = nullptr;
+    use(round);
+    begin += round.length;
+  } while (begin < total);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate(std::size_t bytes) {
+  const CallDescriptor call = begin(Operation::kAllocate, "", DType::kU8, bytes);
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  return open_all(call, space_->allocate(bytes));
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate_common(std::size_t bytes) {
+  const CallDescriptor call = begin(Operation::kAllocateCommon, "", DType::kU8, bytes);
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  return open_all(call, space_->allocate_common(bytes));
+}
+
+absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
+    CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation) {
+  if (!allocation.ok()) return give_up(allocation.status());
+  call.input = (*allocation)->publish();
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  std::vector<Location> offers;
+  for (int q = 0; q < size(); ++q) offers.push_back(meeting_.input_of(q, meeting_.phase()));
+  TESSERA_RETURN_IF_ERROR(peers_.begin_access());
+  auto buffer = (*allocation)->open(offers);
+  peers_.end_access();
+  if (!buffer.ok()) return give_up(buffer.status());
+  TESSERA_RETURN_IF_ERROR(meeting_.meet());  // all have opened: the offers may be withdrawn
+  return buffer;
+}
+
+// --- all_gather ---
+
+Work SharedMemoryCollectives::all_gather(std::string_view label, const void* shard, void* full,
+                                         std::size_t bytes_per_rank) {
+  CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
+  call.output = space_->locate(full, bytes_per_rank * size());
+  call.signature.common = call.output.common();
+  if (call.signature.common || !small(bytes_per_rank)) call.input = space_->locate(shard, bytes_per_rank);
+  if (call.signature.common) return Work(gather_common(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
+  return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
+}
+
+// `full` is one buffer for all: each rank writes its own part of it, where it does not lie there already.
+absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
+                                                    std::size_t bytes) {
+  TESSERA_RETURN_IF_ERROR(meet_about_common(call, &Meeting::output_of));
+  bool in_place = true;
+  for (int q = 0; q < size(); ++q)
+    in_place &= meeting_.input_of(q, meeting_.phase()) == Location{call.output.segment, call.output.offset + q * bytes};
+  if (in_place) return absl::OkStatus();
+  copy_bytes(full + rank() * bytes, shard, bytes);
+  return meeting_.meet();
+}
+
+absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const std::byte* shard, std::byte* full,
+                                             std::size_t bytes) {
+  if (!small(bytes)) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (buffers_.inputs_reachable()) {
+      return access_peers([&] {
+        for (int step = 0; step < size(); ++step)
+          copy_bytes(full + peer(step) * bytes, buffers_.input(peer(step)), bytes);
+      });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    copy_bytes(mailbox, shard + round.begin, round.length);
+  };
+  const auto use = [&](const Round& round) {
+    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length);
+    for (int step = 1; step < size(); ++step)
+      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length);
+  };
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+}
+
+// --- Reductions ---
+
+// `offset` in bytes.
+std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset) {
+  for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
+  return sources_;
+}
+
+Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
+                                                std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) {
+  if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
+  const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
+  if (waits == Waits::kLater) {
+    CallDescriptor call = describe(Operation::kReduceScatter, label, dtype, numel_per_rank);
+    call.input = space_->locate(input, bytes);
+    return started_.start(call, bytes_of(input), output, visitor);
+  }
+  CallDescriptor call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
+  if (!small(bytes)) call.input = space_->locate(input, bytes);
+  return Work(scatter(call, bytes_of(input), output, numel_per_rank, visitor));
+}
+
+absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const std::byte* input, float* output,
+                                              std::size_t numel, SumVisitor* visitor) {
+  const DType dtype = call.signature.dtype;
+  const std::size_t element = size_of(dtype);
+  const bool is_small = small(numel * size() * element);
+  if (!is_small) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (buffers_.inputs_reachable()) {
+      return access_peers([&] { buffers_.sum_part(dtype, output, numel, visitor); });
+    }
+  }
+  // A mailbox holds one piece for each rank.
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element,
+                 round.length * element);
+  };
+  const auto use = [&](const Round& round) {
+    float* const target = output + round.begin;
+    visited_sum(mailboxes_from(round, rank() * round.length * element), dtype, {&target, 1}, round.length, visitor,
+                round.begin);
+  };
+  const std::size_t window = visited_window(space_->mailbox_bytes() / (element * size()));
+  return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
+}
+
+Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
+                                            std::size_t numel, SumVisitor* visitor, Waits waits) {
+  if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);
+  const auto locate = [&](CallDescriptor& call) {
+    call.input = space_->locate(input, numel * size_of(dtype));
+    call.output = space_->locate(output, numel * sizeof(float));
+  };
+  if (waits == Waits::kLater) {
+    CallDescriptor call = describe(Operation::kAllReduce, label, dtype, numel);
+    locate(call);
+    return started_.start(call, bytes_of(input), output, visitor);
+  }
+  CallDescriptor call = begin(Operation::kAllReduce, label, dtype, numel);
+  if (!small(numel * size_of(dtype))) locate(call);
+  const absl::Status status = reduce(call, bytes_of(input), output, numel);
+  if (status.ok()) visit_sums(visitor, 0, output, numel);
+  return Work(status);
+}
+
+Work SharedMemoryCollectives::refuse_dtype(Operation operation, std::string_view label, DType dtype,
+                                           std::size_t numel) {
+  begin(operation, label, dtype, numel);
+  return Work(refuse("sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype))));
+}
+
+absl::Status SharedMemoryCollectives::reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
+                                                      SumVisitor* visitor) {
+  const std::size_t numel = call.signature.count;
+  if (call.signature.operation == Operation::kReduceScatter) return scatter(call, input, output, numel, visitor);
+  return reduce(call, input, output, numel);
+}
+
+absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const std::byte* input, float* output,
+                                             std::size_t numel) {
+  const DType dtype = call.signature.dtype;
+  if (small(numel * size_of(dtype))) {
+    // So little that every rank sums everything: one meeting instead of three.
+    const auto load = [&](const Round&, std::byte* mailbox) { copy_bytes(mailbox, input, numel * size_of(dtype)); };
+    const auto use = [&](const Round& round) { pairwise_sum(mailboxes_from(round, 0), dtype, output, numel); };
+    return in_rounds(&call, numel, numel, load, use);
+  }
+  TESSERA_RETURN_IF_ERROR(meet_about(call));
+  if (!buffers_.inputs_reachable() || !buffers_.outputs_reachable())
+    return reduce_in_rounds(dtype, input, output, numel);
+  return access_peers([&] { buffers_.sum_slice(dtype, numel); });
+}
+
+// An all-reduce one window at a time: inputs through one mailbox, summed slices through the other.
+absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
+                                                       std::size_t numel) {
+  const std::size_t window = space_->mailbox_bytes() / sizeof(float);
+  const auto load_inputs = [&](std::size_t begin) {
+    return [&, begin](const Round& round, std::byte* mailbox) {
+      copy_bytes(mailbox, input + begin * size_of(dtype), round.length * size_of(dtype));
+    };
+  };
+  for (std::size_t begin = 0; begin < numel; begin += window) {
+    const std::size_t length = std::min(window, numel - begin);
+    const Slice mine = slice_of(length, rank(), size());
+    float* const sums = output + begin;
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs(begin), [&](const Round& round) {
+      pairwise_sum(mailboxes_from(round, mine.begin * size_of(dtype)), dtype, sums + mine.begin, mine.numel);
+    }));
+    const auto load_sums = [&](const Round&, std::byte* mailbox) {
+      copy_bytes(mailbox, sums + mine.begin, mine.numel * sizeof(float));
+    };
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_sums, [&](const Round& round) {
+      for (int step = 1; step < size(); ++step) {
+        const Slice slice = slice_of(length, peer(step), size());
+        copy_bytes(sums + slice.begin, round.mailbox(peer(step)), slice.numel * sizeof(float));
+      }
+    }));
+  }
+  return absl::OkStatus();
+}
+
+// --- broadcast, all_to_all, barrier ---
+
+Work SharedMemoryCollectives::broadcast(std::string_view label, void* data, std::size_t bytes, int root) {
+  CallDescriptor call = begin(Operation::kBroadcast, label, DType::kU8, bytes, root);
+  if (root < 0 || root >= size())
+    return Work(refuse("root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks"));
+  call.input = space_->locate(data, bytes);
+  call.signature.common = call.input.common();
+  if (call.signature.common) return Work(meet_about_common(call, &Meeting::input_of));
+  return Work(spread(call, bytes_of(data), bytes, root));
+}
+
+absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root) {
+  if (!small(bytes)) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (buffers_.input(root)) {
+      return access_peers([&] { copy_bytes(data, rank() == root ? data : buffers_.input(root), bytes); });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    if (rank() == root) copy_bytes(mailbox, data + round.begin, round.length);
+  };
+  const auto use = [&](const Round& round) {
+    if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length);
+  };
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+}
+
+Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
+                                         std::size_t bytes_per_rank) {
+  CallDescriptor call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
+  const std::size_t total = bytes_per_rank * size();
+  if (overlap(input, total, output, total)) return Work(refuse("input and output overlap"));
+  if (!small(total)) call.input = space_->locate(input, total);
+  return Work(exchange(call, bytes_of(input), bytes_of(output), bytes_per_rank));
+}
+
+absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const std::byte* input, std::byte* output,
+                                               std::size_t bytes) {
+  const bool is_small = small(bytes * size());
+  if (!is_small) {
+    TESSERA_RETURN_IF_ERROR(meet_about(call));
+    if (buffers_.inputs_reachable()) {
+      return access_peers([&] {
+        for (int step = 0; step < size(); ++step)
+          copy_bytes(output + peer(step) * bytes, buffers_.input(peer(step)) + rank() * bytes, bytes);
+      });
+    }
+  }
+  const auto load = [&](const Round& round, std::byte* mailbox) {
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(mailbox + q * round.length, input + q * bytes + round.begin, round.length);
+  };
+  const auto use = [&](const Round& round) {
+    for (int q = 0; q < size(); ++q)
+      copy_bytes(output + q * bytes + round.begin, round.mailbox(q) + rank() * round.length, round.length);
+  };
+  return in_rounds(is_small ? &call : nullptr, bytes, space_->mailbox_bytes() / size(), load, use);
+}
+
+Work SharedMemoryCollectives::barrier(std::string_view label) {
+  return Work(exchange_calls(begin(Operation::kBarrier, label, DType::kU8, 0)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/shared/peer_buffers.h"
+#include "runtime/comm/shared/started_reductions.h"
+
+namespace tessera {
+
+/// The collectives of ranks that can read each other's memory: the `thread` and the `host` transport.
+///
+/// Three ways to move data in a call that blocks, chosen by the same rule on every rank:
+///
+/// | way     | when                              | how                                     | meetings      |
+/// |---------|-----------------------------------|-----------------------------------------|---------------|
+/// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
+/// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
+/// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
+///
+/// Invariants:
+///  1. The first meeting of every call exchanges its descriptors, and all ranks compare the same signatures:
+///     either all go on or all fail.
+///  2. What a rank publishes for phase k (descriptor, mailbox) it writes into slot k & 1. Peers read it
+///     between phases k and k+1, and it is next written after phase k+1: never while it is read.
+///  3. A peer's buffer is read or written only between two meetings of one call, so a call's buffers are free when it
+///     returns. (After a failure, a process's peers may write its outputs a while longer.)
+///  4. Within one interval between meetings, no rank writes what a peer may read or write: of an all_reduce, each rank
+///     reads its own slice of all inputs and writes that slice of all outputs.
+///
+/// Calls run on the caller's thread and are done when they return: Work::wait costs nothing. Reductions that the caller
+/// means to wait for later are apart (StartedReductions); a call that blocks waits for them first.
+class SharedMemoryCollectives : public Collectives, private StartedReductions::Fallback {
+ public:
+  SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space);
+  ~SharedMemoryCollectives() override;
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size(); }
+  std::string transport() const override { return transport_; }
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
+  bool shares_memory() const override { return true; }
+  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
+  Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
+  Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
+  Work barrier(std::string_view label) override;
+  void abort(const absl::Status& reason) override;
+
+ protected:
+  Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
+                         SumVisitor* visitor, Waits waits) override;
+  Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
+                     SumVisitor* visitor, Waits waits) override;
+  absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
+                               SumVisitor* visitor) override;
+
+ private:
+  struct Round;
+
+  CallDescriptor describe(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  absl::Status give_up(const absl::Status& why);
+  absl::Status refuse(const std::string& why);
+  Work refuse_dtype(Operation operation, std::string_view label, DType dtype, std::size_t numel);
+  absl::Status meet_about(const CallDescriptor& call);
+  absl::Status exchange_calls(const CallDescriptor& call);
+  bool small(std::size_t bytes) const;
+  int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }  // of the next phase's mailbox
+  int peer(int step) const { return (group_.rank + step) % group_.size(); }
+
+  template <typename Access>
+  absl::Status access_peers(Access access);
+  template <typename Load, typename Use>
+  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load, Use use);
+  std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset);
+
+  absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
+      CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation);
+  absl::Status meet_about_common(const CallDescriptor& call, Location (Meeting::*place_of)(int, std::uint64_t) const);
+  absl::Status gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full, std::size_t bytes);
+  absl::Status gather(const CallDescriptor& call, const std::byte* shard, std::byte* full, std::size_t bytes);
+  absl::Status scatter(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel,
+                       SumVisitor* visitor);
+  absl::Status reduce(const CallDescriptor& call, const std::byte* input, float* output, std::size_t numel);
+  absl::Status reduce_in_rounds(DType dtype, const std::byte* input, float* output, std::size_t numel);
+  absl::Status spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root);
+  absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output, std::size_t bytes);
+
+  const std::string transport_;
+  const Group group_;
+  const std::unique_ptr<SharedSpace> space_;
+  Peers peers_;
+  Meeting meeting_;
+  PeerBuffers buffers_;  // of the blocking call under way
+  StartedReductions started_;
+  const int exceptions_at_start_;
+  std::uint64_t sequence_ = 0;
+  std::vector<const void*> sources_;  // scratch of sums over mailboxes
+};
+
+}  // namespace tessera

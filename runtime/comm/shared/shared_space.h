@@ -1,0 +1,52 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/shared/control_block.h"
+
+namespace tessera {
+
+/// What differs between ranks on threads and ranks in processes: where the control blocks are, how a peer's
+/// buffer is found, and whether a peer still lives. One per rank and group; `rank` counts within the group.
+class SharedSpace {
+ public:
+  virtual ~SharedSpace() = default;
+
+  virtual GroupBlock& group_block() = 0;
+  virtual RankBlock& rank_block(int rank) = 0;
+  /// Two mailboxes a rank, readable by all, in which small messages and unreachable buffers travel.
+  virtual std::byte* mailbox(int rank, int parity) = 0;
+  virtual std::size_t mailbox_bytes() const = 0;
+
+  /// How peers find [data, data + bytes) of this rank.
+  virtual Location locate(const void* data, std::size_t bytes) const = 0;
+  /// This rank's view of a peer's buffer; null if this rank has freed its part of the segment.
+  /// REQUIRES: location.reachable().
+  virtual std::byte* view(int peer, const Location& location) const = 0;
+
+  /// False once the peer can no longer answer. May cost a system call.
+  virtual bool alive(int peer) const = 0;
+  /// True if futexes must work between processes.
+  virtual bool between_processes() const = 0;
+
+  /// Memory for one CommBuffer in three steps, each collective: this rank's part is made (of common memory, rank 0
+  /// makes all), all parts are made known (by the caller, as `offers`, in rank order) and then opened. `publish`
+  /// returns the offer, which is good until the Allocation goes.
+  class Allocation {
+   public:
+    virtual ~Allocation() = default;
+    virtual Location publish() = 0;
+    virtual absl::StatusOr<std::unique_ptr<CommBuffer>> open(std::span<const Location> offers) = 0;
+  };
+  virtual absl::StatusOr<std::unique_ptr<Allocation>> allocate(std::size_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Allocation>> allocate_common(std::size_t bytes) = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/group.h"
+#include "runtime/comm/mesh.h"
+#include "runtime/comm/shared/run_ranks.h"
+
+namespace tessera {
+
+class ThreadGroupMemory;  // the control blocks of one group
+
+/// Where ranks that are threads of one process find their groups: by name and ranks. One per run, shared by
+/// all its ranks; it also ends the groups of a rank whose body is over. Thread-safe.
+class ThreadRun {
+ public:
+  explicit ThreadRun(const ThreadRanks& options);
+  ~ThreadRun();
+
+  /// This rank's side of a group; the memory is made by whichever rank comes first.
+  absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group);
+
+  /// Every group of this world rank ends for its peers: with `reason`, or, if that is OK, by having left.
+  void end(int world_rank, const absl::Status& reason);
+
+  const ThreadRanks& options() const { return options_; }
+
+ private:
+  std::shared_ptr<ThreadGroupMemory> memory_of(const Group& group);
+
+  const ThreadRanks options_;
+  std::mutex mutex_;  // guards the members below
+  std::map<std::string, std::shared_ptr<ThreadGroupMemory>> groups_;
+  std::map<int, absl::Status> ended_;
+};
+
+/// The groups of one rank of a run. `topology` is the rank's; hosts that it pretends are joined
+/// hierarchically.
+std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology);
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#include "runtime/comm/sum/visited_sum.h"
+
+#include <absl/container/inlined_vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/streaming.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kPiece = 512;  // elements: a piece and its sources stay in the first-level cache
+static_assert(kPiece % SumVisitor::kAlignment == 0);
+
+// Of as many ranks without the heap.
+template <class T>
+using OfRanks = absl::InlinedVector<T, 16>;
+
+bool contains(std::span<const void* const> sources, const void* output) {
+  return std::find(sources.begin(), sources.end(), output) != sources.end();
+}
+
+}  // namespace
+
+void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel) {
+  if (!visitor) return;
+  for (std::size_t begin = 0; begin < numel; begin += kPiece)
+    visitor->visit(offset + begin, sums + begin, std::min(kPiece, numel - begin));
+}
+
+// A piece is summed where it stays in cache: in an output that is not streamed, or on the stack.
+void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
+                 SumVisitor* visitor, std::size_t offset) {
+  const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
+  if (!large && !visitor && outputs.size() == 1) return pairwise_sum(sources, dtype, outputs[0], numel);
+  OfRanks<float*> streamed, kept;
+  // What is a source has just been read: its lines are in cache and cost nothing to write.
+  for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
+  OfRanks<const void*> at(sources.begin(), sources.end());
+  alignas(64) std::array<float, kPiece> stack;
+  for (std::size_t begin = 0; begin < numel; begin += kPiece) {
+    const std::size_t length = std::min(kPiece, numel - begin);
+    float* const piece = kept.empty() ? stack.data() : kept[0] + begin;
+    pairwise_sum(at, dtype, piece, length);
+    for (std::size_t k = 1; k < kept.size(); ++k) std::memcpy(kept[k] + begin, piece, length * sizeof(float));
+    for (float* output : streamed) stream_bytes(output + begin, piece, length * sizeof(float));
+    if (visitor) visitor->visit(offset + begin, piece, length);
+    for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);
+  }
+  if (!streamed.empty()) end_stream();
+}
+
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {
+  if (visitor)
+    return make_error(ExitCode::kInternal,
+                      std::string(label) + ": sums are made in device memory, where no SumVisitor can see them");
+  if (is_reducible(dtype)) return absl::OkStatus();
+  return make_error(ExitCode::kInternal,
+                    std::string(label) + ": sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+}
+
+}  // namespace tessera

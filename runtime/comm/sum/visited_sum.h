@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// Shows `sums[0, numel)`, which are elements `offset...` of an output, to `visitor` (which may be null), in pieces
+/// that fit the first-level cache. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
+void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel);
+
+/// pairwise_sum (pairwise_sum.h) of `sources` into each of `outputs`, piece by piece, in one pass: each source is read
+/// once, each output written once, past the caches where that pays (streaming.h). `visitor` (which may be null) sees
+/// each piece as soon as it is there, as elements `offset...` of the output. An output may be one of the sources.
+/// REQUIRES: as pairwise_sum and visit_sums; at least one output.
+void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
+                 SumVisitor* visitor = nullptr, std::size_t offset = 0);
+
+/// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
+/// host code.
+absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);
+
+}  // namespace tessera

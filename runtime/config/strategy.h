@@ -1,0 +1,143 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+#include "runtime/base/state_dtype.h"
+
+namespace tessera {
+
+/// How parameters, gradients and optimizer state are spread over the ranks. `Placement` (sharding/placement.h) is
+/// the rule that each of these names stands for; nothing else asks which one was chosen.
+enum class ShardingStrategy {
+  kNoShard,         ///< "NO_SHARD": everything replicated (stage 0, DDP)
+  kShardOptimizer,  ///< "SHARD_OPTIMIZER": optimizer state sharded (stage 1)
+  kShardGradients,  ///< "SHARD_GRADIENTS": gradients and optimizer state sharded (stage 2)
+  kShardGradOp,     ///< "SHARD_GRAD_OP": parameters sharded too, but kept gathered from forward to backward
+  kFullShard,       ///< "FULL_SHARD": everything sharded, gathered per unit (stage 3)
+  kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
+};
+
+enum class OptimizerType { kAdamW, kAdam, kSgd };
+enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd };
+
+/// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
+struct MeshConfig {
+  std::int64_t replicate = 0;
+  std::int64_t shard = 0;
+};
+
+/// Which modules become units. What no unit claims belongs to the root unit.
+struct UnitsConfig {
+  std::vector<std::string> classes;     ///< class names without namespace and "Impl", such as "Block"
+  std::vector<std::string> modules;     ///< module paths such as "layers.0"
+  std::int64_t min_numel = 0;           ///< > 0: split bottom-up into units of at least this many elements
+  std::optional<double> bucket_cap_mb;  ///< NO_SHARD: units are buckets of at most so many MiB; 0: one a parameter
+  double first_bucket_mb = 1.0;         ///< MiB of the bucket that is complete first in backward
+};
+
+/// Dynamic loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
+struct LossScaleConfig {
+  bool dynamic = true;
+  double initial = 65536.0;
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  ///< finite steps before the scale grows
+  std::int64_t hysteresis = 1;          ///< overflows in a row tolerated before the scale falls
+  double minimum = 1.0;
+};
+
+struct MixedPrecisionConfig {
+  DType param = DType::kF32;                   ///< dtype of gathered parameters, and so of compute: fp32, bf16, fp16
+  DType reduce = DType::kF32;                  ///< dtype of gradients on the wire; sums are always accumulated in fp32
+  MasterKind master = MasterKind::kSplitBF16;  ///< of bf16 parameters: see master_kind_of
+  std::vector<std::string> keep_fp32 = {"BatchNorm"};  ///< module classes (prefix) whose parameters stay fp32
+  LossScaleConfig loss_scale;                          ///< used when param is fp16
+};
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::kAdamW;
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;  ///< decoupled for adamw, added to the gradient for adam and sgd
+  double momentum = 0.0;
+  double dampening = 0.0;
+  bool nesterov = false;
+  StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
+  bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
+};
+
+struct LrScheduleConfig {
+  LrScheduleType type = LrScheduleType::kConstant;
+  std::int64_t warmup_steps = 0;
+  std::int64_t total_steps = 0;      ///< needed by linear, cosine, one_cycle and wsd
+  std::int64_t decay_steps = 0;      ///< wsd: length of the final decay
+  double min_ratio = 0.0;            ///< lowest rate as a share of optimizer.lr
+  double initial_ratio = 0.04;       ///< one_cycle: rate at step 0 as a share of the peak
+  double warmup_share = 0.3;         ///< one_cycle: share of total_steps spent rising
+  std::int64_t base_batch_size = 0;  ///< > 0: linear scaling rule, lr x (global batch / this) (arXiv 1706.02677)
+};
+
+struct MemoryConfig {
+  std::int64_t limit_bytes = 0;  ///< "limit": a plan above it is refused; 0: no limit. Accepts "8GiB" in the file
+  bool tensor_heap = true;       ///< LibTorch's CPU tensors come from malloc (engine/memory/tensor_heap.h)
+};
+
+enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
+
+/// How the memory is made that `nccl` gathers from and into.
+enum class NcclBuffers { kPlain, kRegistered };
+
+struct CommConfig {
+  TransportChoice transport = TransportChoice::kAuto;
+  NcclBuffers nccl_buffers = NcclBuffers::kRegistered;
+  double timeout_s = 600.0;       ///< a collective that takes longer is an error
+  double init_timeout_s = 300.0;  ///< rendezvous
+};
+
+/// When gradients are reduced under gradient accumulation.
+enum class GradientSync {
+  kEachMicrobatch,  ///< reduced after every microbatch: least memory
+  kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
+};
+
+/// The strategy file, in memory. Each field's default, range, schema and documentation come from the one table in
+/// strategy_table.cc; the member initialisers above are checked against it by a test.
+struct Strategy {
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  MeshConfig mesh;
+  UnitsConfig units;
+  std::int64_t prefetch = 1;  ///< units gathered ahead of use
+  bool host_sharing = true;   ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
+  MixedPrecisionConfig mixed_precision;
+  std::int64_t gradient_accumulation = 1;  ///< microbatches a step
+  GradientSync gradient_sync = GradientSync::kEachMicrobatch;
+  double gradient_clipping = 0.0;  ///< largest global 2-norm; 0: off
+  OptimizerConfig optimizer;
+  LrScheduleConfig lr_schedule;
+  MemoryConfig memory;
+  CommConfig comm;
+
+  /// Reads and checks a strategy file. On failure the status (exit code 78) lists *all* errors, one a line:
+  /// `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
+  static absl::StatusOr<Strategy> from_file(const std::filesystem::path& path);
+  /// The same for text; `name` stands for the file in messages.
+  static absl::StatusOr<Strategy> from_json(const std::string& text, const std::string& name = "strategy");
+
+  /// The resolved strategy as JSON, every key present: what the run really used.
+  std::string to_json() const;
+};
+
+std::string name_of(ShardingStrategy strategy);
+std::string name_of(OptimizerType type);
+std::string name_of(StateDType dtype);
+std::string name_of(LrScheduleType type);
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/config/strategy_names.h"
+#include "runtime/config/strategy_table.h"
+
+namespace tessera {
+
+/// Makers of StrategyField, for strategy_table.cc. `at` takes a `Strategy&` or `const Strategy&` to the
+/// member.
+
+template <ValueKind kind, typename Value, typename At>
+StrategyField plain_field(At at) {
+  return {kind,
+          {},
+          [at](Strategy& s, const nlohmann::json& value) { at(s) = value.get<Value>(); },
+          [at](const Strategy& s) { return nlohmann::ordered_json(at(s)); }};
+}
+
+template <typename At>
+StrategyField integer_field(At at) {
+  return plain_field<ValueKind::kInteger, std::int64_t>(at);
+}
+
+template <typename At>
+StrategyField bytes_field(At at) {
+  return plain_field<ValueKind::kBytes, std::int64_t>(at);
+}
+
+template <typename At>
+StrategyField number_field(At at) {
+  return plain_field<ValueKind::kNumber, double>(at);
+}
+
+/// A `std::optional<double>`; empty is null.
+template <typename At>
+StrategyField optional_number_field(At at) {
+  return {ValueKind::kOptionalNumber,
+          {},
+          [at](Strategy& s, const nlohmann::json& value) {
+            at(s) = value.is_null() ? std::nullopt : std::optional(value.get<double>());
+          },
+          [at](const Strategy& s) { return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr); }};
+}
+
+template <typename At>
+StrategyField boolean_field(At at) {
+  return plain_field<ValueKind::kBoolean, bool>(at);
+}
+
+template <typename At>
+StrategyField names_field(At at) {
+  return plain_field<ValueKind::kNames, std::vector<std::string>>(at);
+}
+
+template <typename First, typename Second>
+StrategyField number_pair_field(First first, Second second) {
+  return {ValueKind::kNumberPair,
+          {},
+          [=](Strategy& s, const nlohmann::json& value) {
+            first(s) = value.at(0).get<double>();
+            second(s) = value.at(1).get<double>();
+          },
+          [=](const Strategy& s) {
+            return nlohmann::ordered_json::array({first(s), second(s)});
+          }};
+}
+
+template <typename At, typename Enum>
+StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
+  StrategyField field;
+  field.kind = ValueKind::kChoice;
+  for (const Named<Enum>& entry : names) field.choices.push_back({entry.name, entry.doc});
+  field.set = [at, &names](Strategy& s, const nlohmann::json& value) {
+    for (const Named<Enum>& entry : names) {
+      if (entry.name == value.get_ref<const std::string&>()) at(s) = entry.value;
+    }
+  };
+  field.get = [at, &names](const Strategy& s) {
+    nlohmann::ordered_json value;  // stays null if the struct holds something that has no name
+    for (const Named<Enum>& entry : names) {
+      if (entry.value == at(s)) value = entry.name;
+    }
+    return value;
+  };
+  return field;
+}
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+#include "runtime/config/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+template <typename Enum>
+std::string name_in(const std::vector<Named<Enum>>& list, Enum value) {
+  for (const Named<Enum>& entry : list) {
+    if (entry.value == value) return entry.name;
+  }
+  return "?";
+}
+
+}  // namespace
+
+const std::vector<Named<ShardingStrategy>>& sharding_strategies() {
+  using enum ShardingStrategy;
+  static const std::vector<Named<ShardingStrategy>> list = {
+      {kNoShard, "NO_SHARD", "everything replicated (stage 0, plain data parallelism)"},
+      {kShardOptimizer, "SHARD_OPTIMIZER", "optimizer state sharded (stage 1)"},
+      {kShardGradients, "SHARD_GRADIENTS", "gradients and optimizer state sharded (stage 2)"},
+      {kShardGradOp, "SHARD_GRAD_OP", "parameters sharded too, but kept gathered from forward to backward"},
+      {kFullShard, "FULL_SHARD", "everything sharded, each unit gathered when it is used (stage 3)"},
+      {kHybridShard, "HYBRID_SHARD", "FULL_SHARD on the mesh's shard axis, replicated on the other"}};
+  return list;
+}
+
+const std::vector<Named<DType>>& training_dtypes() {
+  static const std::vector<Named<DType>> list = {
+      {DType::kF32, "fp32", "4 bytes"},
+      {DType::kBF16, "bf16", "2 bytes, the range of fp32, 8 bits of precision"},
+      {DType::kF16, "fp16", "2 bytes, 11 bits of precision, small range: the loss is scaled"}};
+  return list;
+}
+
+const std::vector<Named<GradientSync>>& gradient_syncs() {
+  using enum GradientSync;
+  static const std::vector<Named<GradientSync>> list = {
+      {kEachMicrobatch, "each_microbatch", "reduced after every microbatch: least memory"},
+      {kLastMicrobatch, "last_microbatch", "accumulated unsharded in fp32, reduced once: least communication"}};
+  return list;
+}
+
+const std::vector<Named<MasterKind>>& master_kinds() {
+  static const std::vector<Named<MasterKind>> list = {
+      {MasterKind::kSplitBF16, "split",
+       "2 bytes beside the parameter, which is the master's upper half; ties round away from zero"},
+      {MasterKind::kF32, "fp32", "4 bytes beside the parameter, which is the master rounded to nearest even"}};
+  return list;
+}
+
+const std::vector<Named<OptimizerType>>& optimizer_types() {
+  using enum OptimizerType;
+  static const std::vector<Named<OptimizerType>> list = {
+      {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
+      {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
+      {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"}};
+  return list;
+}
+
+const std::vector<Named<StateDType>>& state_dtypes() {
+  using enum StateDType;
+  static const std::vector<Named<StateDType>> list = {
+      {kF32, "fp32", "4 bytes a number"},
+      {kBF16, "bf16", "2 bytes a number, rounded stochastically"},
+      {k8Bit, "8bit", "1 byte a number and 4 for every 256, companded, rounded stochastically; adamw and adam only"}};
+  return list;
+}
+
+const std::vector<Named<bool>>& shard_overs() {
+  static const std::vector<Named<bool>> list = {
+      {false, "shard", "optimizer state sharded over the mesh's shard axis, replicated on the other"},
+      {true, "world", "optimizer state sharded over all ranks"}};
+  return list;
+}
+
+const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
+  using enum LrScheduleType;
+  static const std::vector<Named<LrScheduleType>> list = {
+      {kConstant, "constant", "stays at optimizer.lr"},
+      {kLinear, "linear", "falls in a straight line, reaching min_ratio at total_steps"},
+      {kCosine, "cosine", "falls along half a cosine, reaching min_ratio at total_steps (arXiv 1608.03983)"},
+      {kOneCycle, "one_cycle", "rises from initial_ratio, then falls to min_ratio (arXiv 1708.07120)"},
+      {kInverseSqrt, "inverse_sqrt", "falls with one over the square root of the step (arXiv 1706.03762)"},
+      {kWsd, "wsd", "warm-up, stable, then a decay over the last decay_steps (arXiv 2404.06395)"}};
+  return list;
+}
+
+const std::vector<Named<TransportChoice>>& transport_choices() {
+  using enum TransportChoice;
+  static const std::vector<Named<TransportChoice>> list = {
+      {kAuto, "auto", "on the CPU: host inside a host, gloo across hosts"},
+      {kHost, "host", "shared memory: all ranks on one host"},
+      {kGloo, "gloo", "TCP"},
+      {kNccl, "nccl", "NVIDIA GPUs, one a rank: the module is trained there"},
+      {kCudaHost, "cuda_host",
+       "NVIDIA GPUs of one host, which ranks may share: to run on one card what is made for many"}};
+  return list;
+}
+
+const std::vector<Named<NcclBuffers>>& nccl_buffers() {
+  using enum NcclBuffers;
+  static const std::vector<Named<NcclBuffers>> list = {
+      {kPlain, "plain", "as any other memory: NCCL copies through buffers of its own"},
+      {kRegistered, "registered",
+       "made by NCCL and registered with it, where the GPU has multicast memory; else plain"}};
+  return list;
+}
+
+std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strategies(), strategy); }
+std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
+std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
+std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+#include "runtime/config/strategy.h"
+
+namespace tessera {
+
+/// How the strategy file spells an enumerator, and what it does: the one list behind parsing, printing and
+/// the reference.
+template <typename Enum>
+struct Named {
+  Enum value;
+  std::string name;
+  std::string doc;
+};
+
+const std::vector<Named<ShardingStrategy>>& sharding_strategies();
+const std::vector<Named<DType>>& training_dtypes();  ///< those a strategy may name: fp32, bf16, fp16
+const std::vector<Named<GradientSync>>& gradient_syncs();
+const std::vector<Named<MasterKind>>& master_kinds();
+const std::vector<Named<OptimizerType>>& optimizer_types();
+const std::vector<Named<StateDType>>& state_dtypes();
+const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
+const std::vector<Named<LrScheduleType>>& lr_schedule_types();
+const std::vector<Named<TransportChoice>>& transport_choices();
+const std::vector<Named<NcclBuffers>>& nccl_buffers();
+
+}  // namespace tessera

@@ -1,0 +1,232 @@
+#include "runtime/config/strategy_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+
+namespace tessera {
+namespace {
+
+// A value that was read, or what is wrong with it and where. Empty optional: wrong.
+class ValueReader {
+ public:
+  ValueReader(const StrategyKey& key, Diagnostics& diagnostics) : key_(key), diagnostics_(diagnostics) {}
+
+  std::optional<nlohmann::json> read(const JsonNode& node) {
+    switch (key_.field.kind) {
+      case ValueKind::kInteger:
+        return number(node, true);
+      case ValueKind::kNumber:
+        return number(node, false);
+      case ValueKind::kOptionalNumber:
+        return node.value.is_null() ? node.value : number(node, false);
+      case ValueKind::kBoolean:
+        return node.value.is_boolean() ? node.value : refuse(node);
+      case ValueKind::kChoice:
+        return choice(node);
+      case ValueKind::kBytes:
+        return node.value.is_string() ? bytes(node) : number(node, true);
+      case ValueKind::kNames:
+        return names(node);
+      case ValueKind::kNumberPair:
+        return number_pair(node);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  using Result = std::optional<nlohmann::json>;
+
+  Result refuse(const JsonNode& node, const std::string& more = "") {
+    return refuse_with(node, fmt::format("must be {}, got {}{}", describe_allowed(key_), describe(node), more));
+  }
+  Result refuse_with(const JsonNode& node, const std::string& message) {
+    diagnostics_.add(node.offset, key_.pointer, message);
+    return std::nullopt;
+  }
+  void refuse_element(const JsonNode& element, std::size_t index, const std::string& message) {
+    diagnostics_.add(element.offset, json_pointer(key_.pointer, std::to_string(index)), message);
+  }
+
+  Result number(const JsonNode& node, bool whole) {
+    if (!node.value.is_number()) return refuse(node);
+    const double x = node.value.get<double>();
+    if (!key_.range.contains(x) || (whole && x != std::floor(x))) return refuse(node);
+    return node.value;
+  }
+
+  Result choice(const JsonNode& node) {
+    if (!node.value.is_string()) return refuse(node);
+    const auto& word = node.value.get_ref<const std::string&>();
+    std::vector<std::string> allowed;
+    for (const Choice& choice : key_.field.choices) allowed.push_back(choice.name);
+    if (std::find(allowed.begin(), allowed.end(), word) != allowed.end()) return node.value;
+    return refuse(node, did_you_mean(word, allowed));
+  }
+
+  Result bytes(const JsonNode& node) {
+    const absl::StatusOr<std::int64_t> parsed = parse_bytes(node.value.get_ref<const std::string&>());
+    if (!parsed.ok()) return refuse_with(node, message_of(parsed.status()));
+    if (!key_.range.contains(static_cast<double>(*parsed))) return refuse(node);
+    return *parsed;
+  }
+
+  Result names(const JsonNode& node) {
+    if (!node.is_list()) return refuse(node);
+    nlohmann::json list = nlohmann::json::array();
+    std::set<std::string> seen;
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+      const JsonNode& element = node.children[i];
+      if (!element.value.is_string() || element.value.get_ref<const std::string&>().empty()) {
+        refuse_element(element, i, "must be a non-empty string, got " + describe(element));
+      } else if (!seen.insert(element.value.get<std::string>()).second) {
+        refuse_element(element, i, describe(element) + " stands in the list already");
+      } else {
+        list.push_back(element.value);
+      }
+    }
+    return list.size() == node.children.size() ? Result(list) : std::nullopt;
+  }
+
+  Result number_pair(const JsonNode& node) {
+    if (!node.is_list() || node.children.size() != 2) return refuse(node);
+    nlohmann::json pair = nlohmann::json::array();
+    for (std::size_t i = 0; i < 2; ++i) {
+      const JsonNode& element = node.children[i];
+      if (element.value.is_number() && key_.range.contains(element.value.get<double>())) {
+        pair.push_back(element.value);
+      } else {
+        refuse_element(element, i,
+                       fmt::format("must be a number {}, got {}", describe_range(key_.range), describe(element)));
+      }
+    }
+    return pair.size() == 2 ? Result(pair) : std::nullopt;
+  }
+
+  const StrategyKey& key_;
+  Diagnostics& diagnostics_;
+};
+
+// "/optimizer/lr" as messages about other keys name it: "optimizer.lr".
+std::string dotted(const std::string& pointer) {
+  std::string path = pointer.substr(1);
+  std::replace(path.begin(), path.end(), '/', '.');
+  return path;
+}
+
+// Where else the file format has a key of this name: "lr" at the top belongs to "optimizer".
+std::string found_elsewhere(const std::string& name) {
+  std::vector<std::string> places;
+  for (const StrategyKey& key : strategy_keys()) {
+    if (key.name() == name) places.push_back(dotted(key.pointer));
+  }
+  for (const StrategyGroup& group : strategy_groups()) {
+    if (group.pointer.ends_with("/" + name)) places.push_back(dotted(group.pointer));
+  }
+  return joined(places, " or ");
+}
+
+std::size_t offset_of(const std::map<std::string, std::size_t>& given, std::string pointer) {
+  while (!pointer.empty()) {
+    if (auto at = given.find(pointer); at != given.end()) return at->second;
+    pointer.resize(pointer.rfind('/'));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Strategy StrategyReader::read(const JsonNode& root) {
+  read_group(root, "");
+  check_conditions();
+  check_rules();
+  return strategy_;
+}
+
+void StrategyReader::read_group(const JsonNode& node, const std::string& pointer) {
+  if (!node.is_object()) {
+    diagnostics_.add(
+        node.offset, pointer,
+        fmt::format("must be an object (keys: {}), got {}", joined(names_in_group(pointer)), describe(node)));
+    return;
+  }
+  for (const JsonNode& member : node.children) read_member(member, pointer);
+}
+
+void StrategyReader::read_member(const JsonNode& member, const std::string& group) {
+  const std::string pointer = json_pointer(group, member.key);
+  if (const StrategyKey* key = find_strategy_key(pointer)) {
+    given_[pointer] = member.offset;
+    read_key(*key, member);
+  } else if (is_strategy_group(pointer)) {
+    given_[pointer] = member.offset;
+    read_group(member, pointer);
+  } else if (group.empty() && member.key == kSchemaKey) {
+    if (!member.value.is_string()) {
+      diagnostics_.add(member.offset, pointer, "must be a string, the place of the schema; got " + describe(member));
+    }
+  } else {
+    refuse_unknown(member, group);
+  }
+}
+
+void StrategyReader::read_key(const StrategyKey& key, const JsonNode& node) {
+  if (const auto value = ValueReader(key, diagnostics_).read(node)) key.field.set(strategy_, *value);
+}
+
+void StrategyReader::refuse_unknown(const JsonNode& member, const std::string& group) {
+  const std::string pointer = json_pointer(group, member.key);
+  for (const UnavailableKey& key : unavailable_keys()) {
+    if (key.pointer != pointer) continue;
+    diagnostics_.add(member.key_offset, pointer,
+                     fmt::format("not available in this version ({}); leave it out", key.doc));
+    return;
+  }
+  const std::vector<std::string> allowed = names_in_group(group);
+  std::string hint = did_you_mean(member.key, allowed);
+  if (hint.empty()) {
+    const std::string elsewhere = found_elsewhere(member.key);
+    if (!elsewhere.empty()) hint = fmt::format("; did you mean {}?", elsewhere);
+  }
+  if (hint.empty()) hint = "; known here: " + joined(allowed);
+  diagnostics_.add(member.key_offset, pointer, "unknown key" + hint);
+}
+
+void StrategyReader::check_conditions() {
+  for (const StrategyKey& key : strategy_keys()) {
+    if (key.only_if.text.empty() || !given_.contains(key.pointer)) continue;
+    if (diagnostics_.touches(key.pointer) || any_wrong(key.only_if.reads) || key.only_if.holds(strategy_)) continue;
+    const nlohmann::ordered_json value = key.field.get(strategy_);
+    // The default says nothing, so the resolved strategy that to_json() prints can be read back.
+    if (value == nlohmann::ordered_json::parse(key.default_json)) continue;
+    diagnostics_.add(
+        given_.at(key.pointer), key.pointer,
+        fmt::format("{} has no effect: it needs {}; leave it out, or change that", value.dump(), key.only_if.text));
+  }
+}
+
+void StrategyReader::check_rules() {
+  for (const StrategyRule& rule : strategy_rules()) {
+    if (any_wrong(rule.keys)) continue;
+    const std::string problem = rule.problem(strategy_);
+    if (problem.empty()) continue;
+    const auto first = std::find_if(rule.keys.begin(), rule.keys.end(),
+                                    [&](const std::string& pointer) { return given_.contains(pointer); });
+    const std::string& pointer = first == rule.keys.end() ? rule.keys.front() : *first;
+    diagnostics_.add(offset_of(given_, pointer), pointer, problem);
+  }
+}
+
+bool StrategyReader::any_wrong(const std::vector<std::string>& pointers) const {
+  return std::any_of(pointers.begin(), pointers.end(),
+                     [&](const std::string& pointer) { return diagnostics_.touches(pointer); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "runtime/base/diagnostics.h"
+#include "runtime/config/json_document.h"
+#include "runtime/config/strategy_table.h"
+
+namespace tessera {
+
+/// Fills a Strategy from a JSON tree by the rows of strategy_keys(), one use an object. Everything that is
+/// wrong goes to `diagnostics`; the strategy is worth using only if nothing did.
+///
+/// Phases: values one by one (type, range, known key); then, for keys whose values were right, whether they
+/// have an effect together with the others (Condition), and the rules between keys (StrategyRule). A rule is
+/// not tried where one of its keys was wrong already, so that one slip is one message.
+class StrategyReader {
+ public:
+  explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
+
+  Strategy read(const JsonNode& root);
+
+ private:
+  void read_group(const JsonNode& node, const std::string& pointer);
+  void read_member(const JsonNode& member, const std::string& group);
+  void read_key(const StrategyKey& key, const JsonNode& node);
+  void refuse_unknown(const JsonNode& member, const std::string& group);
+  void check_conditions();
+  void check_rules();
+  bool any_wrong(const std::vector<std::string>& pointers) const;
+
+  Diagnostics& diagnostics_;
+  Strategy strategy_;
+  std::map<std::string, std::size_t> given_;  ///< offset of the value of every known key and group in the file
+};
+
+}  // namespace tessera

@@ -1,0 +1,166 @@
+#include <fmt/format.h>
+
+#include "runtime/config/strategy_table.h"
+
+namespace tessera {
+namespace {
+
+StrategyRule replicate_rule() {
+  return {{"/mesh/replicate", "/strategy"},
+          "mesh.replicate above 1 with FULL_SHARD is HYBRID_SHARD, and must be called so. (With the other "
+          "strategies "
+          "each replica shards what the strategy says within itself.)",
+          [](const Strategy& s) -> std::string {
+            if (s.mesh.replicate <= 1 || s.strategy != ShardingStrategy::kFullShard) return "";
+            return fmt::format(
+                "{} replicas of FULL_SHARD are HYBRID_SHARD; write \"strategy\": \"HYBRID_SHARD\", or "
+                "leave replicate out",
+                s.mesh.replicate);
+          }};
+}
+
+StrategyRule min_numel_rule() {
+  return {{"/units/min_numel", "/units/classes", "/units/modules"},
+          "units.min_numel stands alone: it finds the units itself, so units.classes and units.modules stay "
+          "empty.",
+          [](const Strategy& s) -> std::string {
+            if (s.units.min_numel == 0 || (s.units.classes.empty() && s.units.modules.empty())) return "";
+            return "cannot stand beside classes or modules: it finds the units itself; give one or the other";
+          }};
+}
+
+StrategyRule bucket_strategy_rule() {
+  return {{"/units/bucket_cap_mb", "/strategy"},
+          "units.bucket_cap_mb needs strategy NO_SHARD: a bucket is of gradients that every rank keeps whole.",
+          [](const Strategy& s) -> std::string {
+            if (!s.units.bucket_cap_mb || s.strategy == ShardingStrategy::kNoShard) return "";
+            return fmt::format(
+                "buckets need \"strategy\": \"NO_SHARD\", got {}; leave bucket_cap_mb out, and name units in classes",
+                name_of(s.strategy));
+          }};
+}
+
+StrategyRule bucket_units_rule() {
+  return {{"/units/bucket_cap_mb", "/units/classes", "/units/modules", "/units/min_numel"},
+          "units.bucket_cap_mb stands alone: buckets are the units, so classes and modules stay empty, and "
+          "min_numel 0.",
+          [](const Strategy& s) -> std::string {
+            const UnitsConfig& units = s.units;
+            const bool others = !units.classes.empty() || !units.modules.empty() || units.min_numel > 0;
+            if (!units.bucket_cap_mb || !others) return "";
+            return "cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other";
+          }};
+}
+
+StrategyRule reduce_rule() {
+  return {{"/mixed_precision/reduce", "/mixed_precision/param"},
+          "mixed_precision.reduce fp16 needs param fp16: only then is the loss scaled, without which small "
+          "gradients "
+          "vanish.",
+          [](const Strategy& s) -> std::string {
+            const MixedPrecisionConfig& mixed = s.mixed_precision;
+            if (mixed.reduce != DType::kF16 || mixed.param == DType::kF16) return "";
+            return fmt::format(
+                "fp16 needs \"param\": \"fp16\", got {}: without loss scaling small gradients vanish; "
+                "take bf16 or fp32",
+                name_of(mixed.param));
+          }};
+}
+
+StrategyRule loss_scale_rule() {
+  return {{"/mixed_precision/loss_scale/minimum", "/mixed_precision/loss_scale/initial",
+           "/mixed_precision/loss_scale/dynamic"},
+          "loss_scale.minimum is at most loss_scale.initial.",
+          [](const Strategy& s) -> std::string {
+            const LossScaleConfig& scale = s.mixed_precision.loss_scale;
+            if (!scale.dynamic || scale.minimum <= scale.initial) return "";
+            return fmt::format("{} is above the initial scale of {}", scale.minimum, scale.initial);
+          }};
+}
+
+StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerConfig&)> is_given) {
+  return {{fmt::format("/optimizer/{}", name), "/optimizer/momentum", "/optimizer/type"},
+          fmt::format("optimizer.{} needs momentum above 0.", name),
+          [is_given](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            const bool applies = optimizer.type == OptimizerType::kSgd && is_given(optimizer);
+            return applies && optimizer.momentum == 0 ? "needs a \"momentum\" above 0, such as 0.9" : "";
+          }};
+}
+
+StrategyRule nesterov_rule() {
+  return {{"/optimizer/nesterov", "/optimizer/dampening", "/optimizer/type"},
+          "optimizer.nesterov needs dampening 0.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            if (optimizer.type != OptimizerType::kSgd || !optimizer.nesterov || optimizer.dampening == 0) return "";
+            return fmt::format("needs \"dampening\": 0, got {}", optimizer.dampening);
+          }};
+}
+
+StrategyRule state_dtype_rule() {
+  return {{"/optimizer/state_dtype", "/optimizer/type", "/optimizer/momentum"},
+          "optimizer.state_dtype 8bit needs type adamw or adam; bf16 needs a state, so not sgd without momentum.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            if (optimizer.type != OptimizerType::kSgd || optimizer.state_dtype == StateDType::kF32) return "";
+            if (optimizer.state_dtype == StateDType::k8Bit) return "8bit needs type adamw or adam; take bf16 or fp32";
+            return optimizer.momentum == 0 ? "sgd without momentum keeps no state; leave state_dtype out" : "";
+          }};
+}
+
+bool needs_total_steps(LrScheduleType type) {
+  return type != LrScheduleType::kConstant && type != LrScheduleType::kInverseSqrt;
+}
+
+StrategyRule total_steps_rule() {
+  return {{"/lr_schedule/type", "/lr_schedule/total_steps"},
+          "lr_schedule.type linear, cosine, one_cycle and wsd need total_steps above 0.",
+          [](const Strategy& s) -> std::string {
+            if (!needs_total_steps(s.lr_schedule.type) || s.lr_schedule.total_steps > 0) return "";
+            return fmt::format("{} needs \"total_steps\" above 0", name_of(s.lr_schedule.type));
+          }};
+}
+
+StrategyRule decay_steps_rule() {
+  return {{"/lr_schedule/type", "/lr_schedule/decay_steps"},
+          "lr_schedule.type wsd needs decay_steps above 0.",
+          [](const Strategy& s) -> std::string {
+            if (s.lr_schedule.type != LrScheduleType::kWsd || s.lr_schedule.decay_steps > 0) return "";
+            return "wsd needs \"decay_steps\" above 0: the length of its final decay";
+          }};
+}
+
+StrategyRule schedule_length_rule() {
+  return {{"/lr_schedule/warmup_steps", "/lr_schedule/decay_steps", "/lr_schedule/total_steps", "/lr_schedule/type"},
+          "lr_schedule.warmup_steps + decay_steps are at most total_steps.",
+          [](const Strategy& s) -> std::string {
+            const LrScheduleConfig& schedule = s.lr_schedule;
+            if (!needs_total_steps(schedule.type) || schedule.total_steps == 0) return "";
+            if (schedule.warmup_steps + schedule.decay_steps <= schedule.total_steps) return "";
+            return fmt::format("warmup_steps {} + decay_steps {} are more than total_steps {}", schedule.warmup_steps,
+                               schedule.decay_steps, schedule.total_steps);
+          }};
+}
+
+}  // namespace
+
+const std::vector<StrategyRule>& strategy_rules() {
+  static const std::vector<StrategyRule> rules = {
+      replicate_rule(),
+      min_numel_rule(),
+      bucket_strategy_rule(),
+      bucket_units_rule(),
+      reduce_rule(),
+      loss_scale_rule(),
+      momentum_rule("nesterov", [](const OptimizerConfig& optimizer) { return optimizer.nesterov; }),
+      momentum_rule("dampening", [](const OptimizerConfig& optimizer) { return optimizer.dampening != 0; }),
+      nesterov_rule(),
+      state_dtype_rule(),
+      total_steps_rule(),
+      decay_steps_rule(),
+      schedule_length_rule()};
+  return rules;
+}
+
+}  // namespace tessera

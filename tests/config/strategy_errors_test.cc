@@ -1,0 +1,271 @@
+// What people get to read: whole messages for whole files. A change of wording is a change here.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "runtime/base/status.h"
+#include "runtime/config/strategy.h"
+
+namespace tessera {
+namespace {
+
+struct BadFile {
+  const char* name;
+  const char* text;
+  const char* errors;
+};
+
+std::ostream& operator<<(std::ostream& out, const BadFile& file) { return out << file.name; }
+
+class StrategyErrors : public testing::TestWithParam<BadFile> {};
+
+TEST_P(StrategyErrors, ReadAs) {
+  const auto strategy = Strategy::from_json(GetParam().text, "s.json");
+  ASSERT_FALSE(strategy.ok());
+  EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kConfig);
+  EXPECT_EQ(message_of(strategy.status()), GetParam().errors);
+}
+
+const BadFile kSyntax[] = {
+    {"Empty", "", R"(s.json:1:1: /: not JSON: the file is empty: the smallest is {})"},
+    {"Blank", " \n\n ", R"(s.json:3:2: /: not JSON: the file is empty: the smallest is {})"},
+    {"Unclosed", "{\"optimizer\": {\"lr\": 1",
+     R"(s.json:1:23: /optimizer: not JSON: the file ends too early: a bracket or brace is not closed)"},
+    {"UnclosedString", "{\"strategy\": \"FULL",
+     R"(s.json:1:14: /: not JSON: in value: invalid string: missing closing quote)"},
+    {"NewlineInString", "{\"strategy\": \"FULL\n\"}",
+     R"(s.json:1:14: /: not JSON: in value: invalid string: control character U+000A (LF) must be escaped to \u000A or \n)"},
+    {"Comment", "{\n  // fast\n  \"prefetch\": 2}", R"(s.json:2:3: /: not JSON: comments are not allowed)"},
+    {"TrailingComma", "{\"prefetch\": 2,\n}",
+     R"(s.json:2:1: /: not JSON: no comma may stand before a closing bracket)"},
+    {"MissingComma", "{\"prefetch\": 2 \"memory\": {}}", R"(s.json:1:16: /: not JSON: a comma is missing before this)"},
+    {"MissingColon", "{\"prefetch\" 2}",
+     R"(s.json:1:13: /: not JSON: in object separator: unexpected number literal; expected ':')"},
+    {"SingleQuotes", "{'prefetch': 2}", R"(s.json:1:2: /: not JSON: strings stand in double quotes)"},
+    {"BareKey", "{prefetch: 2}", R"(s.json:1:2: /: not JSON: keys stand in double quotes)"},
+    {"NaN", "{\"optimizer\": {\"lr\": NaN}}",
+     R"(s.json:1:22: /optimizer: not JSON: NaN and infinities are not allowed)"},
+    {"Infinity", "{\"optimizer\": {\"lr\": -Infinity}}",
+     R"(s.json:1:22: /optimizer: not JSON: NaN and infinities are not allowed)"},
+    {"TooLargeForADouble", "{\"optimizer\": {\"lr\": 1e999}}",
+     R"(s.json:1:22: /optimizer: not JSON: in value: the number is too large for a double)"},
+    {"PythonTrue", "{\"optimizer\": {\"nesterov\": True}}",
+     R"(s.json:1:28: /optimizer: not JSON: write true and false in lower case)"},
+    {"LeadingZero", "{\"prefetch\": 01}", R"(s.json:1:15: /: not JSON: a number has no leading zeros)"},
+    {"BareFraction", "{\"optimizer\": {\"lr\": .1}}",
+     R"(s.json:1:22: /optimizer: not JSON: a number begins with a digit or a minus sign)"},
+    {"TrailingGarbage", "{}\n{}", R"(s.json:2:1: /: not JSON: in value: unexpected '{'; expected end of input)"},
+    {"StrayBracket", "{\"units\": {\"classes\": [\"A\"}}}",
+     R"(s.json:1:27: /units/classes: not JSON: in array: unexpected '}'; expected ']')"},
+    {"InvalidUtf8", "{\"units\": {\"classes\": [\"caf\xE9\"]}}",
+     R"(s.json:1:29: /units/classes: not JSON: in value: invalid string: ill-formed UTF-8 byte)"},
+    {"InvalidUtf8InKey", "{\"a\xFF\": 1}",
+     R"(s.json:1:4: /: not JSON: in object key: invalid string: ill-formed UTF-8 byte; expected string literal)"},
+    {"BadEscape", "{\"strategy\": \"\\q\"}",
+     R"(s.json:1:14: /: not JSON: in value: invalid string: forbidden character after backslash)"},
+    {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
+     R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
+    {"NotAnObject", "[1, 2]",
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, memory, comm), got a list of 2)"},
+    {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
+     R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
+     "\n"
+     R"(s.json:3:2: /prefetch: given twice; first given at 1:2)"},
+    {"DuplicateBeforeSyntaxError", "{\"prefetch\": 1, \"prefetch\": 2, oops}",
+     R"(s.json:1:17: /prefetch: given twice; first given at 1:2)"
+     "\n"
+     R"(s.json:1:32: /: not JSON: keys stand in double quotes)"},
+};
+INSTANTIATE_TEST_SUITE_P(Syntax, StrategyErrors, testing::ValuesIn(kSyntax),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const BadFile kValues[] = {
+    {"UnknownKey", R"({"optimiser": {"lr": 1}})", R"(s.json:1:2: /optimiser: unknown key; did you mean "optimizer"?)"},
+    {"UnknownKeyOfAnotherGroup", R"({"lr": 1, "param": "bf16", "type": "sgd"})",
+     R"(s.json:1:2: /lr: unknown key; did you mean optimizer.lr?)"
+     "\n"
+     R"(s.json:1:11: /param: unknown key; did you mean mixed_precision.param?)"
+     "\n"
+     R"(s.json:1:28: /type: unknown key; did you mean optimizer.type or lr_schedule.type?)"},
+    {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
+     R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
+    {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, memory, comm)"},
+    {"NotAvailableYet", R"({"offload": {"optimizer": 1}, "reproducible": true, "compression": 1, "checkpoint": 2})",
+     R"(s.json:1:2: /offload: not available in this version (parameters or optimizer state in host memory or on NVMe); leave it out)"
+     "\n"
+     R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"
+     "\n"
+     R"(s.json:1:53: /compression: not available in this version (compressed gradients); leave it out)"
+     "\n"
+     R"(s.json:1:71: /checkpoint: not available in this version (automatic checkpoints); leave it out)"},
+    {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
+     R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD"; did you mean "FULL_SHARD"?)"
+     "\n"
+     R"(s.json:1:50: /comm/transport: must be one of auto, host, gloo, nccl, cuda_host, got the string "mpi")"},
+    {"ChoiceInLowerCase", R"({"strategy": "full_shard"})",
+     R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "full_shard"; did you mean "FULL_SHARD"?)"},
+    {"WrongTypes", R"({"prefetch": "two", "strategy": 3, "optimizer": [], "memory": null,
+ "units": {"classes": "Block"}, "mesh": {"shard": {}}, "comm": {"timeout_s": true}})",
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got the string "two")"
+     "\n"
+     R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
+     "\n"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over), got a list of 0)"
+     "\n"
+     R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
+     "\n"
+     R"(s.json:2:23: /units/classes: must be a list of different non-empty strings, got the string "Block")"
+     "\n"
+     R"(s.json:2:51: /mesh/shard: must be an integer from 0 to 1000000, got an object)"
+     "\n"
+     R"(s.json:2:78: /comm/timeout_s: must be a number above 0, at most 604800, got true)"},
+    {"OutOfRange", R"({"prefetch": -1, "gradient_accumulation": 0, "gradient_clipping": -0.5,
+ "optimizer": {"lr": 1e9, "eps": 0, "weight_decay": -1}, "comm": {"timeout_s": 0}})",
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got -1)"
+     "\n"
+     R"(s.json:1:43: /gradient_accumulation: must be an integer from 1 to 1000000, got 0)"
+     "\n"
+     R"(s.json:1:67: /gradient_clipping: must be a number from 0 to 1e30, got -0.5)"
+     "\n"
+     R"(s.json:2:22: /optimizer/lr: must be a number from 0 to 1000, got 1000000000.0)"
+     "\n"
+     R"(s.json:2:34: /optimizer/eps: must be a number from 1e-30 to 1, got 0)"
+     "\n"
+     R"(s.json:2:53: /optimizer/weight_decay: must be a number from 0 to 1000, got -1)"
+     "\n"
+     R"(s.json:2:80: /comm/timeout_s: must be a number above 0, at most 604800, got 0)"},
+    {"FractionForInteger", R"({"prefetch": 1.5, "gradient_accumulation": 1e300})",
+     R"(s.json:1:14: /prefetch: must be an integer from 0 to 1024, got 1.5)"
+     "\n"
+     R"(s.json:1:44: /gradient_accumulation: must be an integer from 1 to 1000000, got 1e+300)"},
+    {"Pairs", R"({"optimizer": {"betas": [0.9, 1.0]}, "optimizer_": 0})",
+     R"(s.json:1:31: /optimizer/betas/1: must be a number from 0 to below 1, got 1.0)"
+     "\n"
+     R"(s.json:1:38: /optimizer_: unknown key; did you mean "optimizer"?)"},
+    {"PairOfThree", R"({"optimizer": {"betas": [0.9, 0.99, 0.999]}})",
+     R"(s.json:1:25: /optimizer/betas: must be a list of two numbers, each from 0 to below 1, got a list of 3)"},
+    {"Names", R"({"units": {"classes": ["A", "", "B", "A", 3]}})",
+     R"(s.json:1:29: /units/classes/1: must be a non-empty string, got the string "")"
+     "\n"
+     R"(s.json:1:38: /units/classes/3: the string "A" stands in the list already)"
+     "\n"
+     R"(s.json:1:43: /units/classes/4: must be a non-empty string, got 3)"},
+    {"Bytes", R"({"memory": {"limit": "8gb"}})",
+     R"(s.json:1:22: /memory/limit: "8gb" is not a number of bytes: unknown unit "gb"; units are B, KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB; did you mean "GB"?)"},
+    {"BytesTooMany", R"({"memory": {"limit": 18446744073709551615}})",
+     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4 EiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
+    {"BytesNegative", R"({"memory": {"limit": "-1GiB"}})",
+     R"(s.json:1:22: /memory/limit: "-1GiB" is not a number of bytes: it must begin with a digit, such as "8GiB" or "500MB")"},
+    {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",
+     R"(s.json:1:13: /$schema: must be a string, the place of the schema; got 7)"
+     "\n"
+     R"(s.json:1:27: /memory/$schema: unknown key; known here: limit, tensor_heap)"},
+    {"ColumnsCountCharacters", "{\"units\": {\"classes\": [\"\xC3\xA9t\xC3\xA9\", 1]}}",
+     R"(s.json:1:31: /units/classes/1: must be a non-empty string, got 1)"},
+    {"OneSlipIsOneMessage", R"({"lr_schedule": {"type": "cosine", "total_steps": "many", "warmup_steps": 5}})",
+     R"(s.json:1:51: /lr_schedule/total_steps: must be an integer from 0 to 1e12, got the string "many")"},
+};
+INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, testing::ValuesIn(kValues),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const BadFile kCombinations[] = {
+    {"ReplicasOfFullShard", R"({"mesh": {"replicate": 2}})",
+     R"(s.json:1:24: /mesh/replicate: 2 replicas of FULL_SHARD are HYBRID_SHARD; write "strategy": "HYBRID_SHARD", or leave replicate out)"},
+    {"WorldWithoutHybrid", R"({"optimizer": {"shard_over": "world"}})",
+     R"(s.json:1:30: /optimizer/shard_over: "world" has no effect: it needs strategy HYBRID_SHARD; leave it out, or change that)"},
+    {"TwoWaysToCutUnits", R"({"units": {"classes": ["A"], "min_numel": 1000}})",
+     R"(s.json:1:43: /units/min_numel: cannot stand beside classes or modules: it finds the units itself; give one or the other)"},
+    {"BucketsOfShards", R"({"units": {"bucket_cap_mb": 25}})",
+     R"(s.json:1:29: /units/bucket_cap_mb: buckets need "strategy": "NO_SHARD", got FULL_SHARD; leave bucket_cap_mb out, and name units in classes)"},
+    {"BucketsOfOptimizerShards", R"({"strategy": "SHARD_OPTIMIZER", "units": {"bucket_cap_mb": 0}})",
+     R"(s.json:1:60: /units/bucket_cap_mb: buckets need "strategy": "NO_SHARD", got SHARD_OPTIMIZER; leave bucket_cap_mb out, and name units in classes)"},
+    {"BucketsBesideClasses", R"({"strategy": "NO_SHARD", "units": {"classes": ["A"], "bucket_cap_mb": 25}})",
+     R"(s.json:1:71: /units/bucket_cap_mb: cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other)"},
+    {"BucketsBesideSizes", R"({"strategy": "NO_SHARD", "units": {"min_numel": 9, "bucket_cap_mb": 0}})",
+     R"(s.json:1:69: /units/bucket_cap_mb: cannot stand beside classes, modules or min_numel: buckets are the units; give one or the other)"},
+    {"BucketsOfNonsense", R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": "25MB", "first_bucket_mb": null}})",
+     R"(s.json:1:53: /units/bucket_cap_mb: must be null or a number from 0 to 1000000, got the string "25MB")"
+     "\n"
+     R"(s.json:1:80: /units/first_bucket_mb: must be a number above 0, at most 1000000, got null)"},
+    {"FirstBucketOfNone", R"({"strategy": "NO_SHARD", "units": {"first_bucket_mb": 2}})",
+     R"(s.json:1:55: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
+    {"FirstBucketOfSingleParameters",
+     R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0, "first_bucket_mb": 2}})",
+     R"(s.json:1:75: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
+    {"MomentumWithAdam", R"({"optimizer": {"momentum": 0.9, "nesterov": true}})",
+     R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd; leave it out, or change that)"
+     "\n"
+     R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd; leave it out, or change that)"},
+    {"BetasWithSgd", R"({"optimizer": {"type": "sgd", "betas": [0.9, 0.95], "eps": 1e-6}})",
+     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"
+     "\n"
+     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"},
+    {"NesterovWithoutMomentum", R"({"optimizer": {"type": "sgd", "nesterov": true}})",
+     R"(s.json:1:43: /optimizer/nesterov: needs a "momentum" above 0, such as 0.9)"},
+    {"NesterovWithDampening", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
+     R"(s.json:1:60: /optimizer/nesterov: needs "dampening": 0, got 0.5)"},
+    {"EightBitMomentum", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "state_dtype": "8bit"}})",
+     R"(s.json:1:63: /optimizer/state_dtype: 8bit needs type adamw or adam; take bf16 or fp32)"},
+    {"StateDtypeWithoutState", R"({"optimizer": {"type": "sgd", "state_dtype": "bf16"}})",
+     R"(s.json:1:46: /optimizer/state_dtype: sgd without momentum keeps no state; leave state_dtype out)"},
+    {"SplitMastersOfFp16", R"({"mixed_precision": {"param": "fp16", "master": "fp32"}})",
+     R"(s.json:1:49: /mixed_precision/master: "fp32" has no effect: it needs mixed_precision.param bf16; leave it out, or change that)"},
+    {"DampeningWithoutMomentum", R"({"optimizer": {"type": "sgd", "dampening": 0.5}})",
+     R"(s.json:1:44: /optimizer/dampening: needs a "momentum" above 0, such as 0.9)"},
+    {"LossScaleWithoutFp16", R"({"mixed_precision": {"param": "bf16", "loss_scale": {"initial": 4}}})",
+     R"(s.json:1:65: /mixed_precision/loss_scale/initial: 4.0 has no effect: it needs mixed_precision.param fp16; leave it out, or change that)"},
+    {"StaticLossScaleThatGrows",
+     R"({"mixed_precision": {"param": "fp16", "loss_scale": {"dynamic": false, "growth_factor": 4}}})",
+     R"(s.json:1:89: /mixed_precision/loss_scale/growth_factor: 4.0 has no effect: it needs mixed_precision.param fp16 and loss_scale.dynamic true; leave it out, or change that)"},
+    {"LossScaleBelowMinimum", R"({"mixed_precision": {"param": "fp16", "loss_scale": {"initial": 2, "minimum": 4}}})",
+     R"(s.json:1:79: /mixed_precision/loss_scale/minimum: 4 is above the initial scale of 2)"},
+    {"ReduceFp16Alone", R"({"mixed_precision": {"param": "bf16", "reduce": "fp16"}})",
+     R"(s.json:1:49: /mixed_precision/reduce: fp16 needs "param": "fp16", got bf16: without loss scaling small gradients vanish; take bf16 or fp32)"},
+    {"CosineWithoutTotal", R"({"lr_schedule": {"type": "cosine"}})",
+     R"(s.json:1:26: /lr_schedule/type: cosine needs "total_steps" above 0)"},
+    {"WarmupLongerThanTotal", R"({"lr_schedule": {"type": "linear", "total_steps": 10, "warmup_steps": 11}})",
+     R"(s.json:1:71: /lr_schedule/warmup_steps: warmup_steps 11 + decay_steps 0 are more than total_steps 10)"},
+    {"WsdWithoutDecay", R"({"lr_schedule": {"type": "wsd", "total_steps": 10}})",
+     R"(s.json:1:26: /lr_schedule/type: wsd needs "decay_steps" above 0: the length of its final decay)"},
+    {"WsdTooLong", R"({"lr_schedule": {"type": "wsd", "total_steps": 10, "warmup_steps": 5, "decay_steps": 6}})",
+     R"(s.json:1:68: /lr_schedule/warmup_steps: warmup_steps 5 + decay_steps 6 are more than total_steps 10)"},
+    {"StepsOfAConstant", R"({"lr_schedule": {"total_steps": 10, "min_ratio": 0.5}})",
+     R"(s.json:1:33: /lr_schedule/total_steps: 10 has no effect: it needs lr_schedule.type linear, cosine, one_cycle or wsd; leave it out, or change that)"
+     "\n"
+     R"(s.json:1:50: /lr_schedule/min_ratio: 0.5 has no effect: it needs lr_schedule.type other than constant; leave it out, or change that)"},
+    {"TwoWarmups",
+     R"({"lr_schedule": {"type": "one_cycle", "total_steps": 9, "warmup_steps": 3, "warmup_share": 0.5}})",
+     R"(s.json:1:92: /lr_schedule/warmup_share: 0.5 has no effect: it needs lr_schedule.type one_cycle and warmup_steps 0; leave it out, or change that)"},
+};
+INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombinations),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
+  const auto strategy = Strategy::from_json(std::string("{}\0{\"offload\": 1}", 17), "s.json");
+  EXPECT_EQ(message_of(strategy.status()), "s.json:1:3: /: a NUL byte: this is not a text file");
+}
+
+TEST(StrategyErrors, AMillionBracketsNeedNoStack) {
+  for (const char* opening : {"[", "{\"a\":"}) {
+    std::string text;
+    while (text.size() + 8 < (1 << 20)) text += opening;
+    const auto strategy = Strategy::from_json(text, "s.json");
+    EXPECT_THAT(message_of(strategy.status()), testing::HasSubstr("nested more than 32 deep")) << opening;
+  }
+  EXPECT_FALSE(Strategy::from_json(std::string(1'000'000, '['), "s.json").ok());
+}
+
+TEST(StrategyErrors, ManyErrorsAreCountedAndCheap) {
+  std::string text = "{";
+  for (int i = 0; text.size() < 1'000'000; ++i) text += "\"zzzz" + std::to_string(i) + "\":0,";
+  text.back() = '}';
+  const std::string message = message_of(Strategy::from_json(text, "s.json").status());
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 100);
+  EXPECT_THAT(message, testing::ContainsRegex("\ns.json: and [0-9]+ more errors$"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,236 @@
+#include "runtime/config/strategy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "runtime/config/strategy_names.h"
+#include "runtime/config/strategy_table.h"
+#include "tests/config/strategy_schema.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using ::testing::HasSubstr;
+
+std::filesystem::path temporary(const std::string& name) {
+  return std::filesystem::path(testing::TempDir()) / (std::to_string(::getpid()) + "-" + name);
+}
+
+// Files that between them satisfy the condition of every key.
+const std::vector<std::string>& surroundings() {
+  static const std::vector<std::string> files = {
+      R"({})",
+      R"({"mixed_precision": {"param": "fp16"}})",
+      R"({"mixed_precision": {"param": "bf16"}})",
+      R"({"optimizer": {"type": "sgd", "momentum": 0.5}})",
+      R"({"strategy": "HYBRID_SHARD"})",
+      R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
+      R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
+      R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})"};
+  return files;
+}
+
+TEST(StrategyTable, DefaultsAreThoseOfTheStruct) {
+  const Strategy strategy;
+  for (const StrategyKey& key : strategy_keys()) {
+    EXPECT_EQ(key.field.get(strategy), ordered_json::parse(key.default_json)) << key.pointer;
+  }
+}
+
+TEST(StrategyTable, RowsAreWhole) {
+  std::set<std::string> pointers;
+  for (const StrategyKey& key : strategy_keys()) {
+    EXPECT_TRUE(pointers.insert(key.pointer).second) << key.pointer << " has two rows";
+    EXPECT_TRUE(key.group().empty() || is_strategy_group(key.group())) << key.pointer;
+    EXPECT_FALSE(key.doc.empty() || key.cost.empty() || key.example_json.empty()) << key.pointer;
+    EXPECT_TRUE(key.doc.ends_with('.') && key.cost.ends_with('.')) << key.pointer;
+    EXPECT_EQ(key.field.kind == ValueKind::kChoice, !key.field.choices.empty()) << key.pointer;
+    for (const std::string& read : key.only_if.reads) EXPECT_NE(find_strategy_key(read), nullptr) << read;
+  }
+  for (const StrategyRule& rule : strategy_rules()) {
+    for (const std::string& read : rule.keys) EXPECT_NE(find_strategy_key(read), nullptr) << read;
+    EXPECT_EQ(rule.problem(Strategy{}), "") << rule.doc;
+  }
+  for (const UnavailableKey& key : unavailable_keys()) EXPECT_EQ(find_strategy_key(key.pointer), nullptr);
+}
+
+// Each row reaches a member of its own: setting one key changes what that key gives, and nothing else.
+TEST(StrategyTable, EveryExampleIsReadIntoItsOwnMember) {
+  for (const StrategyKey& key : strategy_keys()) {
+    bool accepted = false;
+    for (const std::string& surrounding : surroundings()) {
+      json file = json::parse(surrounding);
+      file[json::json_pointer(key.pointer)] = json::parse(key.example_json);
+      const auto strategy = Strategy::from_json(file.dump());
+      if (!strategy.ok()) continue;
+      accepted = true;
+      EXPECT_EQ(schema_errors(file), "") << file;
+      const auto before = Strategy::from_json(surrounding);
+      for (const StrategyKey& other : strategy_keys()) {
+        if (other.pointer == key.pointer) continue;
+        EXPECT_EQ(other.field.get(*strategy), other.field.get(*before)) << key.pointer << " changed " << other.pointer;
+      }
+      const ordered_json got = key.field.get(*strategy);
+      const json wanted = json::parse(key.example_json);
+      if (key.field.kind != ValueKind::kBytes) {
+        EXPECT_EQ(json(got), wanted) << key.pointer;
+      }
+    }
+    EXPECT_TRUE(accepted) << key.pointer << ": " << key.example_json;
+  }
+}
+
+TEST(StrategyTable, EveryChoiceIsReadAndPrinted) {
+  for (const StrategyKey& key : strategy_keys()) {
+    for (const Choice& choice : key.field.choices) {
+      Strategy strategy;
+      key.field.set(strategy, choice.name);
+      EXPECT_EQ(key.field.get(strategy), choice.name) << key.pointer;
+    }
+  }
+}
+
+TEST(Strategy, EmptyObjectIsAllDefaults) {
+  const auto strategy = Strategy::from_json("{}");
+  ASSERT_TRUE(strategy.ok());
+  EXPECT_EQ(strategy->to_json(), Strategy{}.to_json());
+}
+
+TEST(Strategy, ReadsAWholeFile) {
+  const auto strategy = Strategy::from_json(R"({
+    "$schema": "strategy.schema.json",
+    "strategy": "HYBRID_SHARD", "mesh": {"replicate": 2, "shard": 4},
+    "units": {"classes": ["Block"], "modules": ["head"]}, "prefetch": 3,
+    "mixed_precision": {"param": "fp16", "reduce": "fp16", "keep_fp32": ["LayerNorm"],
+                        "loss_scale": {"initial": 1024, "hysteresis": 2}},
+    "gradient_accumulation": 4, "gradient_sync": "last_microbatch", "gradient_clipping": 1,
+    "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 1e-4, "shard_over": "world"},
+    "lr_schedule": {"type": "wsd", "warmup_steps": 10, "total_steps": 1e3, "decay_steps": 100, "base_batch_size": 256},
+    "memory": {"limit": "1.5GiB"}, "comm": {"transport": "host", "timeout_s": 5.5, "init_timeout_s": 7}})");
+  ASSERT_TRUE(strategy.ok()) << strategy.status();
+  EXPECT_EQ(strategy->strategy, ShardingStrategy::kHybridShard);
+  EXPECT_EQ(strategy->mesh.replicate, 2);
+  EXPECT_EQ(strategy->mesh.shard, 4);
+  EXPECT_EQ(strategy->units.classes, std::vector<std::string>{"Block"});
+  EXPECT_EQ(strategy->units.modules, std::vector<std::string>{"head"});
+  EXPECT_EQ(strategy->prefetch, 3);
+  EXPECT_EQ(strategy->mixed_precision.param, DType::kF16);
+  EXPECT_EQ(strategy->mixed_precision.keep_fp32, std::vector<std::string>{"LayerNorm"});
+  EXPECT_EQ(strategy->mixed_precision.loss_scale.initial, 1024.0);
+  EXPECT_EQ(strategy->mixed_precision.loss_scale.hysteresis, 2);
+  EXPECT_EQ(strategy->gradient_sync, GradientSync::kLastMicrobatch);
+  EXPECT_EQ(strategy->optimizer.type, OptimizerType::kSgd);
+  EXPECT_TRUE(strategy->optimizer.nesterov);
+  EXPECT_TRUE(strategy->optimizer.shard_over_world);
+  EXPECT_EQ(strategy->lr_schedule.total_steps, 1000);
+  EXPECT_EQ(strategy->memory.limit_bytes, std::int64_t{3} << 29);
+  EXPECT_EQ(strategy->comm.transport, TransportChoice::kHost);
+  EXPECT_EQ(strategy->comm.timeout_s, 5.5);
+}
+
+TEST(Strategy, ResolvedStrategyReadsBackTheSame) {
+  for (const std::string& file : surroundings()) {
+    const auto first = Strategy::from_json(file);
+    ASSERT_TRUE(first.ok()) << first.status();
+    const auto second = Strategy::from_json(first->to_json());
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ(first->to_json(), second->to_json());
+    EXPECT_EQ(schema_errors(json::parse(first->to_json())), "");
+  }
+}
+
+TEST(Strategy, NumbersKeepAllTheirBits) {
+  const auto strategy = Strategy::from_json(R"({"optimizer": {"lr": 0.00012345678901234567}})");
+  ASSERT_TRUE(strategy.ok());
+  EXPECT_EQ(strategy->optimizer.lr, 0.00012345678901234567);
+  EXPECT_EQ(Strategy::from_json(strategy->to_json())->optimizer.lr, 0.00012345678901234567);
+}
+
+TEST(Strategy, ValuesThatSayNothingAreAllowedAnywhere) {
+  EXPECT_TRUE(Strategy::from_json(R"({"optimizer": {"type": "adamw", "momentum": 0, "nesterov": false}})").ok());
+  EXPECT_TRUE(Strategy::from_json(R"({"mesh": {"replicate": 1}})").ok());
+  EXPECT_TRUE(Strategy::from_json(R"({"strategy": "SHARD_GRAD_OP", "mesh": {"replicate": 2}})").ok());
+  EXPECT_TRUE(Strategy::from_json(R"({"lr_schedule": {"type": "inverse_sqrt"}})").ok());
+  EXPECT_TRUE(Strategy::from_json(R"({"strategy": "NO_SHARD", "prefetch": 4})").ok());
+}
+
+TEST(Strategy, NullBucketsAreNone) {
+  const auto strategy = Strategy::from_json(R"({"units": {"bucket_cap_mb": null, "classes": ["Block"]}})");
+  ASSERT_TRUE(strategy.ok()) << strategy.status();
+  EXPECT_FALSE(strategy->units.bucket_cap_mb.has_value());
+  EXPECT_EQ(*Strategy::from_json(R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0}})")->units.bucket_cap_mb, 0);
+}
+
+TEST(Strategy, ByteOrderMarkIsSkipped) {
+  EXPECT_TRUE(Strategy::from_json("\xEF\xBB\xBF{}").ok());
+  const auto wrong = Strategy::from_json("\xEF\xBB\xBF{\"prefetch\": -1}");
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("strategy:1:14: /prefetch"));
+}
+
+TEST(Strategy, NamesOfEnumerators) {
+  EXPECT_EQ(name_of(ShardingStrategy::kShardGradOp), "SHARD_GRAD_OP");
+  EXPECT_EQ(name_of(OptimizerType::kAdam), "adam");
+  EXPECT_EQ(name_of(LrScheduleType::kOneCycle), "one_cycle");
+}
+
+TEST(StrategyFile, IsReadAndNamedInErrors) {
+  const auto path = temporary("strategy.json");
+  std::ofstream(path) << R"({"prefetch": 2})";
+  const auto strategy = Strategy::from_file(path);
+  ASSERT_TRUE(strategy.ok()) << strategy.status();
+  EXPECT_EQ(strategy->prefetch, 2);
+
+  std::ofstream(path) << "{\n \"prefetch\": -2}";
+  const auto wrong = Strategy::from_file(path);
+  EXPECT_EQ(exit_code_of(wrong.status()), ExitCode::kConfig);
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr(path.string() + ":2:14: /prefetch: must be"));
+  std::filesystem::remove(path);
+}
+
+TEST(StrategyFile, FilesThatCannotBeReadNamePathAndErrno) {
+  const auto missing = Strategy::from_file("/nonexistent/strategy.json");
+  EXPECT_EQ(exit_code_of(missing.status()), ExitCode::kNoInput);
+  EXPECT_THAT(std::string(missing.status().message()),
+              HasSubstr("/nonexistent/strategy.json: cannot be opened: No such"));
+  const auto folder = Strategy::from_file("/");
+  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kIo);
+  EXPECT_THAT(std::string(folder.status().message()), HasSubstr("(errno 21)"));
+}
+
+TEST(StrategyFile, SizeIsLimited) {
+  const auto path = temporary("large.json");
+  std::ofstream(path) << "{}" << std::string((1 << 20) - 2, ' ');
+  EXPECT_TRUE(Strategy::from_file(path).ok()) << "1 MiB is allowed";
+  std::ofstream(path, std::ios::app) << ' ';
+  const auto large = Strategy::from_file(path);
+  EXPECT_EQ(exit_code_of(large.status()), ExitCode::kConfig);
+  EXPECT_THAT(std::string(large.status().message()), HasSubstr("larger than 1.00 MiB"));
+  std::filesystem::remove(path);
+}
+
+TEST(StrategyFile, APipeWillDo) {
+  const auto path = temporary("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    std::ofstream(path) << R"({"prefetch": 5})" << std::flush;
+    ::_exit(0);
+  }
+  const auto strategy = Strategy::from_file(path);
+  ASSERT_TRUE(strategy.ok()) << strategy.status();
+  EXPECT_EQ(strategy->prefetch, 5);
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace tessera

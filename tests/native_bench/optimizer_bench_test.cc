@@ -1,0 +1,35 @@
+#include "benchmarks/native/optimizer_bench.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera {
+namespace {
+
+TEST(OptimizerBench, TimesEveryFormatAndCountsItsBytes) {
+  const auto timings = bench_optimizer(1000, 3);  // 1024 with the last block filled up
+  std::vector<std::string> names;
+  std::vector<double> bytes_of_parameter;
+  for (const OptimizerTiming& timing : timings) {
+    EXPECT_EQ(timing.numel, 1024u);
+    EXPECT_EQ(timing.step.ns.size(), 3u);
+    EXPECT_EQ(timing.limit.ns.size(), 3u);
+    names.push_back(timing.name);
+    bytes_of_parameter.push_back(static_cast<double>(timing.bytes) / 1024);
+  }
+  EXPECT_THAT(names, testing::ElementsAre("fp32", "mixed", "mixed_bf16_moments", "mixed_8bit_moments"));
+  // Read: g p m v; written: p m v. With a norm, g twice. 8-bit states: a byte each, and 4 for every 256.
+  EXPECT_THAT(bytes_of_parameter, testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256));
+}
+
+TEST(OptimizerBench, JsonHasWhatTheRunnerReads) {
+  const nlohmann::json json = to_json(bench_optimizer(256, 2));
+  for (const auto& each : json.at("cases")) {
+    EXPECT_EQ(each.at("samples_s").size(), 2u);
+    EXPECT_EQ(each.at("numel"), 256);
+    EXPECT_GT(each.at("limit_s"), 0.0);
+    EXPECT_TRUE(each.at("name").is_string());
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,57 @@
+#include "tests/support/session.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/comm/shared/run_ranks.h"
+
+namespace tessera::testing {
+
+Strategy strategy_for(const Placed& placed, const Adjust& adjust, DType dtype) {
+  Strategy strategy = tiny_strategy(placed, dtype);
+  strategy.gradient_clipping = 0.5;
+  if (adjust) adjust(strategy);
+  return strategy;
+}
+
+at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
+  const std::int64_t rows = batch.size(0) / mesh.world_size();
+  return batch.narrow(0, mesh.rank() * rows, rows);
+}
+
+Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options)
+    : mesh(mesh_given),
+      model(make_tiny(options, true)),
+      engine(model, strategy, mesh),
+      batches(make_batches(6, 24, 5, options.vocab)) {}
+
+at::Tensor Session::loss(std::size_t i) {
+  const Batch& batch = batches[i % batches.size()];
+  return model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh));
+}
+
+StepResult Session::train(std::size_t i) {
+  engine.backward(loss(i));
+  return engine.step();
+}
+
+Values Session::values() {
+  const Gathered gathered(engine);
+  return values_of(*model);
+}
+
+bool all_same_bits(const Values& a, const Values& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!same_bits(a[i].second, b[i].second)) return false;
+  }
+  return a.size() == b.size();
+}
+
+void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust,
+                       DType dtype) {
+  for (const Placed& placed : kOnePerPlacement) {
+    SCOPED_TRACE(name_of(placed));
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { body(mesh, strategy_for(placed, adjust, dtype)); });
+  }
+}
+
+}  // namespace tessera::testing

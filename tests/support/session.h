@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+
+/// One strategy for each placement of parameters and gradients.
+inline const Placed kOnePerPlacement[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
+                                          ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard,
+                                          Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+
+using Adjust = std::function<void(Strategy&)>;
+using Values = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// tiny_strategy with clipping, and what `adjust` changes.
+Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
+
+/// This rank's rows of a global batch.
+at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
+
+/// Tiny on this rank, and its batches, for tests that write their own loop.
+struct Session {
+  Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {});
+  at::Tensor loss(std::size_t i);
+  StepResult train(std::size_t i);
+  Values values();
+
+  const Mesh& mesh;
+  Tiny model;
+  Engine engine;
+  std::vector<Batch> batches;
+};
+
+bool all_same_bits(const Values& a, const Values& b);
+
+/// Runs `body` on `ranks` threads, once under each placement.
+void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body,
+                       const Adjust& adjust = nullptr, DType dtype = DType::kF32);
+
+}  // namespace tessera::testing

@@ -1,0 +1,98 @@
+#include "tests/support/workplace.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+namespace tessera::testing {
+namespace {
+
+constexpr char kModel[] = R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 32, "heads": 2})";
+
+// Words in an order that follows no period.
+std::string some_text() {
+  static const char* const kWords[] = {"gather", "wait", "release", "shard", "unit",
+                                       "mesh",   "rank", "plan",    "\n",    "step"};
+  std::string text;
+  unsigned state = 1;
+  for (int i = 0; i < 4000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    text += kWords[(state >> 24) % 10];
+    text += ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Workplace::Workplace() {
+  std::string name = ::testing::TempDir() + "/tessera-app-XXXXXX";
+  folder_ = mkdtemp(name.data());
+  write_file(path("model.json"), kModel);
+  write_file(path("text"), some_text());
+}
+
+Workplace::~Workplace() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+std::string Workplace::strategy(const std::string& name, const std::string& more) const {
+  const std::string file = path(name + ".json");
+  write_file(file, R"({"strategy": ")" + name +
+                       R"(", "units": {"classes": ["Block"]}, "mixed_precision": {"param": "bf16"},
+    "optimizer": {"lr": 0.01}, "gradient_clipping": 1.0, "gradient_accumulation": 2)" +
+                       more + "}");
+  return file;
+}
+
+Words Workplace::train(const std::string& strategy, const std::string& metrics, const Words& more) const {
+  return Words{TESSERA_PROGRAM, "train",   "--model",   path("model.json"), "--strategy", strategy, "--data",
+               path("text"),    "--steps", "3",         "--batch",          "2",          "--seed", "7",
+               "--log-every",   "1",       "--metrics", path(metrics)} +
+         more;
+}
+
+Words Workplace::launch(int ranks, const Words& more) {
+  return Words{TESSERA_PROGRAM, "launch", "-n", std::to_string(ranks)} + more + Words{"--"};
+}
+
+Ended Workplace::run(const Words& command, double seconds) const {
+  Ended ended = run_program(command, path("run"), seconds);
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+  return ended;
+}
+
+std::vector<std::string> Workplace::losses(const std::string& metrics) const {
+  std::vector<std::string> steps;
+  for (const nlohmann::json& line : read_lines(path(metrics))) {
+    char text[128];
+    std::snprintf(text, sizeof text, "%d %.17g %.17g", line.at("step").get<int>(), line.at("loss").get<double>(),
+                  line.at("grad_norm").get<double>());
+    steps.push_back(text);
+  }
+  return steps;
+}
+
+std::string free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  bind(fd, reinterpret_cast<sockaddr*>(&address), length);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  close(fd);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/program.h"
+
+namespace tessera::testing {
+
+using Words = std::vector<std::string>;
+Words operator+(Words a, const Words& b);
+
+/// A folder with a tiny model and a text, and the command lines to train on them. Gone after the test.
+class Workplace : public ::testing::Test {
+ protected:
+  Workplace();
+  ~Workplace() override;
+
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  /// A strategy file named `name`: two microbatches a step, bf16 parameters, and `more` keys, such as R"(, "prefetch":
+  /// 2)".
+  std::string strategy(const std::string& name, const std::string& more = "") const;
+  /// `tessera train` with the model and the text here, 3 steps, metrics in path("<metrics>").
+  Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
+  static Words launch(int ranks, const Words& more = {});
+  /// Runs and expects success.
+  Ended run(const Words& command, double seconds = 60) const;
+  /// "step, loss, norm" of each step, every bit of them.
+  std::vector<std::string> losses(const std::string& metrics) const;
+
+  std::string folder_;
+};
+
+std::string free_port();
+
+}  // namespace tessera::testing

@@ -1,20 +1,21 @@
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <chrono>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/device/accelerator.h"
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
 #include "engine/memory/training_memory.h"
+#include "engine/parameter_checks.h"
 #include "engine/step/gradient_norm.h"
-#include "engine/step/queued_step.h"
-#include "engine/step/step_agreement.h"
-#include "engine/step/update.h"
-#include "optim/loss_scaler.h"
+#include "engine/step/step.h"
 #include "optim/optimizer.h"
 #include "sharding/op_watch.h"
 #include "sharding/reducer.h"
@@ -29,24 +30,34 @@ struct Engine::State {
 
   void set_up();
   void check_transport() const;
-  StepResult step();
-  void step_on_cpu(StepResult& result);
-  void step_on_device(StepResult& result);
-  void note_activations();
-  void expect_samples(std::int64_t samples) const;
-  at::Tensor seed_of(const at::Tensor& loss) const;
-  void note_loss(const at::Tensor& loss);
-  bool scales_loss() const { return strategy.mixed_precision.param == DType::kF16; }
-  double loss_scale() const;
-  double communication_seconds() const;
-  void begin_next_step();
   void report_plan() const;
-  MemoryUse allocated() const;
+  /// What was allocated is what was planned, to the byte.
   void expect_plan() const;
   void detach_parameters();
+  void keep_values(FlatGroup& group, bool sharded);
+
+  void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
+  /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may.
+  void expect_parameters() const {
+    if (open_writes == 0) checks->expect_accepted();
+  }
+  /// All of a backward but the backward itself.
+  static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
+  static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
+  void begin_backward();
+  void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
+  StepResult take_step();
+  void note_activations();
+  void begin_next_step();
+  void drop_microbatches();
+  double communication_seconds() const;
+  MemoryUse allocated() const;
+
   template <class Body>
   auto or_abort(const char* what, const Body& body);
   void fail(const absl::Status& reason);
+  /// What ended the group, if an operator's exception only follows from it.
+  [[noreturn]] void rethrow(const char* what);
 
   std::shared_ptr<torch::nn::Module> module;
   Strategy strategy;
@@ -57,7 +68,6 @@ struct Engine::State {
   Accelerator accelerator;
   std::optional<Uploader> uploader;
   std::unique_ptr<Optimizer> optimizer;
-  LossScaler scaler;
   MeshAxes axes;
   bool shares_memory = false;  ///< the ranks of a shard group
   MemoryPlan plan;
@@ -66,20 +76,33 @@ struct Engine::State {
   std::int64_t allocated_at_start = 0;  ///< on a GPU, by LibTorch's allocator, when set-up was over
   std::optional<std::int64_t> activation_bytes;
   std::vector<std::unique_ptr<Unit>> units;
-  std::optional<GradientNorm> norm;  ///< on the CPU, as the other two of a step there
+  bool loaded = false;               ///< parameters have their values and places
+  std::optional<GradientNorm> norm;  ///< on the CPU; a GPU's norm is a pass of its own
   std::optional<Reducer> reducer;
+  std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;
-  std::optional<StepAgreement> agreement;
-  std::optional<Update> update;
-  std::optional<DeviceStep> device_step;  ///< on a GPU: in place of those three
-  std::optional<Residency> residency;     ///< where parameters are sharded
+  std::unique_ptr<Step> step;
+  std::optional<Residency> residency;  ///< where parameters are sharded
   std::optional<OpWatch> watch;
 
+  int open_writes = 0;          ///< Gathered(kWrite) guards that live
   std::int64_t microbatch = 0;  ///< since the last step
-  std::int64_t attempts = 0, applied = 0;
+  std::int64_t attempts = 0;
   LocalStep local;
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_step_end;
 };
+
+/// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason
+/// that they are told, which is the first: an operator whose unit could not be gathered throws LibTorch's error, not
+/// ours.
+template <class Body>
+auto Engine::State::or_abort(const char* what, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception&) {
+    rethrow(what);
+  }
+}
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <optional>
 
 #include "engine/engine_state.h"
@@ -31,6 +32,11 @@ class PrivateCopies {
   /// After all ranks have written their parts: back to what they share.
   void close() {
     throw_if_error(sharers_.barrier("Gathered").wait());
+    give_up();
+  }
+
+  /// Back to what they share, whatever has become of that.
+  void give_up() {
     std::size_t i = 0;
     for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
   }
@@ -54,16 +60,29 @@ class PrivateCopies {
 struct Gathered::State {
   State(Engine::State& engine_given, Mode mode_given, std::vector<Unit*> units_given)
       : engine(engine_given), mode(mode_given), units(std::move(units_given)) {
-    for (Unit* unit : units) {
-      if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
-    }
-    if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
+    engine.or_abort("Gathered", [&] {
+      engine.expect_parameters();
+      for (Unit* unit : units) {
+        if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
+      }
+      if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
+    });
+    if (mode == kWrite) ++engine.open_writes;
   }
+
+  void unpin() {
+    if (mode == kWrite) --engine.open_writes;
+    for (Unit* unit : units) {
+      if (unit->residency()) unit->residency()->unpin(*unit);
+    }
+  }
+  void store();
 
   Engine::State& engine;
   Mode mode;
   std::vector<Unit*> units;
   std::optional<PrivateCopies> copies;
+  const int exceptions_at_start = std::uncaught_exceptions();
 };
 
 namespace {
@@ -93,24 +112,33 @@ Gathered::Gathered(Engine& engine, Mode mode)
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
     : state_(std::make_unique<State>(*engine.state_, mode, units_with(engine.state_->units, parameters))) {}
 
+void Gathered::State::store() {
+  for (Unit* unit : units) store_parameters(*unit, *engine.axes.control);
+  for (Unit* unit : units) {
+    if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+  }
+  if (copies) copies->close();
+  for (Unit* unit : units) engine.checks->accept(*unit);
+}
+
 void Gathered::close() {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
-  for (Unit* unit : state->units) {
-    if (unit->residency()) unit->residency()->unpin(*unit);
-  }
-  if (state->mode == kWrite) {
-    for (Unit* unit : state->units) store_parameters(*unit, *state->engine.axes.control);
-    for (Unit* unit : state->units) {
-      if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
-    }
-  }
-  if (state->copies) state->copies->close();
-  if (state->engine.residency) state->engine.residency->give_back_overflow();
-  throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
+  state->unpin();
+  state->engine.or_abort("Gathered", [&] {
+    state->mode == kWrite ? state->store() : state->engine.expect_parameters();
+    if (state->engine.residency) state->engine.residency->give_back_overflow();
+    throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
+  });
 }
 
+/// Where an exception passes by, nothing is written back: the other ranks may not be coming.
 Gathered::~Gathered() {
+  if (state_ && std::uncaught_exceptions() > state_->exceptions_at_start) {
+    state_->unpin();
+    if (state_->copies) state_->copies->give_up();
+    return;
+  }
   try {
     close();
   } catch (const std::exception& error) {

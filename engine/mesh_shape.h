@@ -2,6 +2,7 @@
 
 #include "runtime/comm/topology.h"
 #include "runtime/config/strategy.h"
+#include "sharding/layout/placement.h"
 
 namespace tessera {
 
@@ -13,6 +14,11 @@ struct MeshShape {
 /// The strategy's mesh for this world. Left out: HYBRID_SHARD replicates across hosts, all others shard over the world.
 /// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
+
+/// Where `rank` is in a mesh of that shape.
+MeshPosition position_in(const MeshShape& shape, int rank);
+/// Into how many parts the strategy cuts a flat buffer on that mesh.
+int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 
 /// Will the ranks of a shard group share memory? For plans of jobs that are not running; an Engine asks its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);

@@ -60,7 +60,11 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   } else {
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
-    if (arrived) {
+    if (gradient.is_sparse()) {  // rows, added one after the other
+      flush();
+      if (!arrived) view.zero_();
+      view.add_(gradient.to(scalar_type_of(dtype_)));
+    } else if (arrived) {
       flush();  // one of them may be what this one is added to
       view.add_(gradient);
     } else if (device_.is_queued && gradient.numel() < kSmallNumel) {

@@ -57,7 +57,8 @@ void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
 
 void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
   if (value.isTensor()) {
-    if (Unit* unit = unit_of(value.toTensor())) gather_and_pin(*unit, pinned);
+    Unit* const unit = unit_of(value.toTensor());
+    if (unit && unit->residency()) gather_and_pin(*unit, pinned);
   } else if (value.isList()) {
     if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;
     for (const c10::IValue& element : value.toListRef()) visit(element, pinned);

@@ -138,7 +138,7 @@ void Reducer::open(Entry& entry) {
   if (accumulates()) return;  // arrivals last until reset
   entry.gradients.begin();
   if (plan_.bucket_mode() == BucketMode::kInPlace) {
-    if (entry.reduced) open_overflow(entry);  // its own place holds the sum
+    if (entry.has_sum) open_overflow(entry);  // its own place holds the sum
     return;
   }
   const auto begin = entry.unit->index == 0 ? slots_.begin() : slots_.begin() + 1;

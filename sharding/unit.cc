@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "sharding/scalar_type.h"
+#include "sharding/storage_access.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -26,13 +27,21 @@ const char* name_of(Unit::State state) {
 
 }  // namespace
 
+void FlatGroup::make_storage() {
+  storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(gathered_bytes()),
+                                                  at::DataPtr(nullptr, device),
+                                                  /*allocator=*/nullptr, /*resizable=*/false);
+  const std::string first = parameters.empty() ? std::string() : " (" + parameters[0].name + ", ...)";
+  set_refusal(*storage,
+              "the parameters of unit " + unit->name + first +
+                  " are sharded, and not gathered now. hint: make a tessera::Gathered guard on all ranks around "
+                  "code that reads parameters outside operators (data_ptr, accessors, torch::save)");
+}
+
 void FlatGroup::attach(std::byte* memory) {
   full = memory;
-  const bool watched = unit->residency() != nullptr;
-  c10::StorageImpl& impl = *storage;
-  void* const mark = watched ? unit : nullptr;
-  impl.set_data_ptr_noswap(at::DataPtr(memory, mark, &leave, device));
-  impl.set_nbytes(memory ? gathered_bytes() : 0);
+  storage->set_data_ptr_noswap(at::DataPtr(memory, unit, &leave, device));
+  refuse_access(*storage, memory == nullptr);
 }
 
 std::byte* FlatGroup::updated() const {
@@ -59,16 +68,22 @@ std::int64_t Unit::gathered_bytes() const {
   return bytes;
 }
 
-void Unit::watch(Residency* residency) {
-  residency_ = residency;
-  for (auto& group : groups) group->attach(group->full);
+/// Tensors may outlive the unit; their storages must not lead to it.
+Unit::~Unit() {
+  for (auto& group : groups) {
+    if (!group->storage) continue;
+    const at::DataPtr& data = group->storage->_mutable_data_ptr_no_checks();
+    if (data.get_deleter() != &leave) continue;
+    group->storage->set_data_ptr_noswap(at::DataPtr(nullptr, group->device));
+    refuse_access(*group->storage, true);
+  }
 }
 
 void Unit::poison(const std::string& message) {
   for (auto& group : groups) {
     if (!group->storage) continue;
-    group->storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-    group->storage->set_nbytes(group->gathered_bytes());  // views are in bounds, so that it is the access which throws
+    set_refusal(*group->storage, message);
+    refuse_access(*group->storage, true);
   }
 }
 
@@ -82,6 +97,22 @@ Unit* unit_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &leave ? static_cast<Unit*>(data.get_context()) : nullptr;
+}
+
+bool is_in_place(const FlatGroup& group, std::size_t i) {
+  const at::Tensor& tensor = group.parameters[i].tensor;
+  return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == group.storage.get() &&
+         tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
+}
+
+void expect_in_place(const FlatGroup& group, std::size_t i) {
+  if (is_in_place(group, i)) return;
+  throw Error(
+      ExitCode::kUsage,
+      "parameter " + group.parameters[i].name +
+          " was given other memory (torch::load, Module::to, set_data), so the Engine and the module no longer mean "
+          "the same numbers. hint: do that before the Engine is made, or under tessera::Gathered(engine, "
+          "tessera::Gathered::kWrite) on all ranks");
 }
 
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset) {

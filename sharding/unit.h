@@ -24,6 +24,7 @@ struct FlatParameter {
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
+  std::uint32_t version = 0;  ///< of `tensor`, when it last was as the Engine left it
 };
 
 /// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.
@@ -63,8 +64,11 @@ struct FlatGroup {
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
   GroupShape shape() const { return {dtype, trainable, layout}; }
 
-  /// Points the parameters at `memory` [layout.numel()], or at nothing.
+  /// Points the parameters at `memory` [layout.numel()], or at nothing: then whoever reads one gets a c10::Error that says
+  /// so. REQUIRES: `storage` is made (make_storage).
   void attach(std::byte* memory);
+  /// The storage of all parameters of this group, without memory yet.
+  void make_storage();
   /// The part of the flat buffer that the optimizer updates, in the parameters' dtype.
   std::byte* updated() const;
 };
@@ -83,6 +87,7 @@ class Unit {
   enum class State : std::uint8_t { kReleased, kGathering, kGathered };
 
   Unit(int index, std::string name) : index(index), name(std::move(name)) {}
+  ~Unit();
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -97,9 +102,8 @@ class Unit {
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Marks the parameters' storages as this unit's, so that an operator's inputs lead here (`unit_of`). Null: no
-  /// longer.
-  void watch(Residency* residency);
+  /// Who gathers this unit. Null: nobody, its parameters are always there.
+  void watch(Residency* residency) { residency_ = residency; }
   Residency* residency() const { return residency_; }
   /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
   void poison(const std::string& message);
@@ -124,8 +128,14 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const V
   }
 }
 
-/// The watched unit that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no lock.
+/// The unit, of an Engine that lives, that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no
+/// lock.
 Unit* unit_of(const at::Tensor& tensor);
+
+/// Whether parameter `i` still lies in its group's buffer.
+bool is_in_place(const FlatGroup& group, std::size_t i);
+/// Throws tessera::Error (64), naming the parameter, if it does not.
+void expect_in_place(const FlatGroup& group, std::size_t i);
 
 /// Moves `parameter` onto its group's storage at `offset` elements. Keeps its TensorImpl and autograd state. The group
 /// must be attached. Values are not copied.

@@ -61,6 +61,25 @@ void write_values(FlatGroup& group, const at::Tensor& flat) {
   masters.write_back();
 }
 
+at::ScalarType flat_type_of(const FlatGroup& group) {
+  return scalar_type_of(group.trainable ? DType::kF32 : group.dtype);
+}
+
+void read_values(const FlatGroup& group, const at::Tensor& flat) {
+  const Extent part = group.trainable ? group.optimizer_part : group.parameter_part;
+  const at::Tensor piece = flat.narrow(0, part.offset, part.numel);
+  if (group.trainable && group.master_kind == MasterKind::kF32 && group.dtype != DType::kF32) {
+    const HostView masters(group.master, part.numel * 4, group.device, HostView::kFetch);
+    std::memcpy(piece.data_ptr(), masters.data(), static_cast<std::size_t>(part.numel) * 4);
+    return;
+  }
+  std::byte* const memory = group.trainable ? group.updated() : group.shard;
+  const HostView parameters(memory, part.numel * group.element_bytes(), group.device, HostView::kFetch);
+  piece.copy_(flat_view(parameters.data(), group.dtype, part.numel, at::kCPU));
+  if (group.trainable && group.master_kind == MasterKind::kSplitBF16)
+    keep_split(group, piece.mutable_data_ptr<float>());
+}
+
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   if (!group.trainable || group.dtype == DType::kF32) return;
   const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);

@@ -10,6 +10,13 @@ namespace tessera {
 /// fp32 where it trains (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
 void write_values(FlatGroup& group, const at::Tensor& flat);
 
+/// What `flat` (see write_values) is made of: fp32 for parameters that train, else the group's dtype.
+at::ScalarType flat_type_of(const FlatGroup& group);
+
+/// The reverse of write_values: writes this rank's parts into `flat`, the optimizer part where the group trains (exact
+/// masters), else the parameter part.
+void read_values(const FlatGroup& group, const at::Tensor& flat);
+
 /// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its
 /// exact master takes the value's place in `flat`, within this rank's optimizer part.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);

@@ -26,9 +26,7 @@ void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena
   const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
   std::byte* memory = arena.take(numel * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
-  group.storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), c10::SymInt(group.gathered_bytes()), at::DataPtr(nullptr, group.device),
-      /*allocator=*/nullptr, /*resizable=*/false);
+  group.make_storage();
   if (whole) group.full = memory;  // gathered for good
 }
 
@@ -66,6 +64,24 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
     flat.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset).copy_(values[i]);
   }
   return flat;
+}
+
+/// What a program left in a parameter under Gathered(kWrite), wherever that is now.
+at::Tensor value_to_store(const FlatParameter& parameter) {
+  const at::Tensor value = parameter.tensor.detach();
+  if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
+  throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
+                                         ", but was given a value of sizes ", value.sizes(),
+                                         " under Gathered(kWrite). hint: is the file of another model?"));
+}
+
+/// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.
+void put_back(FlatGroup& group, std::size_t i) {
+  if (is_in_place(group, i)) return;
+  FlatParameter& parameter = group.parameters[i];
+  const at::Tensor value = parameter.tensor.detach();
+  rebase(parameter, group, group.layout.extent(i).offset);
+  parameter.tensor.detach().copy_(value);
 }
 
 void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& control) {
@@ -140,12 +156,12 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   return MemoryPlan(std::move(input));
 }
 
-void load_parameters(Unit& unit, Collectives& control) {
+void load_parameters(Unit& unit, Collectives& control, KeptValues& kept) {
   const Unrecorded unrecorded;
   const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
-    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    for (const FlatParameter& parameter : group->parameters) values.push_back(kept.value_of(parameter.tensor.detach()));
     values = materialize(values);
     const at::Tensor flat = flatten(*group, values);
     values.clear();
@@ -164,11 +180,12 @@ void store_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
-    for (const FlatParameter& parameter : group->parameters) values.push_back(parameter.tensor.detach());
+    for (const FlatParameter& parameter : group->parameters) values.push_back(value_to_store(parameter));
     const at::Tensor flat = flatten(*group, values);
     broadcast(flat, unit.name, control);
     keep_unchanged_masters(*group, flat);
     write_values(*group, flat);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) put_back(*group, i);
   }
 }
 

@@ -1,9 +1,11 @@
 #include "engine/step/queued_step.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones_like.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "engine/memory/host_view.h"
 #include "engine/memory/optimizer_slice.h"
@@ -45,13 +47,13 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       kernels_(*accelerator.kernels),
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
+      scales_loss_(strategy.mixed_precision.param == DType::kF16),
       publisher_(plan, axes, accelerator.device.waits) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
-  const bool scales_loss = strategy.mixed_precision.param == DType::kF16;
   set_rule(request_, optimizer);
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
   request_.max_norm = strategy.gradient_clipping;
-  if (scales_loss) request_.loss_scale = scaler.rule();
+  if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_lr = strategy.optimizer.lr;
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
   const StateDType states = plan.input().state_dtype;
@@ -67,7 +69,7 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
     groups_.push_back({&group, run});
   });
   plan_message();
-  allocate(scales_loss ? scaler.state() : LossScalerState{});
+  allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
 }
 
@@ -167,7 +169,30 @@ void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
 }
 
-std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
+void DeviceStep::forget_losses() {
+  const Unrecorded unrecorded;
+  loss_.zero_();
+}
+
+LossSeed DeviceStep::seed_of(const at::Tensor& loss) const {
+  const Unrecorded unrecorded;
+  LossSeed result{at::ones_like(loss), {}};
+  if (!scales_loss_) return result;
+  if (loss.scalar_type() != at::kHalf) {
+    result.seed.mul_(loss_scale_);
+  } else {
+    result.seed.mul_(loss_scale_.clamp_max(kMostFp16Seed));
+    result.factor = loss_scale_.div(kMostFp16Seed).clamp_min(1.0);
+  }
+  return result;
+}
+
+void DeviceStep::run(const LocalStep& local, StepResult& result) {
+  result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
+  result.outcome_ = queue(local);
+}
+
+std::shared_ptr<StepOutcome> DeviceStep::queue(const LocalStep& local) {
   const Span span("step on the device");
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
   if (slot.outcome) request_.known_skipped = slot.outcome->wait().skipped;
@@ -187,10 +212,7 @@ std::shared_ptr<StepOutcome> DeviceStep::run(const LocalStep& local) {
   if (downloaded_) downloaded_->join();  // the last decision has been fetched before this one takes its place
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
-  {
-    const Unrecorded unrecorded;
-    loss_.zero_();
-  }
+  forget_losses();
   for (const Group& g : groups_) {
     kernels_.update(g.run, tables_);
     publisher_.publish(*g.group);

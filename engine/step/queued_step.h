@@ -9,6 +9,7 @@
 
 #include "engine/device/accelerator.h"
 #include "engine/step/publisher.h"
+#include "engine/step/step.h"
 #include "engine/step/step_agreement.h"
 #include "engine/step/step_outcome.h"
 #include "optim/device_kernels.h"
@@ -23,24 +24,24 @@
 namespace tessera {
 
 /// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
-/// agree on, and what follows from it, is what StepAgreement, Engine::step and Update do on the CPU, bit for bit.
+/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit.
 ///
 /// The host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
-class DeviceStep {
+class DeviceStep final : public Step {
  public:
   DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
              const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, Accelerator& accelerator);
 
-  /// Adds `loss` (a scalar on the device) to the step's: the mean over `microbatches` of them.
-  void add_loss(const at::Tensor& loss, std::int64_t microbatches);
-  /// A scalar, fp32, on the device: what the next backward multiplies its loss by.
-  const at::Tensor& loss_scale() const { return loss_scale_; }
-
-  /// Collective. `local.loss` is add_loss's.
-  std::shared_ptr<StepOutcome> run(const LocalStep& local);
-
-  /// The latest step's decision; waits for it.
-  DeviceDecision latest() const;
+  LossSeed seed_of(const at::Tensor& loss) const override;
+  void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
+  /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
+  void run(const LocalStep& local, StepResult& result) override;
+  void forget_losses() override;
+  /// These two wait for the latest step.
+  double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
+  std::int64_t applied() const override { return latest().applied; }
+  /// Only the device knows, and StepResult::wait asks it.
+  double communication_seconds() const override { return 0; }
 
  private:
   struct Group {
@@ -53,6 +54,9 @@ class DeviceStep {
     std::shared_ptr<StepOutcome> outcome;          ///< of the step that last used them
   };
 
+  /// The latest step's decision; waits for it.
+  DeviceDecision latest() const;
+  std::shared_ptr<StepOutcome> queue(const LocalStep& local);
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
@@ -70,6 +74,7 @@ class DeviceStep {
   DeviceKernels& kernels_;
   ExposedCommunication& exposed_;
   const ComputeDevice device_;
+  const bool scales_loss_;
   Publisher publisher_;
   StepRequest request_;  ///< but for what changes from step to step
   std::vector<Group> groups_;
@@ -79,7 +84,8 @@ class DeviceStep {
   std::byte* messages_ = nullptr;
   void* scratch_ = nullptr;
   StepTables tables_;
-  at::Tensor loss_, loss_scale_;  ///< of `message_` and of the decision
+  at::Tensor loss_;        ///< of `message_`
+  at::Tensor loss_scale_;  ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
   std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision

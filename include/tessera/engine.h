@@ -17,6 +17,7 @@
 
 namespace tessera {
 
+class DeviceStep;
 class StepOutcome;
 
 /// What one optimizer step did. The same on every rank, except where said.
@@ -46,7 +47,7 @@ struct StepResult {
   void wait();
 
  private:
-  friend class Engine;
+  friend class DeviceStep;
   std::shared_ptr<StepOutcome> outcome_;  ///< until it is known
 };
 
@@ -54,6 +55,9 @@ struct StepResult {
 struct MicrobatchInfo {
   std::int64_t tokens = 0;   ///< for tokens_per_second
   std::int64_t samples = 0;  ///< needed by lr_schedule.base_batch_size
+  /// This microbatch has more losses: the graph stays, and the microbatch ends with the backward that says false. Losses
+  /// add up, as the gradients do.
+  bool retain_graph = false;
 };
 
 /// Collectives begun by this rank since the Engine was made.
@@ -78,12 +82,26 @@ struct TrafficCounts {
 /// parameters read outside an operator need a `Gathered` guard, `.grad` is taken by the engine as soon as it is made,
 /// and a parameter's dtype is mixed_precision.param.
 ///
-/// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values;
-/// sharded ones refuse access.
+/// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values, and
+/// sharded ones refuse access; in both cases the next Engine over the module begins with them, fp32 masters included.
+///
+/// What a program may do around it, and what then happens:
+///
+/// | the program                                        | the Engine                                              |
+/// |----------------------------------------------------|---------------------------------------------------------|
+/// | runs a backward that is not the Engine's           | drops its gradients; warns once, unless another Engine's |
+/// | reads or writes `.grad`                            | c10::Error with the remedy                              |
+/// | clears `.grad` between backward and step           | Error (64): call zero_grad of the Engine                |
+/// | freezes and unfreezes what could train at the start | goes along: a parameter without gradients stays as it is |
+/// | unfreezes what was frozen at the start             | Error (64): call set_trainable                          |
+/// | writes a parameter, or gives it other memory       | under Gathered(kWrite): takes the values; else Error (64) |
+/// | writes through `.data()` or a raw pointer          | not noticed, except under `"check"` (docs/strategy.md)   |
+/// | makes a second Engine over a parameter             | Error (64) while the first lives; after that, takes its values |
 ///
 /// One thread at a time drives an Engine and its module. Errors are tessera::Error; after one from the constructor,
 /// backward, step or a gather, the group is ended on all ranks and the Engine can only be destroyed. A call out of turn
-/// (step too early, backward too often) is the caller's mistake: a plain c10::Error, and nothing has happened.
+/// (step too early, backward too often, a loss that is no scalar) is the caller's mistake: an Error with exit code 64, and
+/// nothing has happened.
 class Engine {
  public:
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
@@ -105,6 +123,9 @@ class Engine {
   /// parameters. Throws if called early.
   StepResult step();
 
+  /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
+  void zero_grad();
+
   /// Throws if a collective that had been queued on a GPU has failed there. Then what was read from the GPU since is
   /// worthless: call it after reading a loss in an evaluation, say. StepResult::wait and Gathered::close do. Waits for
   /// nothing.
@@ -119,9 +140,6 @@ class Engine {
   /// Starts to copy `host`, tensors of the CPU, to `device()`, beside what is computed there: the next batch, while this
   /// one trains. `host` may change or go when this returns, but for pinned tensors, which are read until the copy is over.
   Upload upload(const std::vector<at::Tensor>& host);
-
-  /// Floating tensors in the compute dtype (mixed_precision.param); others as they are.
-  at::Tensor to_compute_dtype(const at::Tensor& input) const;
 
   const Strategy& strategy() const;
   const MemoryPlan& plan() const;
@@ -138,9 +156,14 @@ class Engine {
 
  private:
   friend class Gathered;
+  friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Backward of one loss that trains several Engines' modules; each takes its own gradients. The gradients of other
+/// Engines' parameters are dropped: a GAN's generator is trained through its discriminator with `generator.backward`.
+void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
 /// While it lives, parameters have their full values in memory on every rank: for code that takes `data_ptr()` or an
 /// accessor, for initialisation by hand, for export. Collective: all ranks make and end it at the same place.

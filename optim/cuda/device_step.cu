@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "optim/adam_element.h"
+#include "optim/clip.h"
 #include "optim/cuda/device_runs.cuh"
 #include "optim/cuda/device_step.h"
 #include "optim/noise.h"
@@ -73,12 +74,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
   v.norm = sqrt(*t.sum_of_squares) * mean;
   v.is_overflow = !isfinite(*t.sum_of_squares);
   v.is_skipped = v.is_overflow || d.gathers_differ != 0;
-  double clip = 1.0;
-  if (request.max_norm > 0) {
-    const double limit = request.max_norm / (v.norm + 1e-6);
-    if (limit < clip) clip = limit;
-  }
-  v.gradient_scale = static_cast<float>(mean * clip);
+  v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
   const double ratio = request.lr_ratios[d.skipped - request.known_skipped];
   v.lr = scaled_lr(request.base_lr, request.base_batch_size, d.samples, ratio);
   return v;

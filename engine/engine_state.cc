@@ -1,0 +1,304 @@
+#include "engine/engine_state.h"
+
+#include <cstring>
+#include <sstream>
+
+#include "engine/memory/kept_group.h"
+#include "engine/memory/tensor_heap.h"
+#include "engine/mesh_shape.h"
+#include "engine/step/cpu_step.h"
+#include "engine/step/queued_step.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/base/span.h"
+#include "sharding/partition.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+/// Units whose parameters some rank cannot reach without a gather.
+std::vector<Unit*> to_be_gathered(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
+  const Placement& placement = plan.input().placement;
+  if (!placement.parameters.shard || placement.shared || plan.input().mesh.shard_size == 1) return {};
+  return pointers_to(units);
+}
+
+/// A parameter belongs to one Engine at a time.
+void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      for (const FlatParameter& parameter : group->parameters) {
+        const Unit* const owner = unit_of(parameter.tensor);
+        if (!owner) continue;
+        throw Error(ExitCode::kUsage,
+                    "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " +
+                        owner->name +
+                        "). hint: destroy that Engine first, with engine.reset() before std::make_unique; "
+                        "a module has one Engine at a time");
+      }
+    }
+  }
+}
+
+/// What stays of an Engine's parameters: memory, and the group that it came from. The memory goes first.
+struct KeptMemory {
+  std::shared_ptr<Collectives> transport;
+  Arena parameters, masters, copy;
+};
+
+/// c10::Error puts its stack below the first line.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
+                     const Mesh& mesh_given)
+    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given) {
+  try {
+    or_abort("Engine", [&] { set_up(); });
+  } catch (...) {
+    detach_parameters();
+    throw;
+  }
+}
+
+void Engine::State::set_up() {
+  if (strategy.memory.tensor_heap) install_tensor_heap();
+  const MeshShape shape = mesh_shape(strategy, mesh.topology());
+  const MeshPosition position = position_in(shape, mesh.rank());
+  optimizer = make_optimizer(strategy.optimizer);
+  units = partition(*module, strategy, parts_for(strategy, position));
+  expect_no_owner(units);
+  axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
+  check_transport();
+  accelerator = accelerator_of(*axes.world);
+  const ComputeDevice device = accelerator.device;
+  uploader.emplace(device, accelerator.kernels.get());
+  shares_memory = !device.is_queued && axes.gather->shares_memory();
+  const PlanScene scene{position, shares_memory, device.is_queued};
+  plan = make_plan(units, strategy, scene, *optimizer);
+  if (mesh.rank() == 0) report_plan();
+  check_memory_limit(plan, strategy, shares_memory);
+
+  memory = TrainingMemory::allocate(plan, units, axes, device.device);
+  memory_use = memory.allocated();
+  KeptValues kept(*axes.control);
+  for (auto& unit : units) load_parameters(*unit, *axes.control, kept);
+  // All parts are written before any is read.
+  if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
+  load_buffers(*module, *axes.control, device.device);
+  loaded = true;
+  if (!device.is_queued) norm.emplace(units);
+  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), device,
+                  norm ? &*norm : nullptr);
+  checks.emplace(units);
+  hooks.emplace(units, *reducer);
+  if (device.is_queued) {
+    step = std::make_unique<DeviceStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
+  } else {
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer);
+  }
+  if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
+    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device,
+                      [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
+    watch.emplace();
+  }
+  expect_plan();
+  checks->accept();
+  if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;
+  if (accelerator.forget_peak) accelerator.forget_peak();
+  last_step_end = std::chrono::steady_clock::now();
+}
+
+/// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
+void Engine::State::check_transport() const {
+  const char* wanted = nullptr;
+  bool on_gpu = false;
+  switch (strategy.comm.transport) {
+    case TransportChoice::kAuto:
+      return;
+    case TransportChoice::kHost:
+      wanted = "host";
+      break;
+    case TransportChoice::kGloo:
+      wanted = "gloo";
+      break;
+    case TransportChoice::kNccl:
+      wanted = "nccl", on_gpu = true;
+      break;
+    case TransportChoice::kCudaHost:
+      wanted = "cuda_host", on_gpu = true;
+      break;
+  }
+  // A rank alone has no transport, but it has a device.
+  const bool right_device = on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
+  const bool right_transport = mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos;
+  if (right_device && right_transport) return;
+  throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted + "\", but the mesh was made with " +
+                                     axes.world->transport() + ". hint: call tessera::init(strategy.comm)");
+}
+
+void Engine::State::report_plan() const {
+  std::ostringstream text;
+  text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
+       << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
+       << name_of(strategy.mixed_precision.param) << ", gradients on the wire "
+       << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
+       << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
+       << plan.to_table();
+  log_info(text.str());
+  if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
+    log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
+  }
+}
+
+void Engine::State::expect_plan() const {
+  TORCH_INTERNAL_ASSERT(memory_use == plan.use(), "the allocation departs from the plan");
+}
+
+MemoryUse Engine::State::allocated() const {
+  MemoryUse use = memory_use;
+  if (residency) use[MemoryCategory::kSlots] += residency->counts().overflow_bytes;
+  use[MemoryCategory::kBuckets] += reducer->counts().overflow_bytes;
+  return use;
+}
+
+void Engine::State::fail(const absl::Status& reason) {
+  failed = true;
+  mesh.abort(reason);
+}
+
+void Engine::State::rethrow(const char* what) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    fail(make_error(error.exit_code(), error.message()));
+    throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string text = explain_out_of_memory(std::string(what) + ": " + first_line(error.what()), plan, strategy,
+                                                   shares_memory, activation_bytes);
+    fail(make_error(ExitCode::kOsResource, text));
+    throw Error(ExitCode::kOsResource, text);
+  } catch (const std::exception& error) {
+    const bool known = failed;
+    fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
+    if (known) throw Error(mesh.status());
+    throw;
+  }
+}
+
+/// Parameters of a sharding strategy refuse access from now on, and their shards wait for the next Engine. Others stay
+/// readable: with their memory, or as a copy of their own if ranks shared it.
+void Engine::State::detach_parameters() {
+  hooks.reset();
+  watch.reset();
+  residency.reset();
+  const bool sharded = placement_of(strategy.strategy, false).parameters.shard && plan.input().mesh.shard_size > 1;
+  if (!loaded) {
+    for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
+    return;
+  }
+  for (auto& unit : units) {
+    for (auto& group : unit->groups) keep_values(*group, sharded);
+  }
+}
+
+void Engine::State::keep_values(FlatGroup& group, bool sharded) {
+  auto of = std::make_shared<KeptMemory>(KeptMemory{axes.gather, memory.parameters, memory.masters, Arena()});
+  auto kept = std::make_shared<KeptGroup>();
+  kept->unit_name = group.unit->name;
+  kept->placement = plan.input().placement;
+  kept->mesh = plan.input().mesh;
+  kept->group = group;
+  kept->group.unit = nullptr;
+  kept->group.parameters.clear();
+  kept->group.storage.reset();
+  std::byte* values = nullptr;
+  if (!sharded) {
+    values = group.full;
+    if (kept->placement.shared) {  // what others read too must not be the program's to write
+      of->copy = Arena::plain("parameters", group.gathered_bytes());
+      values = of->copy.take(group.gathered_bytes());
+      std::memcpy(values, group.full, static_cast<std::size_t>(group.gathered_bytes()));
+    }
+  }
+  kept->group.full = values;
+  kept->memory = std::move(of);
+  keep(group, std::move(kept), values,
+       "unit " + group.unit->name +
+           " was sharded by an Engine that is gone. hint: the next Engine over this module takes the "
+           "values; to read them, make a tessera::Gathered while an Engine lives");
+}
+
+void Engine::State::begin_backward() {
+  expect_parameters();
+  if (microbatch > 0) hooks->expect_untouched();
+}
+
+void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
+  const bool last = !info.retain_graph && microbatch + 1 == strategy.gradient_accumulation;
+  reducer->finish(last || strategy.gradient_sync == GradientSync::kEachMicrobatch);
+  if (residency) residency->end_round();
+  step->add_loss(loss, strategy.gradient_accumulation);
+  local.tokens += info.tokens;
+  local.samples += info.samples;
+  if (!info.retain_graph) ++microbatch;
+}
+
+double Engine::State::communication_seconds() const {
+  if (accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
+  const double gathers = residency ? residency->counts().gather_seconds : 0;
+  return gathers + reducer->counts().reduction_seconds + step->communication_seconds();
+}
+
+StepResult Engine::State::take_step() {
+  expect_parameters();
+  hooks->expect_untouched();
+  if (residency) local.gathered = residency->gathered();
+  StepResult result;
+  result.step = ++attempts;
+  step->run(local, result);
+  if (attempts == 1 && accelerator.allocated) note_activations();
+  begin_next_step();
+  result.planned = plan.use();
+  result.allocated = allocated();
+  const auto now = std::chrono::steady_clock::now();
+  result.seconds = std::chrono::duration<double>(now - last_step_end).count();
+  result.communication_seconds = communication_seconds() - communication_before;
+  communication_before += result.communication_seconds;
+  if (Trace::on()) Trace::record("step", {}, last_step_end, now);
+  result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
+  last_step_end = now;
+  return result;
+}
+
+/// Once: what the first step needed beside what was there before it.
+void Engine::State::note_activations() {
+  const AllocatedBytes allocated = accelerator.allocated();
+  activation_bytes = allocated.peak - allocated_at_start;
+  if (mesh.rank() != 0) return;
+  log_info("the first step needed " + format_bytes(*activation_bytes) + " of activations beside the plan's " +
+           format_bytes(plan.use().total()) + "; LibTorch's allocator had " + format_bytes(allocated.peak) +
+           " in use at most");
+}
+
+void Engine::State::begin_next_step() {
+  if (residency) residency->release_all();
+  drop_microbatches();
+  // Graphs made before the update must not be run backward on the new values.
+  for_each_trainable(units, [](FlatGroup& group) {
+    for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  });
+  checks->accept();
+}
+
+void Engine::State::drop_microbatches() {
+  reducer->reset();
+  if (norm) norm->reset();
+  hooks->begin_step();
+  local = {};
+  microbatch = 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#include "engine/parameter_checks.h"
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+std::uint32_t version_of(const FlatParameter& parameter) {
+  return parameter.tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+[[noreturn]] void throw_written(const FlatParameter& parameter) {
+  throw Error(
+      ExitCode::kUsage,
+      "parameter " + parameter.name +
+          " was written in place outside tessera::Gathered(engine, tessera::Gathered::kWrite), where the Engine "
+          "cannot follow. hint: make such a guard around the write, on all ranks; a module that writes its "
+          "parameters in forward cannot be trained sharded");
+}
+
+[[noreturn]] void throw_unfrozen(const FlatParameter& parameter) {
+  throw Error(ExitCode::kUsage,
+              "parameter " + parameter.name +
+                  " was frozen when the Engine was made and requires gradients now, for which there is "
+                  "no memory. hint: call engine.set_trainable(\"" +
+                  parameter.name + "\", true) on all ranks in place of requires_grad_(true)");
+}
+
+}  // namespace
+
+void ParameterChecks::accept() {
+  for (const auto& unit : units_) accept(*unit);
+}
+
+void ParameterChecks::accept(Unit& unit) {
+  for (const auto& group : unit.groups) {
+    for (FlatParameter& parameter : group->parameters) parameter.version = version_of(parameter);
+  }
+}
+
+void ParameterChecks::expect_accepted() const {
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+        const FlatParameter& parameter = group->parameters[i];
+        expect_in_place(*group, i);
+        if (version_of(parameter) != parameter.version) throw_written(parameter);
+        if (!group->trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
+      }
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Notices what a program does to an Engine's parameters where the Engine cannot follow, under every strategy alike:
+///
+/// 1. a parameter left its flat buffer (torch::load, Module::to, set_data): operators would read one memory, the Engine
+///    update another;
+/// 2. it was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a sharded
+///    copy would be lost. Told by the tensor's version, which writes through `.data()` or a raw pointer do not change;
+/// 3. it was frozen when the Engine was made, and is to train now: there is no memory for its gradient.
+///
+/// A few loads a parameter; called at each backward and step.
+class ParameterChecks {
+ public:
+  explicit ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units) : units_(units) {}
+
+  /// Parameters are as they should be: what they are now is compared with from here on.
+  void accept();
+  void accept(Unit& unit);
+  /// Throws tessera::Error (64) naming the first parameter of which one of the above is true.
+  void expect_accepted() const;
+
+ private:
+  const std::vector<std::unique_ptr<Unit>>& units_;
+};
+
+}  // namespace tessera

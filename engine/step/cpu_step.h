@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/step/gradient_norm.h"
+#include "engine/step/step.h"
+#include "engine/step/update.h"
+#include "optim/loss_scaler.h"
+
+namespace tessera {
+
+/// The step of an Engine on the CPU: when `run` returns, parameters are updated and everything is known.
+class CpuStep final : public Step {
+ public:
+  /// `norm` sees the gradients that `reducer` makes.
+  CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer);
+
+  LossSeed seed_of(const at::Tensor& loss) const override;
+  void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
+  void run(const LocalStep& local, StepResult& result) override;
+  void forget_losses() override { loss_ = 0; }
+  double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
+  std::int64_t applied() const override { return applied_; }
+  double communication_seconds() const override;
+
+ private:
+  const Strategy& strategy_;
+  const double microbatches_;  ///< of a step, on all ranks
+  const bool scales_loss_;
+  StepAgreement agreement_;
+  Update update_;
+  LossScaler scaler_;
+  std::int64_t applied_ = 0;
+  double loss_ = 0;  ///< mean over this rank's microbatches so far
+};
+
+}  // namespace tessera

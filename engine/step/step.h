@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "engine/step/step_agreement.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+/// What a backward begins with.
+struct LossSeed {
+  at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
+  at::Tensor factor;  ///< what every gradient has to be multiplied by afterwards (a scalar); undefined: nothing
+};
+
+/// The largest power of two that fp16 holds.
+constexpr double kMostFp16Seed = 32768;
+
+/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; DeviceStep queues
+/// everything on a GPU. Both agree on the same numbers and follow the same rules, bit for bit.
+class Step {
+ public:
+  virtual ~Step() = default;
+
+  /// The loss scale, for a loss of one element. Where the loss is fp16, which ends at 65504, the scale is split into a seed
+  /// and a factor.
+  virtual LossSeed seed_of(const at::Tensor& loss) const = 0;
+
+  /// Adds `loss` to the step's: the mean over `microbatches` of them.
+  virtual void add_loss(const at::Tensor& loss, std::int64_t microbatches) = 0;
+
+  /// Agrees with the other ranks, decides (overflow, clip, learning rate) and updates. Fills in what is known when it
+  /// returns. Collective. Throws tessera::Error (70) where ranks gathered units in different orders.
+  virtual void run(const LocalStep& local, StepResult& result) = 0;
+
+  /// Drops the losses added since the last `run`.
+  virtual void forget_losses() = 0;
+
+  /// The loss scale of the next backward.
+  virtual double loss_scale() const = 0;
+  /// Steps that updated parameters.
+  virtual std::int64_t applied() const = 0;
+  /// Spent in the collectives of steps so far, as far as the host knows.
+  virtual double communication_seconds() const = 0;
+};
+
+}  // namespace tessera

@@ -1,5 +1,7 @@
 #include "engine/engine_state.h"
 
+#include <torch/nn/modules/embedding.h>
+
 #include <cstring>
 #include <sstream>
 
@@ -41,6 +43,20 @@ void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   }
 }
 
+/// Embeddings with max_norm rescale rows of their weight while they look them up.
+void expect_forward_writes_nothing(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
+    const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
+    if (!(embedding && embedding->options.max_norm()) && !(bag && bag->options.max_norm())) continue;
+    throw Error(ExitCode::kUsage,
+                "module " + item.key() +
+                    " is an embedding with max_norm, which writes its weight in forward: ranks would "
+                    "write one memory, or copies that are thrown away. hint: leave max_norm out, and "
+                    "rescale rows under tessera::Gathered(engine, tessera::Gathered::kWrite) after a step");
+  }
+}
+
 /// What stays of an Engine's parameters: memory, and the group that it came from. The memory goes first.
 struct KeptMemory {
   std::shared_ptr<Collectives> transport;
@@ -64,6 +80,8 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 }
 
 void Engine::State::set_up() {
+  throw_if_error(Strategy::from_json(strategy.to_json(), "the strategy given to the Engine").status());
+  expect_forward_writes_nothing(*module);
   if (strategy.memory.tensor_heap) install_tensor_heap();
   const MeshShape shape = mesh_shape(strategy, mesh.topology());
   const MeshPosition position = position_in(shape, mesh.rank());
@@ -155,6 +173,13 @@ void Engine::State::report_plan() const {
 
 void Engine::State::expect_plan() const {
   TORCH_INTERNAL_ASSERT(memory_use == plan.use(), "the allocation departs from the plan");
+}
+
+MemoryUse Engine::State::most_allocated() const {
+  MemoryUse use = memory_use;
+  if (residency) use[MemoryCategory::kSlots] += residency->counts().overflow_peak;
+  use[MemoryCategory::kBuckets] += reducer->counts().overflow_peak;
+  return use;
 }
 
 MemoryUse Engine::State::allocated() const {
@@ -260,9 +285,9 @@ StepResult Engine::State::take_step() {
   result.step = ++attempts;
   step->run(local, result);
   if (attempts == 1 && accelerator.allocated) note_activations();
-  begin_next_step();
   result.planned = plan.use();
-  result.allocated = allocated();
+  result.allocated = most_allocated();
+  begin_next_step();
   const auto now = std::chrono::steady_clock::now();
   result.seconds = std::chrono::duration<double>(now - last_step_end).count();
   result.communication_seconds = communication_seconds() - communication_before;
@@ -286,6 +311,7 @@ void Engine::State::note_activations() {
 void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
   drop_microbatches();
+  if (const std::vector<char>* used = step->known_used()) reducer->expect(*used);
   // Graphs made before the update must not be run backward on the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();

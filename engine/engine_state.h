@@ -51,7 +51,8 @@ struct Engine::State {
   void begin_next_step();
   void drop_microbatches();
   double communication_seconds() const;
-  MemoryUse allocated() const;
+  MemoryUse allocated() const;       ///< now
+  MemoryUse most_allocated() const;  ///< since the last step
 
   template <class Body>
   auto or_abort(const char* what, const Body& body);

@@ -22,7 +22,9 @@ struct RandomStates {
   static RandomStates of(const std::vector<at::Tensor>& inputs) {
     RandomStates states;
     states.add(at::Device(at::kCPU));
-    for (const at::Tensor& input : inputs) states.add(input.device());
+    for (const at::Tensor& input : inputs) {
+      if (input.defined()) states.add(input.device());
+    }
     return states;
   }
 
@@ -69,7 +71,9 @@ struct Recompute : torch::autograd::Function<Recompute> {
   /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector
   /// included.
   static variable_list forward(AutogradContext* context, at::TensorList inputs, c10::intrusive_ptr<Replay> replay) {
-    for (const at::Tensor& input : inputs) replay->requires_grad.push_back(input.requires_grad());
+    for (const at::Tensor& input : inputs) {
+      replay->requires_grad.push_back(input.defined() && input.requires_grad());
+    }
     context->save_for_backward(inputs.vec());
     context->saved_data["replay"] = c10::IValue::make_capsule(replay);
     const at::NoGradGuard no_grad;
@@ -81,6 +85,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     Replay& replay = static_cast<Replay&>(*capsule);
     variable_list inputs = context->get_saved_variables();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].defined()) continue;
       inputs[i] = inputs[i].detach().set_requires_grad(replay.requires_grad[i] != 0);
     }
     variable_list outputs;
@@ -92,13 +97,15 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     variable_list roots, seeds;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (!outputs[i].requires_grad() || !output_gradients[i].defined()) continue;
+      if (!outputs[i].defined() || !outputs[i].requires_grad() || !output_gradients[i].defined()) continue;
       roots.push_back(outputs[i]);
       seeds.push_back(output_gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, seeds);
     variable_list gradients;
-    for (const at::Tensor& input : inputs) gradients.push_back(input.requires_grad() ? input.grad() : at::Tensor());
+    for (const at::Tensor& input : inputs) {
+      gradients.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
+    }
     gradients.emplace_back();  // of the replay itself
     return gradients;
   }

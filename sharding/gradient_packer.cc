@@ -31,16 +31,28 @@ constexpr std::int64_t kSmallNumel = 1 << 22;
 GradientPacker::GradientPacker(const Unit& unit, DType dtype, ComputeDevice device) : dtype_(dtype), device_(device) {
   for (const auto& group : unit.groups) {
     const std::size_t count = group->trainable ? group->parameters.size() : 0;
-    expected_ += static_cast<std::int64_t>(count);
+    trainable_ += static_cast<std::int64_t>(count);
     Part& part = parts_.emplace_back();
     part.arrived.resize(count);
+    part.expected.resize(count, 1);
     part.used.resize(count);
     part.views.resize(count);
+  }
+  usually_missing_ = missing_ = trainable_;
+}
+
+void GradientPacker::expect(std::span<const char> used) {
+  usually_missing_ = 0;
+  for (Part& part : parts_) {
+    std::copy_n(used.begin(), part.expected.size(), part.expected.begin());
+    used = used.subspan(part.expected.size());
+    usually_missing_ += std::count(part.expected.begin(), part.expected.end(), 1);
   }
 }
 
 void GradientPacker::begin() {
-  arrived_count_ = 0;
+  missing_ = usually_missing_;
+  expects_all_ = false;
   for (Part& part : parts_) std::fill(part.arrived.begin(), part.arrived.end(), 0);
 }
 
@@ -74,9 +86,19 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
       view.copy_(gradient);
     }
   }
-  arrived_count_ += arrived ? 0 : 1;
+  if (!arrived) note_arrival(part, parameter);
   arrived = 1;
   part.used[parameter] = 1;
+}
+
+void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
+  if (expects_all_ || part.expected[parameter]) {
+    --missing_;
+    return;
+  }
+  expects_all_ = true;
+  missing_ = trainable_ - 1;
+  for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
 /// A view costs the host as much as a copy to start.

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sharding/compute_device.h"
@@ -16,9 +17,15 @@ class GradientPacker {
  public:
   GradientPacker(const Unit& unit, DType dtype, ComputeDevice device);
 
-  /// Gradients that one of each trainable parameter makes.
-  std::int64_t expected() const { return expected_; }
-  bool is_complete() const { return arrived_count_ == expected_; }
+  /// How many parameters train.
+  std::int64_t trainable() const { return trainable_; }
+  /// Of which parameters a gradient is expected each time, from the next `begin` on: `used` [trainable parameter of the
+  /// unit, in group order]. At first of all.
+  void expect(std::span<const char> used);
+  bool expects_any() const { return usually_missing_ > 0; }
+  /// Every expected gradient has come since `begin`. Once an unexpected one has come, all are expected: what was unused
+  /// as a whole comes back as a whole.
+  bool is_complete() const { return missing_ == 0; }
   /// Has this parameter's gradient come since `reset`?
   bool used(const FlatGroup& group, std::size_t parameter) const { return parts_[group.index].used[parameter] != 0; }
 
@@ -37,16 +44,20 @@ class GradientPacker {
   /// What there is of a group.
   struct Part {
     std::vector<char> arrived, used;             ///< [parameter]: since `begin`, since `reset`
+    std::vector<char> expected;                  ///< [parameter]: see `expect`
     std::vector<at::Tensor> places, gradients;   ///< to be copied together
     std::vector<std::vector<at::Tensor>> views;  ///< [parameter]: on a GPU, of each usual place
   };
 
   at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
+  void note_arrival(Part& part, std::size_t parameter);
   void clear(std::byte* memory, std::int64_t bytes) const;
 
   const DType dtype_;
   const ComputeDevice device_;
-  std::int64_t expected_ = 0, arrived_count_ = 0;
+  std::int64_t trainable_ = 0;
+  std::int64_t usually_missing_ = 0, missing_ = 0;  ///< expected gradients: when a bucket is empty; now
+  bool expects_all_ = false;                        ///< since an unexpected gradient came
   std::vector<Part> parts_;
 };
 

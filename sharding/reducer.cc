@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "runtime/base/log.h"
 #include "runtime/base/span.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "sharding/memory_view.h"
@@ -85,7 +86,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
       scratch_(std::move(scratch)) {
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
-    if (entry.gradients.expected() > 0) order_.insert(order_.begin(), unit->index);
+    if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
       entry.bucket.memory = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
     }
@@ -153,11 +154,23 @@ void Reducer::open(Entry& entry) {
   entry.bucket.slot = static_cast<int>(slot - slots_.begin());
 }
 
+void Reducer::note_overflow(const Arena& arena) {
+  counts_.overflow_bytes += arena.bytes();
+  counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
+}
+
 void Reducer::open_overflow(Entry& entry) {
   ++counts_.overflow_buckets;
+  if (!warned_) {
+    warned_ = true;
+    log_warning(
+        "unit " + entry.unit->name +
+        ": gradients came in another order than before, so a bucket beyond the plan is used (StepResult::allocated "
+        "shows it). That is expected in a step in which other parameters are used than in the step before");
+  }
   Bucket& bucket = entry.bucket;
   bucket.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()), device_.device);
-  counts_.overflow_bytes += bucket.overflow.bytes();
+  note_overflow(bucket.overflow);
   bucket.memory = bucket.overflow.take(bucket.overflow.bytes());
 }
 
@@ -181,8 +194,33 @@ std::byte* Reducer::bucket_of(const Entry& entry, const FlatGroup& group) const 
   return bucket;
 }
 
+/// A unit of which nothing is expected and nothing has come is ready when its turn comes.
 void Reducer::launch_ready() {
-  while (next_ < order_.size() && entries_[order_[next_]].phase == Phase::kReady) reduce(entries_[order_[next_++]]);
+  for (; next_ < order_.size(); ++next_) {
+    Entry& entry = entries_[order_[next_]];
+    if (entry.phase == Phase::kIdle && !entry.gradients.expects_any()) {
+      open(entry);
+      completed_.push_back(entry.unit->index);
+    } else if (entry.phase != Phase::kReady) {
+      return;
+    }
+    reduce(entry);
+  }
+}
+
+void Reducer::expect(const std::vector<char>& used) {
+  if (used == expected_) return;
+  const bool is_first = expected_.empty();
+  expected_ = used;
+  expects_all_ = std::find(used.begin(), used.end(), 0) == used.end();
+  if (is_first && expects_all_) return;
+  std::span<const char> rest = expected_;
+  for (Entry& entry : entries_) {
+    const auto count = static_cast<std::size_t>(entry.gradients.trainable());
+    entry.gradients.expect(rest.first(count));
+    rest = rest.subspan(count);
+  }
+  order_agreed_ = false;
 }
 
 void Reducer::reduce(Entry& entry) {
@@ -305,7 +343,7 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
     return memory;
   }
   Arena& arena = reduction.overflow_scratch.emplace_back(Arena::plain("overflow scratch", numel * 4, device_.device));
-  counts_.overflow_bytes += arena.bytes();
+  note_overflow(arena);
   return reinterpret_cast<float*>(arena.take(arena.bytes()));
 }
 
@@ -324,15 +362,38 @@ void Reducer::finish(bool reduce_now) {
     if (!entry.reduced && entry.phase == Phase::kFilling) completed_.push_back(entry.unit->index);
     reduce(entry);
   }
-  // Gradients that came after their unit had been reduced.
-  for (int index : order_) {
-    if (entries_[index].phase != Phase::kIdle) reduce(entries_[index]);
-  }
+  reduce_late();
   end_reductions();
   for (Entry& entry : entries_) entry.reduced = false;
   next_ = 0;
   if (!order_agreed_) agree_on_order();
   completed_.clear();
+}
+
+/// Gradients that came after their unit had been reduced: each such unit is reduced once more, on all ranks. Where every
+/// gradient is waited for, only a module's code makes one late, which is the same on all ranks. Else ranks that took
+/// different branches may differ, and tell each other.
+void Reducer::reduce_late() {
+  const bool may_differ = !expects_all_ && axes_.control->size() > 1;
+  const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();
+  for (int index : order_) {
+    Entry& entry = entries_[index];
+    const bool is_idle = entry.phase == Phase::kIdle;
+    if (may_differ ? !late[static_cast<std::size_t>(index)] : is_idle) continue;
+    if (is_idle) open(entry);
+    reduce(entry);
+  }
+}
+
+/// [unit]: has any rank a late gradient of it?
+std::vector<char> Reducer::late_anywhere() const {
+  std::vector<char> late(entries_.size());
+  for (std::size_t i = 0; i < late.size(); ++i) late[i] = entries_[i].phase != Phase::kIdle;
+  Collectives& control = *axes_.control;
+  std::vector<char> all(late.size() * static_cast<std::size_t>(control.size()));
+  throw_if_error(control.all_gather("late gradients", late.data(), all.data(), late.size()).wait());
+  for (std::size_t i = 0; i < all.size(); ++i) late[i % late.size()] |= all[i];
+  return late;
 }
 
 void Reducer::end_reductions() {
@@ -350,6 +411,7 @@ void Reducer::agree_on_order() {
 }
 
 void Reducer::reset() {
+  counts_.overflow_peak = counts_.overflow_bytes;
   for (Entry& entry : entries_) {
     entry.has_sum = false;
     entry.gradients.reset();

@@ -22,6 +22,7 @@ struct ReducerCounts {
   double reduction_seconds = 0;       ///< in reductions, waiting for other ranks included
   std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
   std::int64_t overflow_bytes = 0;    ///< of buckets and scratch beyond the plan, held now
+  std::int64_t overflow_peak = 0;     ///< the most of them since `reset`
 };
 
 /// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
@@ -29,6 +30,10 @@ struct ReducerCounts {
 /// Units are reduced in one agreed order on all ranks, whatever order their gradients come in: first the reverse of
 /// their definition, from the second step on the order in which rank 0 completed them in the first. A unit that a rank
 /// did not use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
+///
+/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units keep no bucket from
+/// the others. When the set of used parameters changes, the step of the change may need buckets beyond the plan, and the
+/// order is agreed again.
 ///
 /// A gradient's way: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
 /// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last sum of the
@@ -58,6 +63,10 @@ class Reducer {
 
   /// After the optimizer has used the gradients: the next one taken starts a new sum.
   void reset();
+
+  /// The parameters that any rank used in the last step [trainable parameter, in unit, group, layout order]; the same on
+  /// all ranks. Between steps.
+  void expect(const std::vector<char>& used);
 
   /// Did this parameter get a gradient on this rank since `reset`?
   bool used(const FlatGroup& group, std::size_t parameter) const;
@@ -101,6 +110,9 @@ class Reducer {
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void launch_ready();
+  void reduce_late();
+  std::vector<char> late_anywhere() const;
+  void note_overflow(const Arena& arena);
   void reduce(Entry& entry);
   UnitReduction& reduction(std::int64_t number);
   void start(Entry& entry);
@@ -126,6 +138,9 @@ class Reducer {
   std::vector<int> completed_;  ///< of this round, in this rank's order
   std::size_t next_ = 0;        ///< into order_
   bool order_agreed_ = false;
+  std::vector<char> expected_;  ///< what `expect` was told last
+  bool expects_all_ = true;     ///< a gradient of every trainable parameter
+  bool warned_ = false;
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many

@@ -1,5 +1,7 @@
 #include "sharding/residency.h"
 
+#include <algorithm>
+
 #include "runtime/base/log.h"
 #include "runtime/base/span.h"
 #include "tessera/error.h"
@@ -161,6 +163,7 @@ int Residency::add_overflow_slot(const Unit& unit) {
             Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
+  counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
 }
@@ -173,6 +176,7 @@ void Residency::release_all() {
     if (unit->state() != Unit::State::kReleased) release(*unit);
   }
   give_back_overflow();
+  counts_.overflow_peak = counts_.overflow_bytes;
 }
 
 /// From the back, so that no slot's number changes while a unit holds it.

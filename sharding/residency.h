@@ -25,6 +25,7 @@ struct ResidencyCounts {
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
   std::int64_t overflow_bytes = 0;  ///< held by them now
+  std::int64_t overflow_peak = 0;   ///< the most of it since `release_all`
 };
 
 /// Which units are gathered now, and where.

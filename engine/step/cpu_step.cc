@@ -38,6 +38,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   told.loss = loss_;
   loss_ = 0;
   const AgreedStep& agreed = agreement_.agree(told);
+  used_ = &agreed.used;
   result.loss = agreed.loss;
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();

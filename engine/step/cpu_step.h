@@ -21,6 +21,7 @@ class CpuStep final : public Step {
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
   void run(const LocalStep& local, StepResult& result) override;
   void forget_losses() override { loss_ = 0; }
+  const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
   std::int64_t applied() const override { return applied_; }
   double communication_seconds() const override;
@@ -33,7 +34,8 @@ class CpuStep final : public Step {
   Update update_;
   LossScaler scaler_;
   std::int64_t applied_ = 0;
-  double loss_ = 0;  ///< mean over this rank's microbatches so far
+  const std::vector<char>* used_ = nullptr;  ///< the agreement's
+  double loss_ = 0;                          ///< mean over this rank's microbatches so far
 };
 
 }  // namespace tessera

@@ -37,6 +37,7 @@ class DeviceStep final : public Step {
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
   void forget_losses() override;
+  const std::vector<char>* known_used() const override { return nullptr; }
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "engine/step/step_agreement.h"
 #include "tessera/engine.h"
@@ -37,6 +38,10 @@ class Step {
 
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
+
+  /// The parameters that some rank used in the latest step of which this rank knows it [trainable parameter, in unit, group,
+  /// layout order]; null before. The same on all ranks.
+  virtual const std::vector<char>* known_used() const = 0;
 
   /// The loss scale of the next backward.
   virtual double loss_scale() const = 0;

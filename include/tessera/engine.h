@@ -39,7 +39,7 @@ struct StepResult {
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;
   MemoryUse planned;    ///< bytes per category
-  MemoryUse allocated;  ///< the same, as allocated; beyond the plan only where an Engine warned
+  MemoryUse allocated;  ///< the most since the last step; beyond the plan only where an Engine warned
 
   bool is_known() const;
   /// Waits for the device and fills in what was missing. At once on the CPU, and the second time. Throws tessera::Error

@@ -17,6 +17,8 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// operators. Outputs are differentiable if an input is, or if anything in `function` is: at least one input must
 /// require gradients, or gradients cannot flow into it (as with PyTorch's reentrant checkpoint).
 ///
+/// An input may be undefined, as an optional mask is; `function` gets it undefined both times.
+///
 /// Not differentiable twice. `function` must compute the same both times: it may not depend on state that it changes.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 

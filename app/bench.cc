@@ -17,7 +17,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text_table.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 #include "tessera/run.h"
 
 namespace tessera::app {

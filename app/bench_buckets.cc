@@ -6,7 +6,7 @@
 #include "benchmarks/native/studies/bucket_report.h"
 #include "benchmarks/native/studies/bucket_study.h"
 #include "runtime/base/log.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 #include "tessera/run.h"
 
 namespace tessera::app {

@@ -2,9 +2,9 @@
 
 #include <fstream>
 
-#include "runtime/comm/topology.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/resolve_topology.h"
 #include "runtime/launch/launcher.h"
-#include "tessera/error.h"
 #include "tessera/init.h"
 
 namespace tessera::app {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "app/commands.h"
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera::app {
 

@@ -1,3 +1,5 @@
+#include "engine/plan.h"
+
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,9 +10,9 @@
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
+#include "runtime/border/throw.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 #include "tessera/recompute.h"
 #include "tessera/run.h"
 
@@ -33,7 +35,7 @@ MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, 
     return checkpoint(segment, x);
   };
   const auto model = deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
-  return plan_memory(*model, strategy, topology);
+  return plan_in_detail(*model, strategy, topology);
 }
 
 std::int64_t padding_of(const UnitShape& unit) {
@@ -110,7 +112,7 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
 int run_plan(const PlanCommand& command) {
   return run([&] {
     const Topology topology = pretend_topology(command);
-    const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
+    const Strategy strategy = Strategy::from_file(command.strategy);
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
     const MemoryPlan plan = plan_of(config, strategy, topology);
     const std::int64_t parameters = models::parameter_count(config);

@@ -9,8 +9,8 @@
 #include "app/threads.h"
 #include "app/weights_file.h"
 #include "models/language_model.h"
+#include "runtime/border/throw.h"
 #include "tessera/deferred_init.h"
-#include "tessera/error.h"
 #include "tessera/recompute.h"
 #include "tessera/run.h"
 

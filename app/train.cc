@@ -11,10 +11,12 @@
 #include "app/threads.h"
 #include "app/train_report.h"
 #include "app/weights_file.h"
-#include "engine/memory/tensor_heap.h"
+#include "engine/token_stream.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
 #include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/data/dataset_stats.h"
 #include "runtime/data/permutation.h"
 #include "tessera/tessera.h"
@@ -65,7 +67,7 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
   sampling.world_size = mesh.world_size();
   sampling.seed = command.seed;
   sampling.tail = command.pad_tail ? Tail::kPad : Tail::kDrop;
-  return TokenBatches::create(std::move(dataset), seq_len, vocab_size, sampling);
+  return TokenStream::batches_of(std::move(dataset), seq_len, vocab_size, sampling);
 }
 
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
@@ -112,7 +114,7 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
   return {{"tessera", TESSERA_VERSION},
           {"strategy", nlohmann::json::parse(strategy.to_json())},
           {"model", json_of(run.config)},
-          {"data", {{"tokens", run.batches->dataset().num_tokens()}}},
+          {"data", {{"tokens", run.batches->num_tokens()}}},
           {"options",
            {{"steps", command.steps},
             {"batch", command.batch},
@@ -141,7 +143,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
                      counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +
           name_of(strategy.optimizer.type) + " state " + name_of(strategy.optimizer.state_dtype) + "\n";
-  text += "data    " + batches.dataset().describe() + "\n";
+  text += "data    " + TokenStream::of(batches).dataset().describe() + "\n";
   text += "step    " + global + " samples of " + std::to_string(run.seq_len) + " tokens; " +
           std::to_string(batches.steps_per_epoch()) + " steps an epoch, " +
           (command.pad_tail ? std::to_string(batches.padded_samples()) + " samples seen twice"
@@ -228,7 +230,7 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
   if (speaks) {
     throw_if_error(report.open());
     print_start(command, run, engine, mesh, threads);
-    entropy = entropy_of(run.batches->dataset());
+    entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }
   const auto report_step = [&](FinishedStep& step) {
     step.result.wait();
@@ -255,7 +257,7 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
   absl::StatusOr<Prepared> run = prepare(command, strategy, mesh);
   absl::StatusOr<nlohmann::json> mine =
       run.ok() ? description(command, strategy, *run) : absl::StatusOr<nlohmann::json>(run.status());
-  throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, mesh.store()));
+  throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
   // Weights are alike everywhere; what is drawn while training (dropout) is not.
@@ -267,9 +269,8 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
 
 int run_train(const TrainCommand& command) {
   return run([&] {
-    const Strategy strategy = value_or_throw(Strategy::from_file(command.strategy));
-    if (strategy.memory.tensor_heap) install_tensor_heap();  // before the model makes tensors
-    const Mesh mesh = init(strategy.comm);
+    const Strategy strategy = Strategy::from_file(command.strategy);
+    const Mesh mesh = init(strategy);
     train_on(command, strategy, mesh);
   });
 }

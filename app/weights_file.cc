@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/border/throw.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 namespace {

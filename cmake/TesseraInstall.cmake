@@ -1,21 +1,38 @@
-# `cmake --install` puts the library, its headers, the command and a package config where find_package(Tessera) finds
-# them. A user links tessera::tessera.
+# `cmake --install` puts the library, its public headers, the command and a package config where find_package(Tessera)
+# finds them. A user links tessera::tessera, installed or not (FetchContent), and sees include/tessera and LibTorch: the
+# layers are linked, but their include folders and their packages stay with them.
 include(CMakePackageConfigHelpers)
 
 add_library(tessera_all INTERFACE)
-target_link_libraries(tessera_all INTERFACE tessera_engine tessera_data)
+target_include_directories(tessera_all INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(tessera_all INTERFACE cxx_std_20)
+target_link_libraries(tessera_all INTERFACE $<LINK_ONLY:tessera_engine> tessera::torch)
 set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
 add_library(tessera::tessera ALIAS tessera_all)
 
-get_property(tessera_layers GLOBAL PROPERTY TESSERA_LAYERS)
-install(TARGETS tessera_all ${tessera_layers} EXPORT TesseraTargets
+# The layers that `target` stands on, itself among them. The command's own (app, launch, models, ...) stay behind.
+function(tessera_layers_below target result)
+  get_property(layers GLOBAL PROPERTY TESSERA_LAYERS)
+  set(found ${target})
+  set(next ${target})
+  while(next)
+    list(POP_FRONT next layer)
+    get_target_property(links ${layer} LINK_LIBRARIES)
+    foreach(link ${links})
+      if(link IN_LIST layers AND NOT link IN_LIST found)
+        list(APPEND found ${link})
+        list(APPEND next ${link})
+      endif()
+    endforeach()
+  endwhile()
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+tessera_layers_below(tessera_engine tessera_installed_layers)
+install(TARGETS tessera_all ${tessera_installed_layers} EXPORT TesseraTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# Public headers name things of the layers below; those headers come along under a folder of their own.
-foreach(folder runtime/base runtime/config runtime/comm runtime/data sharding/layout models)
-  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/internal/${folder}
-    FILES_MATCHING PATTERN "*.h" PATTERN "gloo_stubs" EXCLUDE)
-endforeach()
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 set(tessera_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)

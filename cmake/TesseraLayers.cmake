@@ -6,8 +6,7 @@ function(tessera_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_library(tessera_${name} STATIC ${ARG_SOURCES})
   target_include_directories(tessera_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/tessera/internal>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PUBLIC ${ARG_LINK} PRIVATE $<BUILD_INTERFACE:tessera_options>)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})

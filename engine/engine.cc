@@ -8,10 +8,12 @@
 
 #include "engine/engine_state.h"
 #include "engine/mesh_shape.h"
+#include "engine/plan.h"
 #include "engine/run_scope.h"
-#include "runtime/base/span.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/partition.h"
-#include "tessera/error.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +37,7 @@ Engine::~Engine() {
     RunScope::current->memory_story =
         explain_out_of_memory("", s.plan, s.strategy, s.shares_memory, s.activation_bytes);
   }
-  if (unwinding && !state_->failed && !state_->mesh.keep_for_report(state_->axes)) {
+  if (unwinding && !state_->failed && !groups_of(state_->mesh).keep_for_report(state_->axes)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
   state_->detach_parameters();
@@ -95,7 +97,7 @@ void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const
   try {
     engines[0]->state_->or_abort("backward", [&] { Engine::State::run_backward(loss, engines, info); });
   } catch (...) {
-    for (Engine* engine : engines) engine->state_->fail(engines[0]->state_->mesh.status());
+    for (Engine* engine : engines) engine->state_->fail(groups_of(engines[0]->state_->mesh).status());
     throw;
   }
 }
@@ -119,7 +121,7 @@ void Engine::zero_grad() {
 }
 
 const Strategy& Engine::strategy() const { return state_->strategy; }
-const MemoryPlan& Engine::plan() const { return state_->plan; }
+PlannedMemory Engine::plan() const { return {state_->plan.use(), state_->plan.to_table()}; }
 MemoryUse Engine::allocated() const { return state_->allocated(); }
 void Engine::check() const { throw_if_error(state_->axes.status()); }
 
@@ -157,7 +159,7 @@ std::vector<std::string> Engine::unit_names() const {
   return names;
 }
 
-MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
+MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = position_in(shape, topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer);
@@ -167,6 +169,11 @@ MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, cons
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
   const auto units = partition(module, strategy, parts_for(strategy, position));
   return make_plan(units, strategy, scene, *optimizer);
+}
+
+PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
+  const MemoryPlan plan = plan_in_detail(module, strategy, topology);
+  return {plan.use(), plan.to_table()};
 }
 
 }  // namespace tessera

@@ -12,9 +12,11 @@
 #include "engine/step/queued_step.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
-#include "runtime/base/span.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/partition.h"
 #include "tessera/error.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {
@@ -63,6 +65,29 @@ struct KeptMemory {
   Arena parameters, masters, copy;
 };
 
+/// What "comm.transport" asks of a mesh.
+struct WantedTransport {
+  const char* name;
+  TransportKind kind;
+  bool on_gpu;
+};
+
+WantedTransport wanted_transport(TransportChoice choice) {
+  switch (choice) {
+    case TransportChoice::kHost:
+      return {"host", TransportKind::kHost, false};
+    case TransportChoice::kGloo:
+      return {"gloo", TransportKind::kGloo, false};
+    case TransportChoice::kNccl:
+      return {"nccl", TransportKind::kNccl, true};
+    case TransportChoice::kCudaHost:
+      return {"cuda_host", TransportKind::kCudaHost, true};
+    case TransportChoice::kAuto:
+      break;  // asks nothing
+  }
+  TORCH_INTERNAL_ASSERT(false, "no transport was asked for");
+}
+
 /// c10::Error puts its stack below the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -80,7 +105,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 }
 
 void Engine::State::set_up() {
-  throw_if_error(Strategy::from_json(strategy.to_json(), "the strategy given to the Engine").status());
+  Strategy::from_json(strategy.to_json(), "the strategy given to the Engine");  // throws where a file would
   expect_forward_writes_nothing(*module);
   if (strategy.memory.tensor_heap) install_tensor_heap();
   const MeshShape shape = mesh_shape(strategy, mesh.topology());
@@ -88,7 +113,7 @@ void Engine::State::set_up() {
   optimizer = make_optimizer(strategy.optimizer);
   units = partition(*module, strategy, parts_for(strategy, position));
   expect_no_owner(units);
-  axes = value_or_throw(mesh.axes(shape.replicate, shape.shard));
+  axes = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
   check_transport();
   accelerator = accelerator_of(*axes.world);
   const ComputeDevice device = accelerator.device;
@@ -131,30 +156,15 @@ void Engine::State::set_up() {
 
 /// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
 void Engine::State::check_transport() const {
-  const char* wanted = nullptr;
-  bool on_gpu = false;
-  switch (strategy.comm.transport) {
-    case TransportChoice::kAuto:
-      return;
-    case TransportChoice::kHost:
-      wanted = "host";
-      break;
-    case TransportChoice::kGloo:
-      wanted = "gloo";
-      break;
-    case TransportChoice::kNccl:
-      wanted = "nccl", on_gpu = true;
-      break;
-    case TransportChoice::kCudaHost:
-      wanted = "cuda_host", on_gpu = true;
-      break;
-  }
+  if (strategy.comm.transport == TransportChoice::kAuto) return;
+  const WantedTransport wanted = wanted_transport(strategy.comm.transport);
   // A rank alone has no transport, but it has a device.
-  const bool right_device = on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
-  const bool right_transport = mesh.world_size() == 1 || axes.world->transport().find(wanted) != std::string::npos;
+  const bool right_device = wanted.on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
+  const bool right_transport = mesh.world_size() == 1 || axes.world->kind() == wanted.kind;
   if (right_device && right_transport) return;
-  throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted + "\", but the mesh was made with " +
-                                     axes.world->transport() + ". hint: call tessera::init(strategy.comm)");
+  throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted.name +
+                                     "\", but the mesh was made with " + axes.world->transport() +
+                                     ". hint: call tessera::init(strategy)");
 }
 
 void Engine::State::report_plan() const {
@@ -191,7 +201,7 @@ MemoryUse Engine::State::allocated() const {
 
 void Engine::State::fail(const absl::Status& reason) {
   failed = true;
-  mesh.abort(reason);
+  groups_of(mesh).abort(reason);
 }
 
 void Engine::State::rethrow(const char* what) {
@@ -208,7 +218,7 @@ void Engine::State::rethrow(const char* what) {
   } catch (const std::exception& error) {
     const bool known = failed;
     fail(make_error(ExitCode::kInternal, std::string(what) + ": " + first_line(error.what())));
-    if (known) throw Error(mesh.status());
+    if (known) throw error_of(groups_of(mesh).status());
     throw;
   }
 }

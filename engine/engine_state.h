@@ -17,6 +17,7 @@
 #include "engine/step/gradient_norm.h"
 #include "engine/step/step.h"
 #include "optim/optimizer.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/op_watch.h"
 #include "sharding/reducer.h"
 #include "sharding/residency.h"

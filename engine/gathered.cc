@@ -5,8 +5,8 @@
 
 #include "engine/engine_state.h"
 #include "runtime/base/log.h"
+#include "runtime/border/throw.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera {
 

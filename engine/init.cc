@@ -3,13 +3,15 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "engine/memory/tensor_heap.h"
 #include "engine/run_scope.h"
 #include "runtime/base/log.h"
+#include "runtime/border/throw.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/job/process_mesh.h"
-#include "runtime/comm/topology.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/resolve_topology.h"
 #include "tessera/backend.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +23,7 @@ Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make) 
   log_info(topology.describe());
   if (RunScope* scope = RunScope::current) {
     scope->mesh = mesh;
-    mesh.expect_report();
+    groups_of(mesh).expect_report();
   }
   return mesh;
 }
@@ -36,7 +38,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
   request.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
   try {
     c10::intrusive_ptr<c10d::Backend> backend = make(request);
-    if (backend) return c10d_collectives(group, std::move(backend), store);
+    if (backend) return c10d_collectives(group, TransportKind::kOwn, std::move(backend), store);
     return make_error(ExitCode::kInternal,
                       group.self() + ": group " + group.key() + ": the program's MakeBackend returned null");
   } catch (const std::exception& error) {
@@ -49,6 +51,11 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
 
 Mesh init(const CommConfig& comm) {
   return join_job([&](const Topology& topology) { return make_process_mesh(topology, comm); });
+}
+
+Mesh init(const Strategy& strategy) {
+  if (strategy.memory.tensor_heap) install_tensor_heap();
+  return init(strategy.comm);
 }
 
 Mesh init(const CommConfig& comm, const MakeBackend& make) {

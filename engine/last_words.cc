@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/run_scope.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 namespace {

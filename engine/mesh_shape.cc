@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "runtime/comm/topology.h"
-#include "runtime/config/strategy.h"
 #include "sharding/layout/placement.h"
+#include "tessera/strategy.h"
+#include "tessera/topology.h"
 
 namespace tessera {
 

@@ -5,7 +5,8 @@
 #include "engine/last_words.h"
 #include "engine/run_scope.h"
 #include "runtime/base/log.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 
@@ -18,8 +19,8 @@ int run(const std::function<void()>& body) {
   } catch (...) {
     absl::Status status = status_of(std::current_exception());
     if (scope.mesh) {
-      scope.mesh->abort(status);
-      status = scope.mesh->status();  // an earlier reason, if there was one
+      groups_of(*scope.mesh).abort(status);
+      status = groups_of(*scope.mesh).status();  // an earlier reason, if there was one
     }
     const std::string message = with_hint(status);
     write_error_file(message);

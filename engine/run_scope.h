@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera {
 

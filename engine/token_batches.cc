@@ -5,18 +5,28 @@
 #include <span>
 #include <utility>
 
-#include "tessera/error.h"
+#include "engine/token_stream.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 
-absl::StatusOr<TokenBatches> TokenBatches::create(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
-                                                  std::int64_t vocab_size, SamplerOptions sampling) {
+TokenStream::TokenStream(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,
+                         std::int64_t batch, DistributedSampler sampler)
+    : dataset_(std::move(dataset)),
+      seq_len_(seq_len),
+      vocab_size_(vocab_size),
+      samples_(batch),
+      sampler_(std::move(sampler)) {}
+
+absl::StatusOr<TokenBatches> TokenStream::batches_of(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
+                                                     std::int64_t vocab_size, SamplerOptions sampling) {
   sampling.num_samples = num_windows(dataset->num_tokens(), seq_len);
   TESSERA_ASSIGN_OR_RETURN(DistributedSampler sampler, DistributedSampler::create(sampling));
-  return TokenBatches(std::move(dataset), seq_len, vocab_size, sampling.batch, std::move(sampler));
+  return TokenBatches(std::unique_ptr<TokenStream>(
+      new TokenStream(std::move(dataset), seq_len, vocab_size, sampling.batch, std::move(sampler))));
 }
 
-TokenBatch TokenBatches::next(at::Device device) {
+TokenBatch TokenStream::next(at::Device device) {
   if (!sampler_.next(samples_)) {
     sampler_.set_epoch(sampler_.epoch() + 1);
     TORCH_INTERNAL_ASSERT(sampler_.next(samples_), "an epoch has no sample");
@@ -28,5 +38,22 @@ TokenBatch TokenBatches::next(at::Device device) {
   const at::Tensor there = device.is_cpu() ? windows : windows.pin_memory().to(device, /*non_blocking=*/true);
   return {there.narrow(1, 0, seq_len_).contiguous(), there.narrow(1, 1, seq_len_).contiguous()};
 }
+
+TokenBatches::TokenBatches(const std::filesystem::path& data, std::int64_t seq_len, std::int64_t vocab_size,
+                           const SamplerOptions& sampling, const DatasetOptions& options)
+    : TokenBatches(value_or_throw(
+          TokenStream::batches_of(value_or_throw(open_dataset(data, options)), seq_len, vocab_size, sampling))) {}
+
+TokenBatches::TokenBatches(std::unique_ptr<TokenStream> stream) : stream_(std::move(stream)) {}
+TokenBatches::TokenBatches(TokenBatches&&) noexcept = default;
+TokenBatches& TokenBatches::operator=(TokenBatches&&) noexcept = default;
+TokenBatches::~TokenBatches() = default;
+
+TokenBatch TokenBatches::next(at::Device device) { return stream_->next(device); }
+std::int64_t TokenBatches::num_tokens() const { return stream_->dataset().num_tokens(); }
+std::int64_t TokenBatches::epoch() const { return stream_->sampler().epoch(); }
+std::int64_t TokenBatches::steps_per_epoch() const { return stream_->sampler().steps_per_epoch(); }
+std::int64_t TokenBatches::dropped_samples() const { return stream_->sampler().dropped_samples(); }
+std::int64_t TokenBatches::padded_samples() const { return stream_->sampler().padded_samples(); }
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
 #include <fstream>
 #include <vector>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
-#include "tessera/error.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/trace.h"
 
 namespace tessera {
@@ -28,7 +29,7 @@ bool write_file(const std::string& path, const std::vector<std::string>& texts) 
 
 void write_trace(const std::string& path, const Mesh& mesh) {
   Trace::stop();
-  const MeshAxes axes = value_or_throw(mesh.axes(1, mesh.world_size()));
+  const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
   Collectives& world = *axes.control;
   const auto texts = value_or_throw(gather_strings(world, "traces", Trace::events_as_json(mesh.rank())));
   char written = 1;

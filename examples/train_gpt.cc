@@ -8,19 +8,17 @@
 int main(int argc, char** argv) {
   if (argc != 3) return 64;  // train_gpt strategy.json text
   return tessera::run([&] {  // an exception ends all ranks, with its text
-    auto strategy = tessera::value_or_throw(tessera::Strategy::from_file(argv[1]));
-    tessera::Mesh mesh = tessera::init(strategy.comm);  // torchrun, srun, mpirun, `tessera launch`, or one rank
+    auto strategy = tessera::Strategy::from_file(argv[1]);
+    tessera::Mesh mesh = tessera::init(strategy);  // torchrun, srun, mpirun, `tessera launch`, or one rank
     at::manual_seed(1);
     tessera::models::GPTConfig config{.vocab_size = 256, .seq_len = 64, .layers = 4, .width = 128, .heads = 4};
     auto model = tessera::deferred_init([&] { return tessera::models::GPT(config); });  // no memory yet
     tessera::Engine engine(model, strategy, mesh);
-    auto data = tessera::value_or_throw(tessera::open_dataset(argv[2]));
-    auto batches =
-        tessera::value_or_throw(tessera::TokenBatches::create(std::move(data), 64, 256,
-                                                              {.batch = 8,
-                                                               .accumulation = strategy.gradient_accumulation,
-                                                               .rank = mesh.rank(),
-                                                               .world_size = mesh.world_size()}));
+    tessera::TokenBatches batches(argv[2], 64, 256,
+                                  {.batch = 8,
+                                   .accumulation = strategy.gradient_accumulation,
+                                   .rank = mesh.rank(),
+                                   .world_size = mesh.world_size()});
     for (int step = 1; step <= 100; ++step) {
       while (!engine.step_is_due()) {  // gradient_accumulation microbatches
         auto batch = batches.next(engine.device());

@@ -13,7 +13,7 @@ struct LossScalerState {
   std::int64_t overflow_steps = 0;  ///< in a row, up to now
 };
 
-/// LossScaleConfig (runtime/config/strategy.h), plainly.
+/// LossScaleConfig (tessera/strategy.h), plainly.
 struct LossScaleRule {
   double growth_factor = 2.0, backoff_factor = 0.5, minimum = 1.0;
   std::int64_t growth_interval = 2000, hysteresis = 1;

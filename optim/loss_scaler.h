@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "optim/loss_scale_rule.h"
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

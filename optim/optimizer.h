@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 
-#include "runtime/base/dtype.h"
 #include "runtime/base/state_dtype.h"
-#include "runtime/config/strategy.h"
+#include "tessera/dtype.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

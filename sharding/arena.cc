@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "runtime/base/bytes.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 

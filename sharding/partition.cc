@@ -7,9 +7,9 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
+#include "runtime/border/throw.h"
 #include "sharding/layout/buckets.h"
 #include "sharding/scalar_type.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {

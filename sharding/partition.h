@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/strategy.h"
 #include "sharding/unit.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/base/span.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
-#include "tessera/error.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {

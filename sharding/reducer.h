@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
 #include "sharding/gradient_packer.h"

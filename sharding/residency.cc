@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "runtime/base/log.h"
-#include "runtime/base/span.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
+#include "tessera/span.h"
 
 namespace tessera {
 

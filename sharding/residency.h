@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/unit.h"
-#include "tessera/error.h"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 #include "sharding/scalar_type.h"
 
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

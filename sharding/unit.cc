@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/storage_access.h"
 #include "tessera/error.h"

@@ -8,6 +8,7 @@
 #include "benchmarks/native/memory_traffic.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/local/plain_buffer.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 namespace {
@@ -268,7 +269,7 @@ double CollectiveTiming::gigabytes_per_s() const { return static_cast<double>(wh
 double CollectiveTiming::of_limit() const { return limit.empty() ? 0 : limit.median_s() / call.median_s(); }
 
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, mesh.world_size()));
+  TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, mesh.world_size()));
   Collectives& group = *axes.world;
   std::size_t largest = 64;
   for (std::size_t bytes : options.bytes) largest = std::max(largest, bytes);

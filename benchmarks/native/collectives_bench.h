@@ -9,7 +9,7 @@
 
 #include "benchmarks/native/samples.h"
 #include "runtime/comm/call.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 

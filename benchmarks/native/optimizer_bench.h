@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "benchmarks/native/samples.h"
-#include "runtime/base/dtype.h"
 #include "runtime/base/state_dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

@@ -1,5 +1,5 @@
 #include "engine/device/accelerator.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
 
 namespace tessera {
 

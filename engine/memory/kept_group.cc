@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/memory/master_weights.h"
+#include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/storage_access.h"
 #include "sharding/unrecorded.h"

@@ -6,10 +6,10 @@
 
 #include "engine/memory/master_weights.h"
 #include "runtime/base/bytes.h"
+#include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
 #include "tessera/deferred_init.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "engine/memory/kept_group.h"
 #include "optim/optimizer.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/unit.h"
 

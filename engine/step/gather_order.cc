@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
-#include "tessera/error.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include "engine/step/publisher.h"
 
-#include "runtime/base/span.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
+#include "tessera/span.h"
 
 namespace tessera {
 

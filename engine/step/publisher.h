@@ -2,7 +2,7 @@
 
 #include <deque>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/compute_device.h"
 #include "sharding/unit.h"
 

@@ -16,9 +16,9 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer_checks.h"
 #include "optim/sgd.h"
-#include "runtime/base/span.h"
+#include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
-#include "tessera/error.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {

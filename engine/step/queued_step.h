@@ -14,12 +14,12 @@
 #include "engine/step/step_outcome.h"
 #include "optim/device_kernels.h"
 #include "optim/optimizer.h"
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

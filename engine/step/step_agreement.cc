@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "engine/step/gather_order.h"
-#include "runtime/base/span.h"
-#include "tessera/error.h"
+#include "runtime/border/throw.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/step/gradient_norm.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "runtime/base/log.h"
+#include "runtime/border/throw.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "engine/device/exposed_communication.h"
 #include "optim/device_kernels.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/memory/optimizer_slice.h"
-#include "runtime/base/span.h"
+#include "tessera/span.h"
 
 namespace tessera {
 

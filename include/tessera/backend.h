@@ -26,7 +26,7 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// `init` with all groups of more than one rank on a backend of the user's own, whose CPU tensors may live anywhere.
 ///
 /// Needed of it, on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast`, `barrier`, and
-/// `getBackendName`, which messages and `comm.transport` checks show. Sums are Tessera's, over exchanged parts, so
+/// `getBackendName`, which messages show. Sums are Tessera's, over exchanged parts, so
 /// results have the bits of every other transport. A call that fails or times out must throw from the call or from
 /// Work::wait.
 ///

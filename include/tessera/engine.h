@@ -10,9 +10,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
-#include "sharding/layout/memory_plan.h"
+#include "tessera/memory.h"
+#include "tessera/mesh.h"
+#include "tessera/strategy.h"
+#include "tessera/topology.h"
 #include "tessera/upload.h"
 
 namespace tessera {
@@ -134,7 +135,7 @@ class Engine {
   /// True if the next step() is due.
   bool step_is_due() const;
 
-  /// Where the module's parameters are, and its inputs must be: the CPU, or with comm.transport "nccl" this rank's GPU.
+  /// Where the module's parameters are, and its inputs must be: the CPU, or with comm.transport "nccl" or "cuda_host" this rank's GPU.
   at::Device device() const;
 
   /// Starts to copy `host`, tensors of the CPU, to `device()`, beside what is computed there: the next batch, while this
@@ -142,7 +143,7 @@ class Engine {
   Upload upload(const std::vector<at::Tensor>& host);
 
   const Strategy& strategy() const;
-  const MemoryPlan& plan() const;
+  PlannedMemory plan() const;
   /// Bytes in use now, by category, counted where they are allocated.
   MemoryUse allocated() const;
   /// On a GPU, after the first step: what it needed of LibTorch's allocator beside what was there when the Engine had
@@ -190,6 +191,6 @@ class Gathered {
 };
 
 /// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it.
-MemoryPlan plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
+PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
 
 }  // namespace tessera

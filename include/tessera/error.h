@@ -1,25 +1,19 @@
 #pragma once
 
-#include <absl/status/status.h>
-#include <absl/status/statusor.h>
 #include <c10/util/Exception.h>
 
 #include <string>
-#include <utility>
 
-#include "runtime/base/status.h"
+#include "tessera/exit_code.h"
 
 namespace tessera {
 
-/// What Tessera throws from forward, backward, hooks and the Engine: a c10::Error, because the autograd engine forwards
-/// exceptions and nothing else, with the exit code of the status it was made from.
-///
-/// This header is the border between the two error channels: below it `absl::Status`, above it exceptions.
+/// What Tessera throws: a c10::Error, because the autograd engine forwards exceptions of that type and no others, with
+/// the exit code that the program should end with (`tessera::run` does that).
 class Error : public c10::Error {
  public:
   Error(ExitCode code, const std::string& message)
       : c10::Error(c10::SourceLocation{"", "tessera", 0}, message), code_(code), message_(message) {}
-  explicit Error(const absl::Status& status) : Error(exit_code_of(status), message_of(status)) {}
 
   ExitCode exit_code() const { return code_; }
   /// The message alone, without a stack trace.
@@ -29,15 +23,5 @@ class Error : public c10::Error {
   ExitCode code_;
   std::string message_;
 };
-
-inline void throw_if_error(const absl::Status& status) {
-  if (!status.ok()) throw Error(status);
-}
-
-template <class T>
-T value_or_throw(absl::StatusOr<T> result) {
-  if (!result.ok()) throw Error(result.status());
-  return *std::move(result);
-}
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
+#include "tessera/mesh.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -12,5 +12,9 @@ namespace tessera {
 /// Throws tessera::Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not
 /// come within comm.init_timeout_s (it names them).
 Mesh init(const CommConfig& comm = {});
+
+/// The same with all that a strategy asks of a process before its model is made: `comm`, and memory.tensor_heap, which
+/// serves better the earlier it comes.
+Mesh init(const Strategy& strategy);
 
 }  // namespace tessera

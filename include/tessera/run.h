@@ -18,7 +18,7 @@ namespace tessera {
 /// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. Without `run`, other ranks
 /// learn from the Engine only *that* an exception ended this one.
 ///
-/// Returns the exit code: 0, that of a tessera::Error, 71 for std::bad_alloc, else 70 (runtime/base/status.h). Not
+/// Returns the exit code: 0, that of a tessera::Error, 71 for std::bad_alloc, else 70 (tessera/exit_code.h). Not
 /// nested.
 int run(const std::function<void()>& body);
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "runtime/base/span.h"
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
+#include "tessera/span.h"
 
 namespace tessera {
 

@@ -2,23 +2,9 @@
 
 #include <cstdint>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
-
-/// How each state of the optimizer (moment, momentum) is kept.
-enum class StateDType {
-  kF32,   ///< "fp32"
-  kBF16,  ///< "bf16", rounded stochastically
-  k8Bit,  ///< "8bit": one byte an element and an fp32 scale for every block of kStateBlock
-};
-
-/// How the fp32 master weights of bf16 parameters are kept. Those of fp32 parameters are the parameters, those of fp16
-/// ones always fp32.
-enum class MasterKind {
-  kF32,        ///< "fp32": whole, beside the parameter
-  kSplitBF16,  ///< "split": only the 16 bits that the parameter lacks
-};
 
 /// Elements that share a scale in an 8-bit state, counted from the start of the flat group.
 inline constexpr std::int64_t kStateBlock = 256;

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

@@ -9,9 +9,22 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
+
+/// What moves the bytes of a group.
+enum class TransportKind {
+  kSolo,          ///< a rank alone: nothing is moved
+  kFake,          ///< one rank of a world that is not there, for plans
+  kThread,        ///< ranks that are threads of this process
+  kHost,          ///< shared memory of one host
+  kGloo,          ///< Gloo, for all pairs of ranks
+  kHierarchical,  ///< one transport inside hosts, another across
+  kNccl,
+  kCudaHost,  ///< ranks that share GPUs of one host
+  kOwn,       ///< a c10d::Backend of the user's own
+};
 
 /// Something started that can be waited for. A default-made Work is done and succeeded. Waiting twice returns the same
 /// status.
@@ -109,7 +122,8 @@ class Collectives {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
+  virtual TransportKind kind() const = 0;
+  /// The same for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
   /// Whose memory calls are about: the host's, or that of the GPU with this index. On a GPU calls are ordered on the

@@ -5,6 +5,12 @@
 
 namespace tessera {
 
+/// What a group of ranks is for.
+enum class GroupUse {
+  kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
+  kOther,   ///< reductions, say: in which place a bucket waits to be reduced each rank decides alone
+};
+
 /// Who is in a group of ranks and who this one is. Messages name *world* ranks, so that a user need not know
 /// groups.
 struct Group {
@@ -12,6 +18,7 @@ struct Group {
   int rank = 0;                  ///< this rank's place in `world_ranks`
   std::vector<int> world_ranks;  ///< ascending
   int world_size = 1;
+  GroupUse use = GroupUse::kOther;
   double timeout_s = 600.0;       ///< of one collective
   double init_timeout_s = 300.0;  ///< of meeting the other ranks
 

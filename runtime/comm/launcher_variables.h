@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/topology.h"
+#include "runtime/comm/resolve_topology.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/dtype.h"
-#include "runtime/config/strategy.h"
+#include "tessera/dtype.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

@@ -8,31 +8,13 @@
 
 #include "runtime/data/permutation.h"
 #include "runtime/data/token_dataset.h"
+#include "tessera/token_options.h"
 
 namespace tessera {
 
 /// Sample i of a dataset is the window of tokens [i * seq_len, i * seq_len + seq_len + 1): seq_len inputs and, one
 /// further, as many targets. Neighbours share one token, and every token but the first is a target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
-
-/// What becomes of the samples that do not fill the last step of an epoch.
-enum class Tail {
-  kDrop,  ///< left out; another epoch's shuffle leaves out others
-  kPad,   ///< the step is filled with the first samples of the epoch, seen twice then
-};
-
-struct SamplerOptions {
-  std::int64_t num_samples = 0;
-  std::int64_t batch = 1;         ///< samples of a microbatch of one rank
-  std::int64_t accumulation = 1;  ///< microbatches a step
-  int rank = 0;
-  int world_size = 1;
-  std::uint64_t seed = 0;
-  bool shuffle = true;  ///< false: in the order of the dataset
-  Tail tail = Tail::kDrop;
-
-  std::int64_t global_batch() const { return batch * accumulation * world_size; }
-};
 
 /// Where a sampler stands: what a checkpoint keeps. It says nothing of ranks, so any number of them can go on from it.
 struct SamplerCursor {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/token_options.h"
+
 namespace tessera {
 
 /// A long row of tokens on disk, read through mapped memory: opening costs no reading of the tokens, and ranks of one
@@ -33,23 +35,8 @@ class TokenDataset {
   virtual std::string describe() const = 0;
 };
 
-/// | format   | path                                      | recognised by                                        |
-/// |----------|-------------------------------------------|------------------------------------------------------|
-/// | text     | a file, or a directory of files           | a directory; or a file that is nothing else          |
-/// | llmc     | `x.bin` of llm.c                          | its magic number                                     |
-/// | megatron | `x.idx`, `x.bin`, or the prefix `x`       | the magic of `x.idx` beside it                       |
-///
-/// Text is read as bytes, one token each, whatever its encoding.
-enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
-
 /// "auto", "text", "llmc" or "megatron"; 64 for anything else.
 absl::StatusOr<TokenFormat> parse_token_format(std::string_view name);
-
-struct DatasetOptions {
-  TokenFormat format = TokenFormat::kAuto;
-  /// For a directory of text: take files with these extensions, such as ".txt"; empty: all files.
-  std::vector<std::string> extensions;
-};
 
 /// Opens `path`. Errors name file, offset, wanted and got: 66 missing, 65 wrong content or no tokens at all, 77 no
 /// permission. Under `kAuto`, archives and pickles (.pt, .npy, .parquet, .gz, ...) are refused rather than read as

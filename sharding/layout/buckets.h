@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

@@ -1,40 +1,17 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "runtime/base/dtype.h"
 #include "runtime/base/state_dtype.h"
-#include "runtime/config/strategy.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/placement.h"
+#include "tessera/dtype.h"
+#include "tessera/memory.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
-
-/// What a rank's memory is for. Everything Tessera allocates for training state belongs to one of these.
-enum class MemoryCategory {
-  kParameters,  ///< this rank's part of the parameters, in the parameter dtype (all of them where replicated; of a copy
-                ///< that ranks share, this rank's share)
-  kSlots,       ///< where sharded units are gathered
-  kGradients,   ///< reduced gradients, fp32: this rank's part
-  kBuckets,     ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
-  kMasters,     ///< what parameters that are not fp32 lack of their fp32 master weights
-  kOptimizer,   ///< moments, momentum
-  kStaging,     ///< scratch of the reducer
-};
-constexpr std::size_t kMemoryCategories = 7;
-std::string name_of(MemoryCategory category);
-
-/// Bytes by category.
-struct MemoryUse {
-  std::array<std::int64_t, kMemoryCategories> bytes{};
-  std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
-  std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
-  std::int64_t total() const;
-  friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
-};
 
 /// One flat group of a unit: parameters of one dtype that all train or are all frozen.
 struct GroupShape {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "runtime/config/strategy.h"
 #include "sharding/layout/layout.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

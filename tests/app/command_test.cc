@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "runtime/base/span.h"
+#include "tessera/span.h"
 
 #include <gmock/gmock.h>
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "runtime/base/status.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
@@ -17,7 +17,7 @@ using testing::AnyOf;
 using testing::HasSubstr;
 
 MeshAxes world_axes(const Mesh& mesh) {
-  auto axes = mesh.axes(1, mesh.world_size());
+  auto axes = groups_of(mesh).axes(1, mesh.world_size());
   require_ok(axes.status());
   return *std::move(axes);
 }
@@ -48,7 +48,7 @@ TEST(ThreadCollectives, ManySmallCallsInARow) {
 
 TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
   run_ranks({.ranks = 6}, [](const Mesh& mesh) {
-    auto axes = mesh.axes(2, 3);
+    auto axes = groups_of(mesh).axes(2, 3);
     require_ok(axes.status());
     std::vector<int> shard(3), replicate(2);
     const int mine = mesh.rank();
@@ -58,7 +58,7 @@ TEST(ThreadCollectives, MeshAxesJoinTheRightRanks) {
     require(shard == std::vector<int>({first, first + 1, first + 2}), "shard axis");
     require(replicate == std::vector<int>({mine % 3, mine % 3 + 3}), "replicate axis");
     require(axes->replicate_index == mine / 3 && axes->shard_index == mine % 3, "place");
-    require(mesh.axes(4, 2).status().code() == absl::StatusCode::kInvalidArgument, "4 x 2 is not 6");
+    require(groups_of(mesh).axes(4, 2).status().code() == absl::StatusCode::kInvalidArgument, "4 x 2 is not 6");
   });
 }
 
@@ -168,7 +168,7 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
     const MeshAxes axes = world_axes(mesh);
     if (mesh.rank() == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      mesh.abort(make_error(ExitCode::kIo, "the disk is full"));
+      groups_of(mesh).abort(make_error(ExitCode::kIo, "the disk is full"));
       return axes.reduce->barrier("own").wait();
     }
     return (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();

@@ -5,7 +5,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/local/fake_mesh.h"
 #include "runtime/comm/local/local_collectives.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
@@ -22,7 +22,7 @@ class Hierarchical : public testing::TestWithParam<Hosts> {};
 TEST_P(Hierarchical, EveryOperationIsThatOfTheFlatGroup) {
   const auto [ranks, hosts] = GetParam();
   run_ranks({.ranks = ranks, .hosts = hosts}, [hosts = hosts, ranks = ranks](const Mesh& mesh) {
-    auto axes = mesh.axes(1, mesh.world_size());
+    auto axes = groups_of(mesh).axes(1, mesh.world_size());
     require_ok(axes.status());
     const bool mixed = hosts > 1 && hosts < ranks;
     require(axes->world->transport() == (mixed ? "hierarchical(thread, thread)" : "thread"), axes->world->transport());
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, testing::Values(Hosts{4, 2}, Hosts
 TEST(HierarchicalTest, AFailureOfOneRankReachesEveryHost) {
   std::vector<absl::Status> results(4);
   run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {
-    auto axes = mesh.axes(1, 4);
+    auto axes = groups_of(mesh).axes(1, 4);
     require_ok(axes.status());
     if (mesh.rank() == 3) return axes->world->abort(make_error(ExitCode::kIo, "no disk"));
     results[mesh.rank()] = axes->world->barrier("step").wait();
@@ -79,7 +79,7 @@ TEST(Fake, AVisitorSeesTheOutputAsItIs) {
 
 TEST(CommonMemory, IsForTheRanksOfOneHost) {
   run_ranks({.ranks = 4, .hosts = 2}, [](const Mesh& mesh) {
-    auto axes = mesh.axes(2, 2);
+    auto axes = groups_of(mesh).axes(2, 2);
     require_ok(axes.status());
     require(axes->gather->shares_memory() && !axes->world->shares_memory(), "who shares memory");
     require_ok(axes->gather->allocate_common(64).status());
@@ -88,7 +88,7 @@ TEST(CommonMemory, IsForTheRanksOfOneHost) {
   Topology topology;
   topology.world_size = 8;
   topology.local_world_size = 4;
-  auto axes = fake_mesh(topology).axes(2, 4);
+  auto axes = groups_of(fake_mesh(topology)).axes(2, 4);
   ASSERT_TRUE(axes.ok());
   EXPECT_TRUE(axes->gather->shares_memory());
   EXPECT_TRUE(axes->gather->allocate_common(64).ok());
@@ -101,7 +101,7 @@ TEST(Fake, MeshHasTheAxesOfAnyWorld) {
   topology.rank = 517;
   topology.world_size = 1024;
   topology.local_world_size = 8;
-  auto axes = fake_mesh(topology).axes(128, 8);
+  auto axes = groups_of(fake_mesh(topology)).axes(128, 8);
   ASSERT_TRUE(axes.ok());
   EXPECT_EQ(axes->gather->size(), 8);
   EXPECT_EQ(axes->gather->rank(), 5);

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/emulated_peer_device.h"
@@ -27,7 +27,7 @@ Group group_of(const Mesh& mesh, const std::string& name) {
 }
 
 std::shared_ptr<Collectives> join(const Mesh& mesh, const std::string& name = "test") {
-  auto axes = mesh.axes(1, mesh.world_size());
+  auto axes = groups_of(mesh).axes(1, mesh.world_size());
   require_ok(axes.status());
   auto group = cuda_host_collectives(group_of(mesh, name), axes->world, std::make_unique<EmulatedPeerDevice>());
   require_ok(group.status());
@@ -76,7 +76,7 @@ TEST(CudaHost, MoreCallsUnderWayThanAnyEngineHas) {
 
 TEST(CudaHost, SumsInPlaceTakeNoMoreMemoryWithEveryStep) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
-    auto axes = mesh.axes(1, 2);
+    auto axes = groups_of(mesh).axes(1, 2);
     require_ok(axes.status());
     auto device = std::make_unique<EmulatedPeerDevice>();
     const EmulatedPeerDevice& gpu = *device;

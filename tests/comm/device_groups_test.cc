@@ -8,7 +8,7 @@
 #include "runtime/comm/compose/composed_groups.h"
 #include "runtime/comm/device/device_solo.h"
 #include "runtime/comm/device/staged_collectives.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
@@ -57,7 +57,7 @@ TEST(DeviceSolo, RefusesWhatADeviceCannotDoAndEveryCallAfterAnAbort) {
 
 TEST(StagedCollectives, CarryHostMemoryOverADevicesGroup) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
-    auto axes = mesh.axes(1, 3);
+    auto axes = groups_of(mesh).axes(1, 3);
     require_ok(axes.status());
     const auto staged = staged_collectives(axes->world, kCpu);
     std::vector<int> gathered(3), exchanged(3), data = {10 * mesh.rank(), 7};

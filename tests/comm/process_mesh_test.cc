@@ -59,7 +59,7 @@ TEST_P(ProcessMesh, EveryOperationIsExactOnTheTransportOfTheRule) {
   expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                              make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), quick(world.choice)));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, world.ranks));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, world.ranks));
     require(axes.world->transport() == world.transport, axes.world->transport());
     check_all_operations(*axes.world, true, 8200);
     check_all_reduce(*axes.reduce, DType::kBF16, 50'001, false, false);
@@ -80,7 +80,7 @@ TEST(ProcessMeshTest, OneRankNeedsNoPort) {
   alone.master_port = -1;
   auto mesh = make_process_mesh(alone, quick());
   ASSERT_TRUE(mesh.ok());
-  auto axes = mesh->axes(1, 1);
+  auto axes = groups_of(*mesh).axes(1, 1);
   ASSERT_TRUE(axes.ok());
   EXPECT_EQ(axes->world->transport(), "solo");
 }
@@ -90,7 +90,7 @@ TEST(ProcessMeshTest, WorksInFloatsAndBytesAreStartedBeforeTheyAreWaitedFor) {
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                              make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo)));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
     std::vector<float> input(20'000, static_cast<float>(rank + 1)), sum(10'000), full(2);
     Work reduce = axes.reduce->reduce_scatter("a", input.data(), DType::kF32, sum.data(), sum.size());
     const float mine = static_cast<float>(rank);
@@ -203,7 +203,7 @@ TEST(TcpStore, TorchrunsAgentServesSeveralLivesOfAJob) {
       topology.agent_store = true;
       topology.restart_count = life;
       TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology, quick()));
-      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
       TESSERA_RETURN_IF_ERROR(axes.world->barrier("alive").wait());
     }
     return absl::OkStatus();
@@ -215,7 +215,7 @@ ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, ranks, 1, port),
                                                                 quick(TransportChoice::kGloo, timeout_s)));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, ranks));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
     absl::Status status;
     std::vector<float> data(30'000);
     for (int i = 0; status.ok(); ++i) {
@@ -266,10 +266,10 @@ TEST(GlooFailures, AbortTellsThePeersWhy) {
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                              make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
     TESSERA_RETURN_IF_ERROR(axes.world->barrier("warm").wait());
     if (rank == 1) return axes.world->barrier("step").wait();
-    mesh.abort(make_error(ExitCode::kIo, "the disk is full"));
+    groups_of(mesh).abort(make_error(ExitCode::kIo, "the disk is full"));
     outside.get("end/1", std::chrono::seconds(20)).status().IgnoreError();
     return axes.world->barrier("later").wait();
   });
@@ -283,7 +283,7 @@ TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                              make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 2)));
-    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, mesh.axes(1, 2));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
     std::vector<float> full(100);
     const absl::Status status =
         rank == 0 ? axes.world->barrier("a").wait()

@@ -13,7 +13,7 @@
 
 #include "runtime/comm/key_value_store.h"
 #include "runtime/comm/local/local_collectives.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/late_backend.h"
@@ -42,7 +42,7 @@ struct Queued {
 void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& body) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-    auto axes = mesh.axes(1, ranks);
+    auto axes = groups_of(mesh).axes(1, ranks);
     require_ok(axes.status());
     Queued queued;
     queued.backend = c10::make_intrusive<LateBackend>(axes->world);
@@ -267,7 +267,7 @@ TEST(QueuedCollectives, AnAbortReachesTheOthers) {
 TEST(QueuedCollectives, AFailureOfTheRecordIsToldWithTheOther) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-    auto axes = mesh.axes(1, 1);
+    auto axes = groups_of(mesh).axes(1, 1);
     require_ok(axes.status());
     auto backend = c10::make_intrusive<LateBackend>(axes->world);
     backend->fault = Fault::kFailsOnTheDevice;

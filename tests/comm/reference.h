@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
 
@@ -19,7 +19,7 @@ constexpr std::size_t kNumel = 3000;
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(int rank, Collectives&)>& body) {
   std::vector<absl::Status> results(ranks);
   run_ranks({.ranks = ranks, .timeout_s = 20}, [&](const Mesh& mesh) {
-    auto axes = mesh.axes(1, mesh.world_size());
+    auto axes = groups_of(mesh).axes(1, mesh.world_size());
     require_ok(axes.status());
     results[mesh.rank()] = body(mesh.rank(), *axes->reduce);
   });
@@ -130,7 +130,7 @@ TEST(StartedReductions, AnExceptionWhileTheyAreUnderWayIsWhatThePeersHear) {
   for (int round = 0; round < 20; ++round) {
     std::string told;
     const auto body = [&](const Mesh& mesh) {
-      auto axes = mesh.axes(1, 2);
+      auto axes = groups_of(mesh).axes(1, 2);
       require_ok(axes.status());
       Sums sums(*axes->reduce, 4);
       std::vector<Work> works;

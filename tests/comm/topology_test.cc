@@ -1,5 +1,3 @@
-#include "runtime/comm/topology.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,7 @@
 #include <set>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/resolve_topology.h"
 
 namespace tessera {
 namespace {

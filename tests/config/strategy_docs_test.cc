@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/config/strategy.h"
+#include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_table.h"
 #include "tests/config/strategy_schema.h"
 
@@ -40,13 +40,13 @@ TEST(StrategyDocs, PageNamesEveryKeyRuleAndUnavailableKey) {
 }
 
 TEST(StrategyDocs, ExampleOfThePageIsAccepted) {
-  const auto strategy = Strategy::from_json(strategy_example());
+  const auto strategy = parse_strategy(strategy_example());
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_EQ(schema_errors(json::parse(strategy_example())), "");
 }
 
 TEST(StrategyDocs, ErrorsOfThePageAreWhatTheReaderSays) {
-  const auto strategy = Strategy::from_json(
+  const auto strategy = parse_strategy(
       "{\n\n\n  \"optimizer\": {\"type\": \"adamw\", \"lr\": \"fast\"},\n\n  \"gradient_cliping\": 1.0\n}",
       "strategy.json");
   ASSERT_FALSE(strategy.ok());
@@ -71,7 +71,7 @@ TEST(StrategySchema, RefusesWhatTheReaderRefuses) {
         R"({"optimizer": {"betas": [0.9, 1]}})", R"({"optimizer": {"betas": [0.9]}})", R"({"optimizer": {"lr": -1}})",
         R"({"memory": {"limit": "8gib"}})", R"({"units": {"classes": [""]}})", R"({"units": {"classes": ["A", "A"]}})",
         R"({"prefetch": 1.5})", R"({"comm": {"timeout_s": 0}})", R"({"optimizer": {"nesterov": 1}})"}) {
-    EXPECT_FALSE(Strategy::from_json(text).ok()) << text;
+    EXPECT_FALSE(parse_strategy(text).ok()) << text;
     EXPECT_NE(schema_errors(json::parse(text)), "") << text;
   }
 }

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
-#include "runtime/config/strategy.h"
+#include "runtime/config/strategy_file.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +22,7 @@ std::ostream& operator<<(std::ostream& out, const BadFile& file) { return out <<
 class StrategyErrors : public testing::TestWithParam<BadFile> {};
 
 TEST_P(StrategyErrors, ReadAs) {
-  const auto strategy = Strategy::from_json(GetParam().text, "s.json");
+  const auto strategy = parse_strategy(GetParam().text, "s.json");
   ASSERT_FALSE(strategy.ok());
   EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kConfig);
   EXPECT_EQ(message_of(strategy.status()), GetParam().errors);
@@ -244,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombin
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
-  const auto strategy = Strategy::from_json(std::string("{}\0{\"offload\": 1}", 17), "s.json");
+  const auto strategy = parse_strategy(std::string("{}\0{\"offload\": 1}", 17), "s.json");
   EXPECT_EQ(message_of(strategy.status()), "s.json:1:3: /: a NUL byte: this is not a text file");
 }
 
@@ -252,17 +252,17 @@ TEST(StrategyErrors, AMillionBracketsNeedNoStack) {
   for (const char* opening : {"[", "{\"a\":"}) {
     std::string text;
     while (text.size() + 8 < (1 << 20)) text += opening;
-    const auto strategy = Strategy::from_json(text, "s.json");
+    const auto strategy = parse_strategy(text, "s.json");
     EXPECT_THAT(message_of(strategy.status()), testing::HasSubstr("nested more than 32 deep")) << opening;
   }
-  EXPECT_FALSE(Strategy::from_json(std::string(1'000'000, '['), "s.json").ok());
+  EXPECT_FALSE(parse_strategy(std::string(1'000'000, '['), "s.json").ok());
 }
 
 TEST(StrategyErrors, ManyErrorsAreCountedAndCheap) {
   std::string text = "{";
   for (int i = 0; text.size() < 1'000'000; ++i) text += "\"zzzz" + std::to_string(i) + "\":0,";
   text.back() = '}';
-  const std::string message = message_of(Strategy::from_json(text, "s.json").status());
+  const std::string message = message_of(parse_strategy(text, "s.json").status());
   EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 100);
   EXPECT_THAT(message, testing::ContainsRegex("\ns.json: and [0-9]+ more errors$"));
 }

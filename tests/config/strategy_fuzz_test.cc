@@ -7,8 +7,8 @@
 #include <regex>
 
 #include "runtime/base/status.h"
-#include "runtime/config/strategy.h"
 #include "runtime/config/strategy_docs.h"
+#include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_table.h"
 #include "tests/config/strategy_schema.h"
 
@@ -54,13 +54,13 @@ json with_whole_numbers_as_integers(const json& value) {
 
 // True if the text was accepted.
 bool check(const std::string& text) {
-  const auto strategy = Strategy::from_json(text, "f");
+  const auto strategy = parse_strategy(text, "f");
   if (!strategy.ok()) {
     check_refusal(strategy.status());
     return false;
   }
   EXPECT_EQ(schema_errors(with_whole_numbers_as_integers(json::parse(text))), "") << text;
-  const auto again = Strategy::from_json(strategy->to_json(), "f");
+  const auto again = parse_strategy(strategy->to_json(), "f");
   EXPECT_TRUE(again.ok()) << again.status() << text;
   if (again.ok()) {
     EXPECT_EQ(again->to_json(), strategy->to_json());

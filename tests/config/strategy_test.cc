@@ -1,5 +1,3 @@
-#include "runtime/config/strategy.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -11,6 +9,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
+#include "runtime/config/strategy_file.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 #include "tests/config/strategy_schema.h"
@@ -71,11 +70,11 @@ TEST(StrategyTable, EveryExampleIsReadIntoItsOwnMember) {
     for (const std::string& surrounding : surroundings()) {
       json file = json::parse(surrounding);
       file[json::json_pointer(key.pointer)] = json::parse(key.example_json);
-      const auto strategy = Strategy::from_json(file.dump());
+      const auto strategy = parse_strategy(file.dump());
       if (!strategy.ok()) continue;
       accepted = true;
       EXPECT_EQ(schema_errors(file), "") << file;
-      const auto before = Strategy::from_json(surrounding);
+      const auto before = parse_strategy(surrounding);
       for (const StrategyKey& other : strategy_keys()) {
         if (other.pointer == key.pointer) continue;
         EXPECT_EQ(other.field.get(*strategy), other.field.get(*before)) << key.pointer << " changed " << other.pointer;
@@ -101,13 +100,13 @@ TEST(StrategyTable, EveryChoiceIsReadAndPrinted) {
 }
 
 TEST(Strategy, EmptyObjectIsAllDefaults) {
-  const auto strategy = Strategy::from_json("{}");
+  const auto strategy = parse_strategy("{}");
   ASSERT_TRUE(strategy.ok());
   EXPECT_EQ(strategy->to_json(), Strategy{}.to_json());
 }
 
 TEST(Strategy, ReadsAWholeFile) {
-  const auto strategy = Strategy::from_json(R"({
+  const auto strategy = parse_strategy(R"({
     "$schema": "strategy.schema.json",
     "strategy": "HYBRID_SHARD", "mesh": {"replicate": 2, "shard": 4},
     "units": {"classes": ["Block"], "modules": ["head"]}, "prefetch": 3,
@@ -140,9 +139,9 @@ TEST(Strategy, ReadsAWholeFile) {
 
 TEST(Strategy, ResolvedStrategyReadsBackTheSame) {
   for (const std::string& file : surroundings()) {
-    const auto first = Strategy::from_json(file);
+    const auto first = parse_strategy(file);
     ASSERT_TRUE(first.ok()) << first.status();
-    const auto second = Strategy::from_json(first->to_json());
+    const auto second = parse_strategy(first->to_json());
     ASSERT_TRUE(second.ok()) << second.status();
     EXPECT_EQ(first->to_json(), second->to_json());
     EXPECT_EQ(schema_errors(json::parse(first->to_json())), "");
@@ -150,30 +149,30 @@ TEST(Strategy, ResolvedStrategyReadsBackTheSame) {
 }
 
 TEST(Strategy, NumbersKeepAllTheirBits) {
-  const auto strategy = Strategy::from_json(R"({"optimizer": {"lr": 0.00012345678901234567}})");
+  const auto strategy = parse_strategy(R"({"optimizer": {"lr": 0.00012345678901234567}})");
   ASSERT_TRUE(strategy.ok());
   EXPECT_EQ(strategy->optimizer.lr, 0.00012345678901234567);
-  EXPECT_EQ(Strategy::from_json(strategy->to_json())->optimizer.lr, 0.00012345678901234567);
+  EXPECT_EQ(parse_strategy(strategy->to_json())->optimizer.lr, 0.00012345678901234567);
 }
 
 TEST(Strategy, ValuesThatSayNothingAreAllowedAnywhere) {
-  EXPECT_TRUE(Strategy::from_json(R"({"optimizer": {"type": "adamw", "momentum": 0, "nesterov": false}})").ok());
-  EXPECT_TRUE(Strategy::from_json(R"({"mesh": {"replicate": 1}})").ok());
-  EXPECT_TRUE(Strategy::from_json(R"({"strategy": "SHARD_GRAD_OP", "mesh": {"replicate": 2}})").ok());
-  EXPECT_TRUE(Strategy::from_json(R"({"lr_schedule": {"type": "inverse_sqrt"}})").ok());
-  EXPECT_TRUE(Strategy::from_json(R"({"strategy": "NO_SHARD", "prefetch": 4})").ok());
+  EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "adamw", "momentum": 0, "nesterov": false}})").ok());
+  EXPECT_TRUE(parse_strategy(R"({"mesh": {"replicate": 1}})").ok());
+  EXPECT_TRUE(parse_strategy(R"({"strategy": "SHARD_GRAD_OP", "mesh": {"replicate": 2}})").ok());
+  EXPECT_TRUE(parse_strategy(R"({"lr_schedule": {"type": "inverse_sqrt"}})").ok());
+  EXPECT_TRUE(parse_strategy(R"({"strategy": "NO_SHARD", "prefetch": 4})").ok());
 }
 
 TEST(Strategy, NullBucketsAreNone) {
-  const auto strategy = Strategy::from_json(R"({"units": {"bucket_cap_mb": null, "classes": ["Block"]}})");
+  const auto strategy = parse_strategy(R"({"units": {"bucket_cap_mb": null, "classes": ["Block"]}})");
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_FALSE(strategy->units.bucket_cap_mb.has_value());
-  EXPECT_EQ(*Strategy::from_json(R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0}})")->units.bucket_cap_mb, 0);
+  EXPECT_EQ(*parse_strategy(R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0}})")->units.bucket_cap_mb, 0);
 }
 
 TEST(Strategy, ByteOrderMarkIsSkipped) {
-  EXPECT_TRUE(Strategy::from_json("\xEF\xBB\xBF{}").ok());
-  const auto wrong = Strategy::from_json("\xEF\xBB\xBF{\"prefetch\": -1}");
+  EXPECT_TRUE(parse_strategy("\xEF\xBB\xBF{}").ok());
+  const auto wrong = parse_strategy("\xEF\xBB\xBF{\"prefetch\": -1}");
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("strategy:1:14: /prefetch"));
 }
 
@@ -186,23 +185,23 @@ TEST(Strategy, NamesOfEnumerators) {
 TEST(StrategyFile, IsReadAndNamedInErrors) {
   const auto path = temporary("strategy.json");
   std::ofstream(path) << R"({"prefetch": 2})";
-  const auto strategy = Strategy::from_file(path);
+  const auto strategy = read_strategy(path);
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_EQ(strategy->prefetch, 2);
 
   std::ofstream(path) << "{\n \"prefetch\": -2}";
-  const auto wrong = Strategy::from_file(path);
+  const auto wrong = read_strategy(path);
   EXPECT_EQ(exit_code_of(wrong.status()), ExitCode::kConfig);
   EXPECT_THAT(std::string(wrong.status().message()), HasSubstr(path.string() + ":2:14: /prefetch: must be"));
   std::filesystem::remove(path);
 }
 
 TEST(StrategyFile, FilesThatCannotBeReadNamePathAndErrno) {
-  const auto missing = Strategy::from_file("/nonexistent/strategy.json");
+  const auto missing = read_strategy("/nonexistent/strategy.json");
   EXPECT_EQ(exit_code_of(missing.status()), ExitCode::kNoInput);
   EXPECT_THAT(std::string(missing.status().message()),
               HasSubstr("/nonexistent/strategy.json: cannot be opened: No such"));
-  const auto folder = Strategy::from_file("/");
+  const auto folder = read_strategy("/");
   EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kIo);
   EXPECT_THAT(std::string(folder.status().message()), HasSubstr("(errno 21)"));
 }
@@ -210,9 +209,9 @@ TEST(StrategyFile, FilesThatCannotBeReadNamePathAndErrno) {
 TEST(StrategyFile, SizeIsLimited) {
   const auto path = temporary("large.json");
   std::ofstream(path) << "{}" << std::string((1 << 20) - 2, ' ');
-  EXPECT_TRUE(Strategy::from_file(path).ok()) << "1 MiB is allowed";
+  EXPECT_TRUE(read_strategy(path).ok()) << "1 MiB is allowed";
   std::ofstream(path, std::ios::app) << ' ';
-  const auto large = Strategy::from_file(path);
+  const auto large = read_strategy(path);
   EXPECT_EQ(exit_code_of(large.status()), ExitCode::kConfig);
   EXPECT_THAT(std::string(large.status().message()), HasSubstr("larger than 1.00 MiB"));
   std::filesystem::remove(path);
@@ -226,7 +225,7 @@ TEST(StrategyFile, APipeWillDo) {
     std::ofstream(path) << R"({"prefetch": 5})" << std::flush;
     ::_exit(0);
   }
-  const auto strategy = Strategy::from_file(path);
+  const auto strategy = read_strategy(path);
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_EQ(strategy->prefetch, 5);
   std::filesystem::remove(path);

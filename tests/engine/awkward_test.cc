@@ -16,8 +16,8 @@
 #include <mutex>
 #include <optional>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {

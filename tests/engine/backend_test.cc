@@ -11,9 +11,10 @@
 #include <cstring>
 #include <thread>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/session.h"
@@ -84,9 +85,13 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const BackendRequest& request) {
   return c10::make_intrusive<StoreBackend>(request.rank, static_cast<int>(request.world_ranks.size()), request.store);
 }
 
-void join_as(int rank, int ranks, int port) {
-  const std::pair<const char*, int> variables[] = {
-      {"RANK", rank}, {"WORLD_SIZE", ranks}, {"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", ranks}, {"MASTER_PORT", port}};
+void join_as(int rank, int ranks, int port, int hosts = 1) {
+  const int per_host = ranks / hosts;
+  const std::pair<const char*, int> variables[] = {{"RANK", rank},
+                                                   {"WORLD_SIZE", ranks},
+                                                   {"LOCAL_RANK", rank % per_host},
+                                                   {"LOCAL_WORLD_SIZE", per_host},
+                                                   {"MASTER_PORT", port}};
   for (const auto& [name, value] : variables) setenv(name, std::to_string(value).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
@@ -109,7 +114,7 @@ TEST(Backend, TrainsLikeTheOtherTransports) {
       join_as(rank, 2, port);
       const Mesh mesh = init({}, make_backend);
       const std::string mine = train(mesh, strategy_for(kind));
-      if (value_or_throw(mesh.axes(1, 2)).world->transport() != "mine")
+      if (value_or_throw(groups_of(mesh).axes(1, 2)).world->transport() != "mine")
         return make_error(ExitCode::kInternal, "transport");
       std::string wanted;
       if (rank == 0) {
@@ -161,7 +166,7 @@ TEST(Backend, WhatItsMakerThrowsIsReported) {
     // Rank 0 serves the rendezvous store: it stays until the other has joined.
     if (rank == 0) TESSERA_RETURN_IF_ERROR(told.get("joined", std::chrono::seconds(20)).status());
     if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
-    return mesh.axes(1, 2).status();
+    return groups_of(mesh).axes(1, 2).status();
   });
   for (const RankEnd& end : ends) {
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);
@@ -178,6 +183,39 @@ TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     EXPECT_THAT(error.message(), HasSubstr("comm.transport"));
+  }
+}
+
+/// What the Engine says to a strategy that names a transport, on a mesh over `hosts` hosts made without one.
+std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ranks, int hosts) {
+  const int port = free_port();
+  return fork_ranks(ranks, [=](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, ranks, port, hosts);
+    const Mesh mesh = init();
+    Strategy strategy;
+    strategy.comm.transport = transport;
+    try {
+      Session session(mesh, strategy);
+    } catch (const Error& error) {
+      return make_error(error.exit_code(), error.message());
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Transport, TheMeshHasTheOneThatTheFileNames) {
+  for (const RankEnd& end : ends_where_the_file_names(TransportChoice::kHost, 2, 1))
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+  for (const RankEnd& end : ends_where_the_file_names(TransportChoice::kGloo, 2, 2))
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+}
+
+TEST(Transport, OneOfTwoTransportsIsNotTheOneThatTheFileNames) {
+  for (const TransportChoice named : {TransportChoice::kGloo, TransportChoice::kHost}) {
+    for (const RankEnd& end : ends_where_the_file_names(named, 4, 2)) {
+      EXPECT_EQ(end.exit_code, ExitCode::kConfig) << end.message;
+      EXPECT_THAT(end.message, HasSubstr("hierarchical(host, gloo)"));
+    }
   }
 }
 

@@ -191,7 +191,7 @@ TEST(Buckets, AreAsManyReductionsAStep) {
         strategy.mixed_precision.reduce = reduce;
         Session session(mesh, strategy);
         const auto buckets = static_cast<std::int64_t>(session.engine.unit_names().size()) - 1;
-        EXPECT_EQ(session.engine.allocated(), session.engine.plan().use());
+        EXPECT_EQ(session.engine.allocated(), session.engine.plan().use);
         for (int step = 0; step < 3; ++step) {
           const TrafficCounts before = session.engine.traffic();
           session.train(step);

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "emulated_gpu.h"
+#include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/late_backend.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"

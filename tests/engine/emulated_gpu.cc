@@ -25,6 +25,7 @@ class LateCollectives : public Collectives {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   std::string transport() const override { return group_->transport(); }
+  TransportKind kind() const override { return group_->kind(); }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return group_->allocate(bytes); }
   void abort(const absl::Status& reason) override { group_->abort(reason); }
   absl::Status status() const override { return group_->status(); }
@@ -81,8 +82,8 @@ class WrappedGroups : public GroupFactory {
       std::function<Made(const std::string& name, const std::vector<int>& ranks, std::shared_ptr<Collectives>)>;
 
   WrappedGroups(std::shared_ptr<GroupFactory> groups, Wrap wrap) : groups_(std::move(groups)), wrap_(std::move(wrap)) {}
-  Made make(const std::string& name, const std::vector<int>& ranks) override {
-    Made group = groups_->make(name, ranks);
+  Made make(const std::string& name, const std::vector<int>& ranks, GroupUse use) override {
+    Made group = groups_->make(name, ranks, use);
     if (!group.ok() || ranks.size() == 1) return group;
     return wrap_(name, ranks, *std::move(group));
   }

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "optim/device_kernels.h"
-#include "runtime/comm/mesh.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/mesh.h"
 
 namespace tessera::testing {
 

@@ -10,8 +10,9 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -131,7 +132,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
       // And they are this rank's own, however they were held before.
       const at::NoGradGuard no_grad;
       for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank());
-      throw_if_error(value_or_throw(mesh.axes(1, 2)).world->barrier("filled").wait());
+      throw_if_error(value_or_throw(groups_of(mesh).axes(1, 2)).world->barrier("filled").wait());
       for (const auto& [name, value] : values_of(*model)) EXPECT_TRUE(value.eq(mesh.rank()).all().item<bool>()) << name;
       return;
     }
@@ -152,7 +153,7 @@ TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
   topology.world_size = 4;
   const TinyOptions options = {.blocks = 12};  // more than there are buckets, which SHARD_GRADIENTS needs
   const auto bytes = [&](ShardingStrategy kind) {
-    return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use().total();
+    return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use.total();
   };
   const std::int64_t limit = bytes(ShardingStrategy::kShardGradients);
   ASSERT_LT(limit, bytes(ShardingStrategy::kShardOptimizer));

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -84,7 +84,7 @@ TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
     for (std::size_t i = 0; i < 4; ++i) {
       looked_at.train(i), untouched.train(i);
       { const Gathered guard(looked_at.engine, last_blocks(looked_at)); }
-      EXPECT_EQ(looked_at.engine.allocated(), looked_at.engine.plan().use()) << "a guard kept memory beyond the plan";
+      EXPECT_EQ(looked_at.engine.allocated(), looked_at.engine.plan().use) << "a guard kept memory beyond the plan";
     }
     EXPECT_TRUE(all_same_bits(looked_at.values(), untouched.values()));
   });

@@ -12,11 +12,11 @@
 #include <optional>
 #include <sstream>
 
+#include "runtime/border/throw.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/device/device_memory.h"
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/nccl/nccl_transport.h"
-#include "tessera/error.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/train_helpers.h"

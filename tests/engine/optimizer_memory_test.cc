@@ -76,7 +76,7 @@ TEST(OptimizerMemory, BytesAreThoseOfTheFormats) {
     Topology alone;
     return plan_memory(*make_tiny({.vocab = 256, .width = 64, .hidden = 256}, true),
                        strategy_of(kept, ShardingStrategy::kFullShard), alone)
-        .use();
+        .use;
   };
   const MemoryUse fp32 = bytes(kFp32);
   const std::int64_t numel = fp32[MemoryCategory::kParameters] / 4;

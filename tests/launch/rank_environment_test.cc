@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "runtime/comm/topology.h"
+#include "runtime/comm/resolve_topology.h"
 #include "runtime/launch/launcher.h"
 
 namespace tessera {

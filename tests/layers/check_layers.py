@@ -1,4 +1,4 @@
-"""No folder includes upwards, and the folders below LibTorch include none of it.
+"""No folder includes upwards, the folders below LibTorch include none of it, and public headers stand alone.
 
 Usage: check_layers.py ROOT
 """
@@ -9,23 +9,31 @@ import sys
 
 # Folder -> folders whose headers it may include (besides its own), as in docs/design.md. The longest prefix counts, so a
 # room of a folder has rules of its own. An entry that names a file allows that file alone.
-GROUND = ["runtime/base", "runtime/config"]
-SUM = [*GROUND, "runtime/comm", "runtime/comm/sum"]
+#
+# Public headers that are free of LibTorch, and that layers below it share with users.
+PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/span.h"]
+PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/strategy.h"]
+PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
+PUBLIC_DATA = ["include/tessera/token_options.h"]
+PUBLIC_LAYOUT = ["include/tessera/memory.h"]
+GROUND = ["runtime/base", "runtime/config", *PUBLIC_CONFIG]
+INTERFACE = [*GROUND, *PUBLIC_COMM]
+SUM = [*INTERFACE, "runtime/comm", "runtime/comm/sum"]
 LOCAL = [*SUM, "runtime/comm/local"]
 COMPOSE = [*LOCAL, "runtime/comm/compose"]
 SHARED = [*COMPOSE, "runtime/comm/shared"]
-C10D = [*SHARED, "include/tessera/error.h"]
-DEVICE = [*C10D, "runtime/comm/c10d"]
+DEVICE = [*SHARED, "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
-SHARDING = ["sharding", "sharding/layout"]
-ENGINE_GROUND = [*GROUND, "runtime/data", *COMM, *SHARDING, "optim", "include/tessera"]
+SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
+ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "include/tessera"]
 ALLOWED = {
-    "runtime/base": [],
-    "runtime/config": ["runtime/base"],
-    "runtime/comm": GROUND,
-    "runtime/comm/sum": [*GROUND, "runtime/comm"],
+    "runtime/base": PUBLIC_BASE,
+    "runtime/config": ["runtime/base", *PUBLIC_CONFIG],
+    "runtime/border": ["runtime/base", "include/tessera/error.h"],
+    "runtime/comm": INTERFACE,
+    "runtime/comm/sum": [*INTERFACE, "runtime/comm"],
     "runtime/comm/local": SUM,
     "runtime/comm/compose": LOCAL,
     "runtime/comm/shared": COMPOSE,
@@ -34,12 +42,12 @@ ALLOWED = {
     "runtime/comm/nccl": NCCL,
     "runtime/comm/cuda_host": CUDA_HOST,
     "runtime/comm/job": COMM,
-    "runtime/launch": ["runtime/base"],
-    "runtime/data": ["runtime/base"],
-    "sharding/layout": GROUND,
-    "sharding": [*GROUND, *SHARED, "sharding/layout", "include/tessera/error.h"],
+    "runtime/launch": ["runtime/base", *PUBLIC_BASE],
+    "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
+    "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
+    "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
     "optim": GROUND,
-    "include/tessera": [*GROUND, "runtime/comm", "runtime/data", "sharding/layout"],
+    "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
     "engine/memory": [*ENGINE_GROUND, "engine/device"],
@@ -47,14 +55,16 @@ ALLOWED = {
     "engine": [*ENGINE_GROUND, "engine/init", "engine/device", "engine/memory", "engine/step"],
     "models": GROUND,
     "benchmarks/native": [*GROUND, *SHARED, "optim"],
-    "benchmarks/native/studies": [*GROUND, "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
+    "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
-    "app": [*GROUND, *COMM, "runtime/launch", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
+    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
             "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
-    "examples": ["include/tessera", "models", *GROUND, "runtime/data"],
+    "examples": ["include/tessera", "models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
+PUBLIC = "include/tessera"
+PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT]
 SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"
@@ -74,6 +84,21 @@ def target_of(root, source, name):
         if candidate.is_file() and candidate.is_relative_to(root):
             return candidate.relative_to(root).as_posix()
     return None
+
+
+def public_complaints(root, source):
+    """A user needs nothing but the public headers, LibTorch and the standard library to compile against them."""
+    free_of_torch = source.relative_to(root).as_posix() in PUBLIC_FREE_OF_TORCH
+    for bracket, name in INCLUDE.findall(source.read_text(encoding="utf-8")):
+        if TORCH.match(name):
+            if free_of_torch:
+                yield f"includes {name}, but layers below LibTorch include this header"
+            continue
+        is_std = bracket == "<" and re.fullmatch(r"[a-z_0-9]+", name)
+        if not is_std and not (bracket == '"' and name.startswith("tessera/")):
+            yield f"includes {name}: a public header includes public headers, LibTorch and the standard library only"
+        elif free_of_torch and not is_std and f"include/{name}" not in PUBLIC_FREE_OF_TORCH:
+            yield f"includes {name}, which may include LibTorch; layers below it include this header"
 
 
 def complaints(root, source):
@@ -110,6 +135,8 @@ def main(root):
         for source in sources_of(root, layer):
             seen += 1
             found += [f"{source.relative_to(root)}: {text}" for text in complaints(root, source)]
+            if layer == PUBLIC:
+                found += [f"{source.relative_to(root)}: {text}" for text in public_complaints(root, source)]
     print("\n".join(found) or f"{seen} files keep to their layers")
     return 1 if found or seen < 50 else 0
 

@@ -32,4 +32,16 @@ room = run({"runtime/comm/shared/peers.h": "", "runtime/comm/sum/bad.h": '#inclu
 assert room.returncode == 1 and "runtime/comm/sum may not see runtime/comm/shared" in room.stdout, room.stdout
 gone = run({"sharding/bad.h": '#include "sharding/gone.h"\n'})
 assert gone.returncode == 1 and "no file of this project" in gone.stdout, gone.stdout
+for name in ("absl/status/status.h", "runtime/base/filler1.h", "models/gpt.h"):
+    for text in (f"#include <{name}>\n", f'#include "{name}"\n'):
+        private = run({"models/gpt.h": "", "include/tessera/bad.h": text})
+        assert private.returncode == 1 and "public headers, LibTorch and the standard library" in private.stdout, private.stdout
+public = run({"include/tessera/good.h": '#include <vector>\n#include <ATen/core/Tensor.h>\n#include "tessera/dtype.h"\n',
+              "include/tessera/dtype.h": "#include <cstdint>\n"})
+assert public.returncode == 0, public.stdout
+for text in ("#include <ATen/core/Tensor.h>\n", '#include "tessera/good.h"\n'):
+    heavy = run({"include/tessera/strategy.h": text, "include/tessera/good.h": "#include <ATen/core/Tensor.h>\n"})
+    assert heavy.returncode == 1 and "strategy.h" in heavy.stdout, heavy.stdout
+other = run({"include/tessera/engine.h": "", "runtime/config/bad.h": '#include "tessera/engine.h"\n'})
+assert other.returncode == 1 and "runtime/config may not see include/tessera" in other.stdout, other.stdout
 print("ok")

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace tessera::testing {
 

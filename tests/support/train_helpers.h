@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "runtime/comm/mesh.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/engine.h"
+#include "tessera/mesh.h"
 #include "tests/support/small_models.h"
 
 namespace tessera::testing {

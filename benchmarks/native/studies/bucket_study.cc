@@ -10,8 +10,9 @@
 #include <utility>
 
 #include "benchmarks/native/studies/rank_samples.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 namespace {
@@ -232,7 +233,7 @@ const BucketTiming& BucketModelReport::best() const {
 }
 
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options) {
-  const MeshAxes axes = value_or_throw(mesh.axes(1, mesh.world_size()));
+  const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
   BucketReport report{axes.reduce->transport(), mesh.world_size(), {}};
   BucketWorkload resnet = resnet_workload(mesh, options.images, options.small_models);
   BucketWorkload gpt = gpt_workload(mesh, options.images.seed, options.small_models);

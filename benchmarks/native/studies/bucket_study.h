@@ -7,7 +7,7 @@
 #include "benchmarks/native/alpha_beta.h"
 #include "benchmarks/native/samples.h"
 #include "benchmarks/native/studies/bucket_workload.h"
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera::app {
 

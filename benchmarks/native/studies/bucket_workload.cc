@@ -10,10 +10,10 @@
 #include "benchmarks/native/studies/step_study.h"
 #include "models/gpt.h"
 #include "models/resnet.h"
+#include "runtime/border/throw.h"
 #include "runtime/data/cifar10.h"
 #include "runtime/data/generated_images.h"
 #include "runtime/data/permutation.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 namespace {

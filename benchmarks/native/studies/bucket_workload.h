@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
+#include "tessera/mesh.h"
+#include "tessera/strategy.h"
 
 namespace tessera::app {
 

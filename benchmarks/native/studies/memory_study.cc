@@ -8,9 +8,10 @@
 
 #include "benchmarks/native/studies/step_study.h"
 #include "models/gpt.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 namespace {
@@ -60,7 +61,7 @@ Measured measure(const Mesh& mesh, Collectives& world, const Strategy& strategy,
     engine.backward(model->forward(tokens, tokens));
     engine.step();
   }
-  Measured measured{engine.plan().use().total(), engine.allocated().total(), 0};
+  Measured measured{engine.plan().use.total(), engine.allocated().total(), 0};
   throw_if_error(world.barrier("trained").wait());
   measured.charged = charged_bytes() - before;
   throw_if_error(world.barrier("measured").wait());
@@ -72,7 +73,7 @@ Measured measure(const Mesh& mesh, Collectives& world, const Strategy& strategy,
 BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config) {
   BenchTable table{
       {"strategy", "planned_bytes", "allocated_bytes", "measured_bytes", "measured_over_plan", "formula_bytes"}, {}};
-  const auto world = value_or_throw(mesh.axes(1, mesh.world_size())).world;
+  const auto world = value_or_throw(groups_of(mesh).axes(1, mesh.world_size())).world;
   const auto parameters = static_cast<double>(models::parameter_count(config));
   for (const Contender& contender : contenders()) {
     if (contender.alone) continue;

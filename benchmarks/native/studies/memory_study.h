@@ -2,7 +2,7 @@
 
 #include "benchmarks/native/bench_table.h"
 #include "models/model_config.h"
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera::app {
 

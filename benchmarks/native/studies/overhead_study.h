@@ -1,7 +1,7 @@
 #pragma once
 
 #include "benchmarks/native/bench_table.h"
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera::app {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "benchmarks/native/samples.h"
+#include "runtime/border/throw.h"
 #include "runtime/comm/collectives.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 

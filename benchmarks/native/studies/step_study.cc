@@ -9,10 +9,11 @@
 
 #include "benchmarks/native/studies/rank_samples.h"
 #include "models/gpt.h"
+#include "runtime/border/throw.h"
 #include "runtime/comm/local/fake_mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
-#include "tessera/error.h"
 
 namespace tessera::app {
 namespace {
@@ -87,7 +88,7 @@ std::vector<Contender> contenders() {
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options) {
   const std::vector<Contender> all = contenders();
   const Mesh solo = fake_mesh(Topology{});
-  const auto world = value_or_throw(mesh.axes(1, mesh.world_size())).world;
+  const auto world = value_or_throw(groups_of(mesh).axes(1, mesh.world_size())).world;
   std::vector<StepTiming> timings(all.size());
   std::optional<std::vector<double>> expected;
   for (int round = 0; round < options.rounds; ++round) {

@@ -6,8 +6,8 @@
 #include "benchmarks/native/bench_table.h"
 #include "benchmarks/native/samples.h"
 #include "models/model_config.h"
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
+#include "tessera/mesh.h"
+#include "tessera/strategy.h"
 
 namespace tessera::app {
 

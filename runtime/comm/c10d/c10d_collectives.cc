@@ -34,14 +34,16 @@ Scratch make_scratch(std::size_t bytes) { return Scratch(new std::byte[bytes]); 
 
 class C10dCollectives : public Collectives {
  public:
-  C10dCollectives(const Group& group, Backend backend, std::shared_ptr<KeyValueStore> store)
+  C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store)
       : group_(group),
+        kind_(kind),
         name_(backend->getBackendName()),
         report_(group, std::move(store)),
         backend_(std::move(backend)) {}
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
+  TransportKind kind() const override { return kind_; }
   std::string transport() const override { return name_; }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
@@ -81,6 +83,7 @@ class C10dCollectives : public Collectives {
                             SumVisitor* visitor);
 
   const Group group_;
+  const TransportKind kind_;
   const std::string name_;
   FailureReport report_;
   std::uint64_t sequence_ = 0;
@@ -282,9 +285,10 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
 
 }  // namespace
 
-std::shared_ptr<Collectives> c10d_collectives(const Group& group, c10::intrusive_ptr<c10d::Backend> backend,
+std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
+                                              c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store) {
-  return std::make_shared<C10dCollectives>(group, std::move(backend), std::move(store));
+  return std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store));
 }
 
 }  // namespace tessera

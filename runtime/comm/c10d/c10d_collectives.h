@@ -22,7 +22,8 @@ namespace tessera {
 /// A failed backend says little, so on failure every rank writes its last call to `store` and reads the
 /// others': the message tells what each was doing and who does not answer. Then the backend is dropped, which
 /// closes its connections and makes the peers fail too.
-std::shared_ptr<Collectives> c10d_collectives(const Group& group, c10::intrusive_ptr<c10d::Backend> backend,
+std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
+                                              c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store);
 
 }  // namespace tessera

@@ -33,7 +33,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
                                                               std::shared_ptr<C10dStore> store) {
   try {
     const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
-    return c10d_collectives(group, connect(group, address, own_keys), std::move(store));
+    return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + " cannot connect over " +
                                                address + ": " + text_of_c10_exception(error) +

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/comm/c10d/c10d_store.h"
-#include "runtime/comm/topology.h"
+#include "tessera/topology.h"
 
 namespace tessera {
 

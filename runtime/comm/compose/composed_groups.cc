@@ -17,14 +17,14 @@ class ComposedGroupFactory : public GroupFactory {
   ComposedGroupFactory(const GroupDefaults& defaults, JoinGroup inside, JoinGroup across)
       : defaults_(defaults), inside_(std::move(inside)), across_(std::move(across)) {}
 
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
-                                                    const std::vector<int>& world_ranks) override {
+  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, const std::vector<int>& world_ranks,
+                                                    GroupUse use) override {
     TESSERA_RETURN_IF_ERROR(check(name, world_ranks));
     if (world_ranks.size() == 1) return alone();
     const std::size_t hosts = members_of_hosts(world_ranks).size();
-    if (hosts == 1) return inside_(group_of(name, world_ranks));
-    if (hosts == world_ranks.size() || !evenly_spread(world_ranks)) return across_(group_of(name, world_ranks));
-    return make_hierarchical(name, world_ranks);
+    if (hosts == 1) return inside_(group_of(name, world_ranks, use));
+    if (hosts == world_ranks.size() || !evenly_spread(world_ranks)) return across_(group_of(name, world_ranks, use));
+    return make_hierarchical(name, world_ranks, use);
   }
 
  protected:
@@ -35,18 +35,19 @@ class ComposedGroupFactory : public GroupFactory {
     const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
     const bool member = std::find(ranks.begin(), ranks.end(), defaults_.rank) != ranks.end();
     if (ascending && member && ranks.front() >= 0 && ranks.back() < defaults_.world_size) return absl::OkStatus();
-    return make_error(ExitCode::kInternal, "group " + group_of(name, ranks).key() + " wants ascending ranks below " +
-                                               std::to_string(defaults_.world_size) + " with rank " +
-                                               std::to_string(defaults_.rank) + " among them");
+    return make_error(ExitCode::kInternal, "group " + group_of(name, ranks, GroupUse::kOther).key() +
+                                               " wants ascending ranks below " + std::to_string(defaults_.world_size) +
+                                               " with rank " + std::to_string(defaults_.rank) + " among them");
   }
 
-  Group group_of(const std::string& name, const std::vector<int>& world_ranks) const {
+  Group group_of(const std::string& name, const std::vector<int>& world_ranks, GroupUse use) const {
     Group group;
     group.name = name;
     group.world_ranks = world_ranks;
     group.rank =
         static_cast<int>(std::find(world_ranks.begin(), world_ranks.end(), defaults_.rank) - world_ranks.begin());
     group.world_size = defaults_.world_size;
+    group.use = use;
     group.timeout_s = defaults_.timeout_s;
     group.init_timeout_s = defaults_.init_timeout_s;
     return group;
@@ -65,14 +66,15 @@ class ComposedGroupFactory : public GroupFactory {
   }
 
   absl::StatusOr<std::shared_ptr<Collectives>> make_hierarchical(const std::string& name,
-                                                                 const std::vector<int>& world_ranks) const {
+                                                                 const std::vector<int>& world_ranks,
+                                                                 GroupUse use) const {
     const auto members = members_of_hosts(world_ranks);
     const std::vector<int>& neighbours = members.at(defaults_.rank / defaults_.ranks_per_host);
     const auto place = std::find(neighbours.begin(), neighbours.end(), defaults_.rank) - neighbours.begin();
     std::vector<int> counterparts;
     for (const auto& [host, ranks] : members) counterparts.push_back(ranks[place]);
-    TESSERA_ASSIGN_OR_RETURN(auto inside, inside_(group_of(name + ".inside", neighbours)));
-    TESSERA_ASSIGN_OR_RETURN(auto across, across_(group_of(name + ".across", counterparts)));
+    TESSERA_ASSIGN_OR_RETURN(auto inside, inside_(group_of(name + ".inside", neighbours, use)));
+    TESSERA_ASSIGN_OR_RETURN(auto across, across_(group_of(name + ".across", counterparts, use)));
     return hierarchical_collectives(std::move(inside), std::move(across));
   }
 

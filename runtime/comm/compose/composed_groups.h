@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "runtime/comm/group.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 

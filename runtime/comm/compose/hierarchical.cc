@@ -18,6 +18,7 @@ class HierarchicalCollectives : public Collectives {
 
   int rank() const override { return across_->rank() * places_ + inside_->rank(); }
   int size() const override { return hosts_ * places_; }
+  TransportKind kind() const override { return TransportKind::kHierarchical; }
   std::string transport() const override {
     return "hierarchical(" + inside_->transport() + ", " + across_->transport() + ")";
   }

@@ -59,6 +59,7 @@ class CudaHostCollectives : public Collectives {
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
+  TransportKind kind() const override { return TransportKind::kCudaHost; }
   std::string transport() const override { return "cuda_host"; }
   int gpu() const override { return device_->index(); }
 

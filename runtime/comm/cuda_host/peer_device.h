@@ -9,7 +9,7 @@
 #include <memory>
 #include <span>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

@@ -18,6 +18,7 @@ class DeviceSolo : public Collectives {
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
+  TransportKind kind() const override { return TransportKind::kSolo; }
   std::string transport() const override { return "solo on " + device_.str(); }
   int gpu() const override { return device_.is_cpu() ? kHostMemory : device_.index(); }
 

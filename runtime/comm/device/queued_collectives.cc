@@ -52,6 +52,7 @@ class QueuedCollectives : public Collectives {
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
+  TransportKind kind() const override { return queued_.kind; }
   std::string transport() const override { return queued_.backend->getBackendName(); }
   int gpu() const override { return queued_.device.is_cpu() ? kHostMemory : queued_.device.index(); }
 

@@ -16,6 +16,7 @@ namespace tessera {
 
 /// A c10d::Backend that queues its calls on a device, and what c10d::Backend has no word for.
 struct QueuedBackend {
+  TransportKind kind = TransportKind::kOwn;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::Device device;
   /// Of this rank, which all end with the first that fails.

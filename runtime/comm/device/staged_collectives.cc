@@ -21,6 +21,7 @@ class StagedCollectives : public Collectives {
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
+  TransportKind kind() const override { return group_->kind(); }
   std::string transport() const override { return group_->transport(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {

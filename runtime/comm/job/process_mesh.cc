@@ -9,6 +9,7 @@
 #include "runtime/comm/compose/composed_groups.h"
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 #include "runtime/comm/device/device_solo.h"
+#include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/staged_collectives.h"
 #include "runtime/comm/nccl/nccl_transport.h"
 #include "runtime/comm/shared/host_transport.h"
@@ -27,7 +28,7 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
 }
 
 absl::Status check_choice(const Topology& topology, const CommConfig& comm) {
-  if (comm.transport == TransportChoice::kNccl) return nccl_available();
+  if (comm.transport == TransportChoice::kNccl) return gpu_count().status();
   const bool on_one_host = comm.transport == TransportChoice::kHost || comm.transport == TransportChoice::kCudaHost;
   const std::string name = comm.transport == TransportChoice::kHost ? "host" : "cuda_host";
   if (on_one_host && topology.num_hosts() > 1)
@@ -60,23 +61,23 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
     return staged_collectives(std::move(group), device);
   };
   if (topology.world_size == 1)
-    return Mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
+    return make_mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   groups.join = join(gpu, store);
-  return Mesh(topology, device_group_factory(defaults, std::move(groups)), store);
+  return make_mesh(topology, device_group_factory(defaults, std::move(groups)), store);
 }
 
 // A GPU a rank, by local rank.
 absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& comm) {
   TESSERA_RETURN_IF_ERROR(use_gpu(topology.local_rank));
   const NcclBuffers buffers = comm.nccl_buffers;
-  return make_gpu_mesh(
-      topology, comm, topology.local_rank, [buffers](int gpu, const std::shared_ptr<C10dStore>& store) {
-        return [gpu, buffers, store, groups = std::make_shared<QueuedGroups>()](const Group& group) {
-          const bool at_same_places = group.name.ends_with(kGatherGroup);
-          return nccl_collectives(group, gpu, at_same_places ? buffers : NcclBuffers::kPlain, groups, store);
-        };
-      });
+  return make_gpu_mesh(topology, comm, topology.local_rank,
+                       [buffers](int gpu, const std::shared_ptr<C10dStore>& store) {
+                         return [gpu, buffers, store, groups = std::make_shared<QueuedGroups>()](const Group& group) {
+                           const NcclBuffers own = group.use == GroupUse::kGather ? buffers : NcclBuffers::kPlain;
+                           return nccl_collectives(group, gpu, own, groups, store);
+                         };
+                       });
 }
 
 // Ranks take turns with the GPUs there are.
@@ -101,7 +102,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   if (comm.transport == TransportChoice::kNccl) return make_nccl_mesh(topology, comm);
   if (comm.transport == TransportChoice::kCudaHost) return make_cuda_host_mesh(topology, comm);
   if (topology.world_size == 1)
-    return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+    return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   std::string address;
   if (needs_gloo(topology, comm)) {
     TESSERA_ASSIGN_OR_RETURN(address, own_address(topology));
@@ -124,7 +125,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
     case TransportChoice::kCudaHost:
       break;  // above
   }
-  return Mesh(topology, std::move(factory), store);
+  return make_mesh(topology, std::move(factory), store);
 }
 
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join) {
@@ -133,10 +134,10 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
                       "comm.transport names a transport, but the program brings its own. hint: leave it at \"auto\"");
   const GroupDefaults defaults = defaults_of(topology, comm);
   if (topology.world_size == 1)
-    return Mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
+    return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   const JoinGroup join_group = [store, join](const Group& group) { return join(group, store); };
-  return Mesh(topology, flat_group_factory(defaults, join_group), store);
+  return make_mesh(topology, flat_group_factory(defaults, join_group), store);
 }
 
 }  // namespace tessera

@@ -7,8 +7,8 @@
 
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/group.h"
-#include "runtime/comm/mesh.h"
-#include "runtime/config/strategy.h"
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 

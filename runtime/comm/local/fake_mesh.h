@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/comm/mesh.h"
+#include "tessera/mesh.h"
 
 namespace tessera {
 

@@ -23,6 +23,7 @@ class LocalCollectives : public Collectives {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  TransportKind kind() const override { return size_ == 1 ? TransportKind::kSolo : TransportKind::kFake; }
   std::string transport() const override { return size_ == 1 ? "solo" : "fake"; }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;

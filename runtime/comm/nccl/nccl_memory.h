@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "runtime/comm/collectives.h"
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace at::cuda {
 struct MemPool;

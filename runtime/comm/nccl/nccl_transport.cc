@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/queued_collectives.h"
 #include "runtime/comm/nccl/nccl_memory.h"
 
@@ -67,27 +68,6 @@ std::string write_flight_record(int world_rank) {
 
 }  // namespace
 
-absl::Status nccl_available() {
-  if (c10::cuda::device_count() > 0) return absl::OkStatus();
-  return make_error(ExitCode::kUnavailable, "comm.transport wants a GPU, but this machine has no usable CUDA device");
-}
-
-absl::StatusOr<int> gpu_count() {
-  TESSERA_RETURN_IF_ERROR(nccl_available());
-  return c10::cuda::device_count();
-}
-
-absl::Status use_gpu(int index) {
-  TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
-  if (index < count) {
-    c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
-    return absl::OkStatus();
-  }
-  return make_error(ExitCode::kConfig, "local rank " + std::to_string(index) +
-                                           " wants a GPU of its own, but there are " + std::to_string(count) +
-                                           ". hint: start as many ranks a host as it has GPUs");
-}
-
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
                                                               std::shared_ptr<QueuedGroups> groups,
                                                               std::shared_ptr<C10dStore> store) try {
@@ -105,7 +85,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<NcclMemory> memory, NcclMemory::create(backend, gpu, buffers));
   return queued_collectives(
       group,
-      {.backend = backend,
+      {.kind = TransportKind::kNccl,
+       .backend = backend,
        .device = gpu,
        .groups = std::move(groups),
        .allocate = [memory](std::size_t bytes) { return memory->allocate(bytes); },

@@ -8,7 +8,7 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/device/queued_groups.h"
 #include "runtime/comm/group.h"
-#include "runtime/config/strategy.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -20,18 +20,9 @@ namespace tessera {
 /// they are not set (under torchrun one that is set, as torchrun sets it for every program).
 ///
 /// Built where the CUDA toolkit, NCCL and LibTorch's CUDA library are (nccl_transport.cc); elsewhere
-/// nccl_transport_missing.cc answers with exit code 69.
+/// nccl_transport_missing.cc answers with exit code 69, as gpu_count does.
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
                                                               std::shared_ptr<QueuedGroups> groups,
                                                               std::shared_ptr<C10dStore> store);
-
-/// OK if this build has CUDA and NCCL, and this machine a GPU.
-absl::Status nccl_available();
-
-/// GPUs of this machine. Errors: 69 as nccl_available.
-absl::StatusOr<int> gpu_count();
-
-/// This thread's GPU from now on. Errors: 69 as nccl_available, 78 where this machine has no GPU of that index.
-absl::Status use_gpu(int index);
 
 }  // namespace tessera

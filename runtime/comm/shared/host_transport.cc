@@ -269,7 +269,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group
   space->control().close_fd();  // all have mapped it
   for (int q = 0; q < group.size(); ++q)
     if (q != group.rank) space->watch(q, pids[q]);
-  return std::shared_ptr<Collectives>(std::make_shared<SharedMemoryCollectives>("host", group, std::move(space)));
+  return std::shared_ptr<Collectives>(
+      std::make_shared<SharedMemoryCollectives>(TransportKind::kHost, group, std::move(space)));
 }
 
 }  // namespace tessera

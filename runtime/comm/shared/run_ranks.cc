@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/thread_transport.h"
 
 namespace tessera {
@@ -64,8 +64,8 @@ void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)
     const Topology topology = topology_of(options, rank);
     std::shared_ptr<GroupFactory> groups = thread_group_factory(run, topology);
     if (options.wrap_groups) groups = options.wrap_groups(std::move(groups));
-    const Mesh mesh(topology, std::move(groups), store);
-    mesh.expect_report();  // run->end tells every group
+    const Mesh mesh = make_mesh(topology, std::move(groups), store);
+    groups_of(mesh).expect_report();  // run->end tells every group
     try {
       body(mesh);
     } catch (...) {

@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 
 namespace tessera {
 

@@ -40,8 +40,8 @@ struct SharedMemoryCollectives::Round {
   const std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
 
-SharedMemoryCollectives::SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space)
-    : transport_(std::move(transport)),
+SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group, std::unique_ptr<SharedSpace> space)
+    : kind_(kind),
       group_(std::move(group)),
       space_(std::move(space)),
       peers_(group_, *space_),

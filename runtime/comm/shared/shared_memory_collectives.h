@@ -35,12 +35,13 @@ namespace tessera {
 /// means to wait for later are apart (StartedReductions); a call that blocks waits for them first.
 class SharedMemoryCollectives : public Collectives, private StartedReductions::Fallback {
  public:
-  SharedMemoryCollectives(std::string transport, Group group, std::unique_ptr<SharedSpace> space);
+  SharedMemoryCollectives(TransportKind kind, Group group, std::unique_ptr<SharedSpace> space);
   ~SharedMemoryCollectives() override;
 
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
-  std::string transport() const override { return transport_; }
+  TransportKind kind() const override { return kind_; }
+  std::string transport() const override { return kind_ == TransportKind::kHost ? "host" : "thread"; }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
   bool shares_memory() const override { return true; }
@@ -91,7 +92,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status spread(const CallDescriptor& call, std::byte* data, std::size_t bytes, int root);
   absl::Status exchange(const CallDescriptor& call, const std::byte* input, std::byte* output, std::size_t bytes);
 
-  const std::string transport_;
+  const TransportKind kind_;
   const Group group_;
   const std::unique_ptr<SharedSpace> space_;
   Peers peers_;

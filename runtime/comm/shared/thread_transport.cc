@@ -153,7 +153,8 @@ std::shared_ptr<ThreadGroupMemory> ThreadRun::memory_of(const Group& group) {
 
 absl::StatusOr<std::shared_ptr<Collectives>> ThreadRun::join(const Group& group) {
   auto space = std::make_unique<ThreadSpace>(memory_of(group), group.rank);
-  return std::shared_ptr<Collectives>(std::make_shared<SharedMemoryCollectives>("thread", group, std::move(space)));
+  return std::shared_ptr<Collectives>(
+      std::make_shared<SharedMemoryCollectives>(TransportKind::kThread, group, std::move(space)));
 }
 
 void ThreadRun::end(int world_rank, const absl::Status& reason) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/comm/group.h"
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 
 namespace tessera {

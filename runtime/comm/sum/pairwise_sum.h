@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 

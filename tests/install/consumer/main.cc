@@ -6,8 +6,8 @@
 #include <cstdio>
 
 int main() {
-  tessera::Strategy strategy = *tessera::Strategy::from_json(R"({"optimizer": {"type": "sgd", "lr": 0.1}})");
-  tessera::Mesh mesh = tessera::init(strategy.comm);
+  tessera::Strategy strategy = tessera::Strategy::from_json(R"({"optimizer": {"type": "sgd", "lr": 0.1}})");
+  tessera::Mesh mesh = tessera::init(strategy);
   auto model = tessera::deferred_init([] { return torch::nn::Linear(4, 1); });
   tessera::Engine engine(model, strategy, mesh);
   const at::Tensor input = at::ones({8, 4});

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "runtime/base/dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera::cuda {
 

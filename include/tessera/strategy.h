@@ -1,20 +1,17 @@
 #pragma once
 
-#include <absl/status/statusor.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "runtime/base/dtype.h"
-#include "runtime/base/state_dtype.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 
-/// How parameters, gradients and optimizer state are spread over the ranks. `Placement` (sharding/placement.h) is
-/// the rule that each of these names stands for; nothing else asks which one was chosen.
+/// How parameters, gradients and optimizer state are spread over the ranks. docs/design.md has a table of
+/// them.
 enum class ShardingStrategy {
   kNoShard,         ///< "NO_SHARD": everything replicated (stage 0, DDP)
   kShardOptimizer,  ///< "SHARD_OPTIMIZER": optimizer state sharded (stage 1)
@@ -56,7 +53,7 @@ struct LossScaleConfig {
 struct MixedPrecisionConfig {
   DType param = DType::kF32;                   ///< dtype of gathered parameters, and so of compute: fp32, bf16, fp16
   DType reduce = DType::kF32;                  ///< dtype of gradients on the wire; sums are always accumulated in fp32
-  MasterKind master = MasterKind::kSplitBF16;  ///< of bf16 parameters: see master_kind_of
+  MasterKind master = MasterKind::kSplitBF16;  ///< of bf16 parameters: see MasterKind
   std::vector<std::string> keep_fp32 = {"BatchNorm"};  ///< module classes (prefix) whose parameters stay fp32
   LossScaleConfig loss_scale;                          ///< used when param is fp16
 };
@@ -87,7 +84,7 @@ struct LrScheduleConfig {
 
 struct MemoryConfig {
   std::int64_t limit_bytes = 0;  ///< "limit": a plan above it is refused; 0: no limit. Accepts "8GiB" in the file
-  bool tensor_heap = true;       ///< LibTorch's CPU tensors come from malloc (engine/memory/tensor_heap.h)
+  bool tensor_heap = true;       ///< LibTorch's CPU tensors come from malloc: `init(strategy)` sees to it
 };
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
@@ -108,8 +105,7 @@ enum class GradientSync {
   kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
 };
 
-/// The strategy file, in memory. Each field's default, range, schema and documentation come from the one table in
-/// strategy_table.cc; the member initialisers above are checked against it by a test.
+/// The strategy file, in memory. docs/strategy.md says what each key means and allows.
 struct Strategy {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   MeshConfig mesh;
@@ -125,11 +121,11 @@ struct Strategy {
   MemoryConfig memory;
   CommConfig comm;
 
-  /// Reads and checks a strategy file. On failure the status (exit code 78) lists *all* errors, one a line:
-  /// `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
-  static absl::StatusOr<Strategy> from_file(const std::filesystem::path& path);
+  /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
+  /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.
+  static Strategy from_file(const std::filesystem::path& path);
   /// The same for text; `name` stands for the file in messages.
-  static absl::StatusOr<Strategy> from_json(const std::string& text, const std::string& name = "strategy");
+  static Strategy from_json(const std::string& text, const std::string& name = "strategy");
 
   /// The resolved strategy as JSON, every key present: what the run really used.
   std::string to_json() const;

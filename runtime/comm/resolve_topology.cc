@@ -1,4 +1,4 @@
-#include "runtime/comm/topology.h"
+#include "runtime/comm/resolve_topology.h"
 
 #include <fmt/format.h>
 

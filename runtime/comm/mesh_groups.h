@@ -2,30 +2,28 @@
 
 #include <absl/status/statusor.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/group.h"
 #include "runtime/comm/key_value_store.h"
-#include "runtime/comm/topology.h"
-#include "runtime/config/strategy.h"
+#include "tessera/mesh.h"
 
 namespace tessera {
-
-/// How the name of the group ends that makes all-gathers. Ranks gather from and into the same places of their memory of it;
-/// in which place a bucket waits to be reduced each decides alone.
-inline constexpr std::string_view kGatherGroup = "gather";
 
 /// Makes groups of ranks. One per process (or per rank, on threads); knows which transport joins which ranks.
 class GroupFactory {
  public:
   virtual ~GroupFactory() = default;
-  /// Collective over `world_ranks` (ascending; this rank among them): each member calls with the same name and ranks.
-  /// Group rank i is world rank `world_ranks[i]`. Names are used once.
+  /// Collective over `world_ranks` (ascending; this rank among them): each member calls with the same name, ranks and
+  /// use. Group rank i is world rank `world_ranks[i]`. Names are used once.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
-                                                            const std::vector<int>& world_ranks) = 0;
+                                                            const std::vector<int>& world_ranks, GroupUse use) = 0;
   /// A group that `make` made, for host memory: itself, but where its own memory is a GPU's.
   virtual std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) { return group; }
 };
@@ -46,36 +44,54 @@ struct MeshAxes {
   absl::Status status() const;
 };
 
-/// All ranks of a job, before and after they are arranged in axes. Cheap to copy; copies share everything.
-class Mesh {
+/// The inside of a Mesh, which all its copies share: what makes groups of its ranks, and how they end. Thread-safe.
+class MeshGroups {
  public:
-  Mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
+  static Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
+  static MeshGroups& of(const Mesh& mesh) { return *mesh.groups_; }
 
-  const Topology& topology() const;
-  int rank() const { return topology().rank; }
-  int world_size() const { return topology().world_size; }
-  KeyValueStore& store() const;
+  const Topology& topology() const { return topology_; }
+  KeyValueStore& store() const { return *store_; }
 
   /// Collective over the world. `replicate * shard` must be the world size (exit code 78 else). A shape asked for again
   /// (by a second Engine) gets groups of its own.
-  absl::StatusOr<MeshAxes> axes(int replicate, int shard) const;
+  absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
   /// The first reason counts.
-  void abort(const absl::Status& reason) const;
+  void abort(const absl::Status& reason);
   /// Ok, or the reason that this rank gave to `abort`.
   absl::Status status() const;
 
   /// Says that an exception which ends this rank will come to `abort` with its text (tessera::run and run_ranks do
   /// that).
-  void expect_report() const;
+  void expect_report();
   /// For what an exception destroys on its way: keeps the groups, so that the report still reaches the peers. False if
   /// none is expected: then only the caller can tell them.
-  bool keep_for_report(const MeshAxes& axes) const;
+  bool keep_for_report(const MeshAxes& axes);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
+  std::string unique_name(int replicate, int shard);
+  /// The group of `count` ranks from `first` on, `stride` apart.
+  absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& name, GroupUse use, int first, int count,
+                                                          int stride);
+
+  const Topology topology_;
+  const std::shared_ptr<GroupFactory> factory_;
+  const std::shared_ptr<KeyValueStore> store_;
+
+  mutable std::mutex mutex_;                        // guards the members below
+  std::map<std::pair<int, int>, int> times_asked_;  // by shape: keeps group names apart
+  std::vector<std::weak_ptr<Collectives>> groups_;
+  absl::Status aborted_;
+  bool expects_report_ = false;
+  std::vector<MeshAxes> kept_;
 };
+
+inline Mesh make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store) {
+  return MeshGroups::make_mesh(std::move(topology), std::move(factory), std::move(store));
+}
+inline MeshGroups& groups_of(const Mesh& mesh) { return MeshGroups::of(mesh); }
 
 }  // namespace tessera

@@ -6,8 +6,7 @@
 
 namespace tessera {
 
-/// Element types that Tessera stores, reduces or sends. A LibTorch `ScalarType` maps onto one of them in
-/// `sharding/torch_dtype.h`; this enum exists so that the layers below LibTorch can name a type.
+/// Element types that Tessera stores, reduces or sends, named without LibTorch: the layers below it need them too.
 enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kU8 };
 
 /// Bytes of one element.
@@ -48,5 +47,19 @@ constexpr std::string_view name_of(DType dtype) {
   }
   return "?";
 }
+
+/// How each state of the optimizer (moment, momentum) is kept.
+enum class StateDType {
+  kF32,   ///< "fp32"
+  kBF16,  ///< "bf16", rounded stochastically
+  k8Bit,  ///< "8bit": one byte an element and an fp32 scale for every 256 of them
+};
+
+/// How the fp32 master weights of bf16 parameters are kept. Those of fp32 parameters are the parameters, those of fp16
+/// ones always fp32.
+enum class MasterKind {
+  kF32,        ///< "fp32": whole, beside the parameter
+  kSplitBF16,  ///< "split": only the 16 bits that the parameter lacks
+};
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "runtime/config/strategy.h"
+#include "runtime/config/strategy_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -49,7 +49,7 @@ absl::StatusOr<std::string> read_up_to_limit(int fd, const std::filesystem::path
 
 }  // namespace
 
-absl::StatusOr<Strategy> Strategy::from_file(const std::filesystem::path& path) {
+absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     const int error = errno;
@@ -58,10 +58,10 @@ absl::StatusOr<Strategy> Strategy::from_file(const std::filesystem::path& path) 
   const absl::StatusOr<std::string> text = read_up_to_limit(fd, path);
   ::close(fd);
   if (!text.ok()) return text.status();
-  return from_json(*text, path.string());
+  return parse_strategy(*text, path.string());
 }
 
-absl::StatusOr<Strategy> Strategy::from_json(const std::string& text, const std::string& name) {
+absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name) {
   if (text.size() > kMaxFileBytes) return too_large(name);
   Diagnostics diagnostics(name, text);
   Strategy strategy;

@@ -1,0 +1,34 @@
+# The packages that Tessera builds on, each with what to do where it is missing.
+
+# tessera_find(<package> <Debian's name> [find_package's arguments]...)
+macro(tessera_find package debian)
+  find_package(${package} ${ARGN} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${package} ${ARGN} not found. scripts/setup installs it (Debian: ${debian}); "
+      "for a copy elsewhere add its prefix to CMAKE_PREFIX_PATH.")
+  endif()
+endmacro()
+
+tessera_find(nlohmann_json nlohmann-json3-dev 3.11)
+tessera_find(absl libabsl-dev)
+tessera_find(fmt libfmt-dev)
+tessera_find(spdlog libspdlog-dev)
+tessera_find(Threads libc6-dev)
+
+# xxHash is used as a header alone, which has no package file everywhere.
+find_path(TESSERA_XXHASH_INCLUDE xxhash.h)
+if(NOT TESSERA_XXHASH_INCLUDE)
+  message(FATAL_ERROR "xxhash.h not found. scripts/setup installs it (Debian: libxxhash-dev); "
+    "for a copy elsewhere set TESSERA_XXHASH_INCLUDE to its folder.")
+endif()
+add_library(tessera_xxhash INTERFACE)
+target_include_directories(tessera_xxhash SYSTEM INTERFACE ${TESSERA_XXHASH_INCLUDE})
+
+if(TESSERA_TORCH)
+  tessera_find(CLI11 libcli11-dev)
+endif()
+if(TESSERA_TESTS)
+  enable_testing()
+  tessera_find(GTest libgtest-dev)
+  include(GoogleTest)
+endif()

@@ -1,0 +1,21 @@
+#pragma once
+
+namespace tessera {
+
+/// Exit codes of every Tessera program (after sysexits.h). 128 + n means ended by signal n.
+enum class ExitCode : int {
+  kOk = 0,
+  kUsage = 64,         ///< wrong command line
+  kCorruptData = 65,   ///< a file's content is wrong
+  kNoInput = 66,       ///< a file is missing
+  kUnavailable = 69,   ///< a port, store or device cannot be had
+  kInternal = 70,      ///< a bug, or an exception of the user's model
+  kOsResource = 71,    ///< memory, file descriptors, locked memory
+  kCannotCreate = 73,  ///< output cannot be created
+  kIo = 74,            ///< read or write failed
+  kPeerLost = 75,      ///< a rank died or did not answer in time: restartable
+  kPermission = 77,
+  kConfig = 78,  ///< the strategy file, model file or environment is wrong
+};
+
+}  // namespace tessera

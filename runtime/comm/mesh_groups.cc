@@ -1,0 +1,90 @@
+#include "runtime/comm/mesh_groups.h"
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+
+Mesh::Mesh(std::shared_ptr<MeshGroups> groups) : groups_(std::move(groups)) {}
+
+const Topology& Mesh::topology() const { return groups_->topology(); }
+
+absl::Status MeshAxes::status() const {
+  for (const auto* group : {&gather, &reduce, &replicate, &world}) TESSERA_RETURN_IF_ERROR((*group)->status());
+  return absl::OkStatus();
+}
+
+MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store)
+    : topology_(std::move(topology)), factory_(std::move(factory)), store_(std::move(store)) {}
+
+Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,
+                           std::shared_ptr<KeyValueStore> store) {
+  return Mesh(std::shared_ptr<MeshGroups>(new MeshGroups(std::move(topology), std::move(factory), std::move(store))));
+}
+
+std::string MeshGroups::unique_name(int replicate, int shard) {
+  std::lock_guard lock(mutex_);
+  const int times = times_asked_[{replicate, shard}]++;
+  return std::to_string(replicate) + "x" + std::to_string(shard) + "." + std::to_string(times) + ".";
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_group(const std::string& name, GroupUse use, int first,
+                                                                    int count, int stride) {
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i * stride;
+  TESSERA_ASSIGN_OR_RETURN(auto group, factory_->make(name, ranks, use));
+  std::lock_guard lock(mutex_);
+  if (!aborted_.ok()) group->abort(aborted_);
+  groups_.push_back(group);
+  return group;
+}
+
+absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
+  if (replicate < 1 || shard < 1 || static_cast<std::int64_t>(replicate) * shard != topology_.world_size)
+    return make_error(ExitCode::kConfig, "mesh of replicate " + std::to_string(replicate) + " x shard " +
+                                             std::to_string(shard) + " does not make the world of " +
+                                             std::to_string(topology_.world_size) + " ranks");
+  MeshAxes axes;
+  axes.replicate_size = replicate;
+  axes.shard_size = shard;
+  axes.replicate_index = topology_.rank / shard;
+  axes.shard_index = topology_.rank % shard;
+  const std::string name = unique_name(replicate, shard);
+  const int first = axes.replicate_index * shard;
+  TESSERA_ASSIGN_OR_RETURN(axes.gather, make_group(name + "gather", GroupUse::kGather, first, shard, 1));
+  TESSERA_ASSIGN_OR_RETURN(axes.reduce, make_group(name + "reduce", GroupUse::kOther, first, shard, 1));
+  TESSERA_ASSIGN_OR_RETURN(axes.replicate,
+                           make_group(name + "replicate", GroupUse::kOther, axes.shard_index, replicate, shard));
+  TESSERA_ASSIGN_OR_RETURN(axes.world, make_group(name + "world", GroupUse::kOther, 0, topology_.world_size, 1));
+  axes.control = factory_->control_of(axes.world);
+  return axes;
+}
+
+void MeshGroups::abort(const absl::Status& reason) {
+  std::vector<std::shared_ptr<Collectives>> groups;
+  {
+    std::lock_guard lock(mutex_);
+    if (!aborted_.ok()) return;
+    aborted_ = reason;
+    for (const auto& weak : groups_)
+      if (auto group = weak.lock()) groups.push_back(std::move(group));
+  }
+  for (const auto& group : groups) group->abort(reason);
+}
+
+void MeshGroups::expect_report() {
+  std::lock_guard lock(mutex_);
+  expects_report_ = true;
+}
+
+bool MeshGroups::keep_for_report(const MeshAxes& axes) {
+  std::lock_guard lock(mutex_);
+  if (expects_report_) kept_.push_back(axes);
+  return expects_report_;
+}
+
+absl::Status MeshGroups::status() const {
+  std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
+}  // namespace tessera

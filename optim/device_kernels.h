@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "optim/norm_launch.h"
 #include "optim/step_message.h"
 
 namespace tessera {
@@ -15,10 +16,8 @@ class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
 
-  /// See optim/cuda/device_norm.h.
-  virtual std::size_t norm_scratch_bytes(std::uint64_t numel) const = 0;
-  virtual void norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t first_block, NormNode* nodes,
-                          std::size_t max_nodes, void* scratch) = 0;
+  /// Adds up the norm's nodes of this rank's parts: see optim/cuda/device_norm.h.
+  virtual void norm(const NormTables& tables) = 0;
   /// Reads all messages and decides the step: see optim/cuda/device_step.h.
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.

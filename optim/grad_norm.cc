@@ -3,18 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
-
-#include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kLanes = 16;
-constexpr std::size_t kAhead = 2 * NormTree::kBlockNumel;  // elements: shards are read once, in order
+constexpr std::size_t kAhead = 2 * kNormBlock;  // elements: shards are read once, in order
 
 TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
@@ -26,7 +24,7 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
 // The sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the tail
 // needs no order of its own.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
-  for (std::size_t line = 0; line < NormTree::kBlockNumel; line += kLanes) __builtin_prefetch(block + kAhead + line);
+  for (std::size_t line = 0; line < numel; line += kLanes) __builtin_prefetch(block + kAhead + line);
   double lanes[kLanes] = {};
   std::size_t i = 0;
   for (; i + kLanes <= numel; i += kLanes) {
@@ -59,88 +57,149 @@ BlockSum block_sum_for(InstructionSet set) {
   return block_sum_portable;
 }
 
-// A level that no tree has, as in bytes that were never received, sorts last and then covers nothing.
-std::uint64_t first_block_of(const NormNode& node) {
-  return node.level < 64 ? node.index << node.level : std::numeric_limits<std::uint64_t>::max();
+std::size_t nodes_of(const NormRun& run) {
+  std::size_t count = 0;
+  for_each_norm_node(run, [&](std::uint32_t, std::uint64_t) { ++count; });
+  return count;
 }
+
+/// While a run is added up, its stack can be deeper than in the end: at most two nodes of each level.
+std::size_t deepest_stack(const NormRun& run) { return 2 * static_cast<std::size_t>(std::bit_width(run.blocks())); }
 
 }  // namespace
 
-NormTree::NormTree(std::uint64_t total_blocks, InstructionSet set)
-    : total_blocks_(total_blocks), block_sum_(block_sum_for(set)) {}
-
-std::size_t NormTree::max_nodes() const {
-  return total_blocks_ < 2 ? 1 : 2 * static_cast<std::size_t>(std::bit_width(total_blocks_ - 1));
-}
-
-void NormTree::partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out,
-                       bool& finite) const {
-  Builder builder(*this);
-  builder.reset(first_block);
-  builder.add(shard);
-  out.insert(out.end(), builder.nodes().begin(), builder.nodes().end());
-  finite = finite && builder.finite();
-}
-
-absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes) const {
-  std::vector<NormNode> scratch;
-  return combine(nodes, scratch);
-}
-
-absl::StatusOr<double> NormTree::combine(std::span<const NormNode> nodes, std::vector<NormNode>& scratch) const {
-  scratch.clear();
-  std::copy_if(nodes.begin(), nodes.end(), std::back_inserter(scratch),
-               [](const NormNode& node) { return node.level != NormNode::kAbsent; });
-  std::sort(scratch.begin(), scratch.end(),
-            [](const NormNode& a, const NormNode& b) { return first_block_of(a) < first_block_of(b); });
-
-  NormNode* stack = scratch.data();  // grows over the nodes that have been read
-  std::size_t depth = 0;
-  std::uint64_t next_block = 0;
-  bool gapless = true;
-  for (std::size_t i = 0; i < scratch.size(); ++i) {
-    const NormNode node = scratch[i];
-    gapless = first_block_of(node) == next_block;
-    if (!gapless) break;
-    next_block += std::uint64_t{1} << node.level;
-    depth = push_and_merge(stack, depth, node);
+NormSums::NormSums(std::vector<NormRun> runs, InstructionSet set)
+    : runs_(std::move(runs)), block_sum_(block_sum_for(set)) {
+  std::size_t room = 0;
+  std::uint64_t end = 0;
+  for (const NormRun& run : runs_) {
+    if (run.begin < end || run.numel == 0) throw std::invalid_argument("NormSums: runs are in order and not empty");
+    end = run.begin + run.numel;
+    room = std::max(room, count_ + deepest_stack(run));
+    count_ += nodes_of(run);
   }
-  if (!gapless || next_block != total_blocks_) {
-    return make_error(ExitCode::kInternal,
-                      fmt::format("gradient norm: the ranks' sums must cover blocks 0 to {} once each, but block {} is "
-                                  "missing or doubled",
-                                  total_blocks_, next_block));
-  }
-  return total_of(stack, depth);
+  sums_.resize(std::max(room, count_));
+  reset();
 }
 
-NormTree::Builder::Builder(const NormTree& tree) : tree_(tree), stack_(tree.max_nodes()) {}
-
-void NormTree::Builder::reset(std::uint64_t first_block) {
-  next_block_ = first_block;
+void NormSums::reset() {
+  at_ = 0;
+  run_ = 0;
+  stack_ = sums_.data();
   depth_ = 0;
+  begin_run();
 }
 
-void NormTree::Builder::add(std::span<const float> piece) {
-  const std::uint64_t blocks = blocks_of(piece.size());
-  const bool within = next_block_ <= tree_.total_blocks_ && blocks <= tree_.total_blocks_ - next_block_;
-  const bool whole = piece.size() % kBlockNumel == 0 || next_block_ + blocks == tree_.total_blocks_;
-  if (!within || !whole) {
-    throw std::invalid_argument(
-        fmt::format("NormTree: {} elements at block {} of {} must lie within the unit and be cut at multiples of {} "
-                    "elements",
-                    piece.size(), next_block_, tree_.total_blocks_, kBlockNumel));
-  }
-  for (std::uint64_t block = 0; block < blocks; ++block, ++next_block_) {
-    const std::size_t begin = block * kBlockNumel;
-    const double sum = tree_.block_sum_(piece.data() + begin, std::min(kBlockNumel, piece.size() - begin));
-    depth_ = push_and_merge(stack_.data(), depth_, NormNode{.level = 0, .index = next_block_, .sum = sum});
-  }
+/// At a tensor's end there are nodes that will not get a sibling: they are carried up.
+void NormSums::end_run() {
+  const std::size_t nodes = nodes_of(runs_[run_]);
+  for (; depth_ > nodes; --depth_) stack_[depth_ - 2] += stack_[depth_ - 1];
+  stack_ += nodes;
+  depth_ = 0;
+  ++run_;
+  begin_run();
 }
 
-bool NormTree::Builder::finite() const {
-  // A sum of squares of finite fp32 numbers cannot overflow fp64, and a non-finite square never vanishes from a sum.
-  return std::all_of(nodes().begin(), nodes().end(), [](const NormNode& node) { return std::isfinite(node.sum); });
+void NormSums::begin_run() {
+  if (run_ < runs_.size()) block_ = runs_[run_].first_block;
+}
+
+void NormSums::add(std::span<const float> piece) {
+  const std::uint64_t end = at_ + piece.size();
+  while (run_ < runs_.size()) {
+    const NormRun& run = runs_[run_];
+    const std::uint64_t next = run.begin + (block_ - run.first_block) * kNormBlock, run_end = run.begin + run.numel;
+    if (next >= end) break;
+    const std::uint64_t numel = std::min(run_end, end) - next;
+    if (numel % kNormBlock != 0 && end < run_end) {
+      throw std::invalid_argument(
+          fmt::format("NormSums: elements {} to {} of a part end inside a block of tensor {}, which lies from {} to {}",
+                      at_, end, run.tensor, run.begin, run_end));
+    }
+    add_blocks(piece.data() + (next - at_), numel);
+    if (end < run_end) break;
+    end_run();
+  }
+  at_ = end;
+}
+
+void NormSums::add_blocks(const float* values, std::uint64_t numel) {
+  double* const stack = stack_;
+  std::size_t depth = depth_;
+  std::uint64_t done = block_ - runs_[run_].first_block;  // blocks of the run
+  std::uint64_t end = block_;
+  for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
+    double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));
+    ++end, ++done;
+    // As long as the node that ends here is a right child, and its left sibling is in the run.
+    for (std::uint64_t blocks = 2; (end & (blocks - 1)) == 0 && blocks <= done; blocks *= 2) sum = stack[--depth] + sum;
+    stack[depth++] = sum;
+  }
+  block_ = end;
+  depth_ = depth;
+}
+
+std::span<const double> NormSums::sums() const {
+  if (run_ < runs_.size()) throw std::logic_error("NormSums: part of the elements have not been added");
+  return {sums_.data(), count_};
+}
+
+bool NormSums::finite() const {
+  // A non-finite square never vanishes from a sum.
+  return std::all_of(sums().begin(), sums().end(), [](double sum) { return std::isfinite(sum); });
+}
+
+NormTotals::NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts) {
+  struct Node {
+    std::uint32_t tensor;
+    NormLink link;
+  };
+  std::vector<Node> nodes;
+  std::vector<std::uint64_t> next_block(numels.size(), 0);
+  std::vector<std::uint32_t> count(numels.size(), 0);
+  for (std::uint32_t part = 0; part < parts.size(); ++part) {
+    std::uint32_t slot = 0;
+    for (const NormRun& run : parts[part]) {
+      if (run.tensor >= numels.size() || run.first_block != next_block[run.tensor]) {
+        throw std::invalid_argument(fmt::format("NormTotals: tensor {}: a run begins with block {}, out of order",
+                                                run.tensor, run.first_block));
+      }
+      next_block[run.tensor] += run.blocks();
+      if (run.is_last != (next_block[run.tensor] == norm_blocks_of(numels[run.tensor]))) {
+        throw std::invalid_argument(fmt::format("NormTotals: tensor {}: a run to block {} of {} is marked wrongly",
+                                                run.tensor, next_block[run.tensor],
+                                                norm_blocks_of(numels[run.tensor])));
+      }
+      for_each_norm_node(run, [&](std::uint32_t, std::uint64_t index) {
+        // All blocks before it are there: every right child finds its left sibling.
+        const auto merges = static_cast<std::uint32_t>(std::countr_zero(index + 1));
+        nodes.push_back({run.tensor, {part, slot++, merges}});
+        ++count[run.tensor];
+      });
+    }
+    most_sums_ = std::max<std::size_t>(most_sums_, slot);
+  }
+  for (std::size_t t = 0; t < numels.size(); ++t) {
+    if (next_block[t] != norm_blocks_of(numels[t])) {
+      throw std::invalid_argument(
+          fmt::format("NormTotals: tensor {} has {} blocks, got {}", t, norm_blocks_of(numels[t]), next_block[t]));
+    }
+    first_link_.push_back(first_link_.back() + count[t]);
+  }
+  links_.resize(nodes.size());
+  std::vector<std::uint32_t> place(first_link_.begin(), first_link_.end() - 1);
+  for (const Node& node : nodes) links_[place[node.tensor]++] = node.link;
+}
+
+double NormTotals::add_up(std::span<const double* const> sums, std::span<double> squares) const {
+  std::array<double, kMostNormLevels> stack;
+  double total = 0.0;
+  for (std::size_t t = 0; t < tensors(); ++t) {
+    squares[t] = add_up_nodes(links_.data() + first_link_[t], first_link_[t + 1] - first_link_[t], stack.data(),
+                              [&](const NormLink& link) { return sums[link.part][link.slot]; });
+    total += squares[t];
+  }
+  return total;
 }
 
 }  // namespace tessera

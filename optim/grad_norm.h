@@ -1,85 +1,88 @@
 #pragma once
 
-#include <absl/status/statusor.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "optim/instruction_set.h"
-#include "optim/norm_node.h"
+#include "optim/norm_tree.h"
 
 namespace tessera {
 
-/// The squared 2-norm of a unit's gradient in fp64, independent of how the unit is cut into shards, bit for bit.
+// The squared 2-norm of all gradients, in fp64, with the same bits however tensors lie in flat buffers and buffers are
+// cut into parts.
+//
+// Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to lane
+// i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes that its
+// part holds completely (NormSums) and sends those; what lies above them is added by every rank alike (NormTotals), and
+// tensors are added in order of numbers that do not depend on their places.
+//
+// Which nodes a part has follows from where tensors lie, so every rank knows it beforehand: what is sent are sums alone,
+// as many each time. If an element is infinite or NaN, so is the total.
+
+/// Takes one part's elements in order and adds up the nodes of its runs; the same bits wherever the pieces are cut.
+/// Allocates when constructed and never again. For one thread at a time.
 ///
-/// The unit's flat buffer is cut into blocks of 256 elements, counted from its start. A block's sum runs over 16
-/// lanes (element i goes to lane i mod 16), added in a fixed order; squares of fp32 numbers are exact in fp64. Blocks
-/// are combined by the binary tree over block indices: a node's sum is the sum of its left child plus that of its
-/// right one, and a child whose sibling lies beyond the end is carried up as it is. Every addition thus has operands
-/// that depend on the unit alone.
-///
-/// A shard of whole blocks holds some subtrees completely. It hands out the roots of the largest of those, at most
-/// max_nodes(), whatever its size; adding what lies above them is left to combine(), which every rank does alike.
-/// If an element is infinite or NaN, so is the total: `std::isfinite(total)` is the overflow check.
-class NormTree {
+///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
+class NormSums {
  public:
-  static constexpr std::size_t kBlockNumel = 256;
+  /// `runs`: what the part holds, in order. What lies between them is not looked at.
+  explicit NormSums(std::vector<NormRun> runs, InstructionSet set = best_instruction_set());
 
-  explicit NormTree(std::uint64_t total_blocks, InstructionSet set = best_instruction_set());
+  std::span<const NormRun> runs() const { return runs_; }
 
-  /// Blocks that a flat buffer of `numel` elements has; its last one may be partial.
-  static std::uint64_t blocks_of(std::uint64_t numel) { return (numel + kBlockNumel - 1) / kBlockNumel; }
-
-  std::uint64_t total_blocks() const { return total_blocks_; }
-
-  /// The most nodes that one shard can append: 2 * ceil(log2(total_blocks)), at least 1.
-  std::size_t max_nodes() const;
-
-  /// Appends the nodes of the shard that begins at block `first_block`, in block order, and clears `finite` if an
-  /// element is infinite or NaN. The shard's length is a multiple of 256, unless it ends in the unit's last block.
-  /// Throws `std::invalid_argument` where the shard is not within the unit or ends inside another block.
-  void partial(std::span<const float> shard, std::uint64_t first_block, std::vector<NormNode>& out, bool& finite) const;
-
-  /// The total from the nodes of all shards, in any order, absent ones skipped. An error (exit code 70) if they do not
-  /// cover every block exactly once: a rank's nodes are missing, or there twice.
-  absl::StatusOr<double> combine(std::span<const NormNode> nodes) const;
-  /// The same with memory that is kept from call to call: allocates only until `scratch` has room for all nodes.
-  absl::StatusOr<double> combine(std::span<const NormNode> nodes, std::vector<NormNode>& scratch) const;
-
-  /// partial() for a shard that becomes final piece by piece, as in a reduction.
-  class Builder;
-
- private:
-  std::uint64_t total_blocks_;
-  double (*block_sum_)(const float* block, std::size_t numel);
-};
-
-/// Takes a shard's elements in order and keeps the nodes of what it has seen; the same bits as partial() gives for the
-/// whole, wherever the pieces are cut. Allocates when constructed and never again. For one thread at a time.
-///
-///   builder.reset(first_block);  builder.add(piece); ...  builder.nodes(), builder.finite()
-class NormTree::Builder {
- public:
-  explicit Builder(const NormTree& tree);
-
-  /// Begins a shard at block `first_block`.
-  void reset(std::uint64_t first_block);
-  /// The elements after those added so far: a multiple of 256, unless they end in the unit's last block. Throws
-  /// `std::invalid_argument` as partial() does.
+  /// Begins again with the part's first element.
+  void reset();
+  /// The elements after those added so far. Throws `std::invalid_argument` where they end inside a block of a tensor.
   void add(std::span<const float> piece);
 
-  /// In block order, at most max_nodes(). Valid until the next add() or reset().
-  std::span<const NormNode> nodes() const { return {stack_.data(), depth_}; }
-  /// Whether all elements since reset() were finite.
+  /// Of each run in order, of each of its nodes in order. Throws `std::logic_error` before all runs have been added.
+  std::span<const double> sums() const;
+  /// How many those are.
+  std::size_t count() const { return count_; }
+  /// Whether all of them are finite. A sum of squares of finite fp32 numbers is.
   bool finite() const;
 
  private:
-  NormTree tree_;
-  std::uint64_t next_block_ = 0;
-  std::vector<NormNode> stack_;  // [max_nodes], the first depth_ in use
+  void add_blocks(const float* values, std::uint64_t numel);
+  void begin_run();
+  void end_run();
+
+  std::vector<NormRun> runs_;
+  double (*block_sum_)(const float* block, std::size_t numel);
+  std::vector<double> sums_;  ///< [count_], and room for the stack of the last runs
+  std::size_t count_ = 0;
+  std::uint64_t at_ = 0;     ///< elements of the part added so far
+  std::size_t run_ = 0;      ///< that comes next or is being added
+  std::uint64_t block_ = 0;  ///< of its tensor: the next one
+  double* stack_ = nullptr;  ///< of its nodes so far, where its sums will be
   std::size_t depth_ = 0;
+};
+
+/// Puts the sums of all parts together. The same on every rank; allocates when constructed and never again.
+class NormTotals {
+ public:
+  /// Of `tensors` tensors, numbered from 0. `parts[k]`: the runs of all buffers' k-th parts, in the order in which their
+  /// sums are sent. Throws `std::invalid_argument` where a tensor's blocks are not there once each, in order of the parts.
+  NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
+
+  std::size_t tensors() const { return first_link_.size() - 1; }
+  /// The most sums that a part sends.
+  std::size_t most_sums() const { return most_sums_; }
+
+  /// Writes each tensor's sum of squares to `squares` [tensors], and returns their sum, in order of the numbers.
+  /// `sums[k]`: what part k sent, aligned to 8 bytes.
+  double add_up(std::span<const double* const> sums, std::span<double> squares) const;
+
+  /// For kernels: tensor t's are links()[first_link()[t], first_link()[t + 1]).
+  std::span<const NormLink> links() const { return links_; }
+  std::span<const std::uint32_t> first_link() const { return first_link_; }
+
+ private:
+  std::vector<NormLink> links_;
+  std::vector<std::uint32_t> first_link_ = {0};
+  std::size_t most_sums_ = 0;
 };
 
 }  // namespace tessera

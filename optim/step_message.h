@@ -5,7 +5,7 @@
 
 #include "optim/adam_constants.h"
 #include "optim/loss_scale_rule.h"
-#include "optim/norm_node.h"
+#include "optim/norm_tree.h"
 #include "optim/step_arguments.h"
 
 namespace tessera {
@@ -18,7 +18,7 @@ namespace tessera {
 constexpr int kMostStepsInFlight = 4;
 
 /// The front of a message. Behind it a flag for each parameter (did this rank give it a gradient?), and from
-/// StepTables::nodes_offset on each group's norm nodes.
+/// StepTables::sums_offset on the norm's sums over this rank's parts.
 struct StepMessageHeader {
   double loss = 0.0;  ///< mean over this rank's microbatches; the device's own, the rest is the host's
   std::int64_t tokens = 0, samples = 0;
@@ -65,18 +65,18 @@ struct StepGroup {
 
 /// Where things of a step are; device memory all. [n]: length.
 struct StepTables {
-  int ranks = 1, shard_size = 1, parts = 1, parameters = 0, groups = 0;
-  std::size_t message_bytes = 0, nodes_offset = 0;
+  int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
+  int tensors = 0;  ///< of the norm: all parameters of the module, in order of registration
+  std::size_t message_bytes = 0, sums_offset = 0;
   // Written once.
   const StepGroup* group = nullptr;           ///< [groups]
-  const std::int32_t* part_ranks = nullptr;   ///< [parts]: whose gradient parts make up the whole, in their order
-  const std::uint32_t* first_node = nullptr;  ///< [groups + 1] into `nodes`; every part has the same number of a group
-  const std::uint64_t* group_blocks = nullptr;  ///< [groups]
+  const std::int32_t* part_ranks = nullptr;   ///< whose gradient parts make up the whole, in their order
+  const NormLink* links = nullptr;            ///< NormTotals
+  const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
   // Of each step.
   const std::byte* messages = nullptr;  ///< [ranks][message_bytes]
-  NormNode* nodes = nullptr;            ///< [first_node[groups]]: by group, then part
-  NormNode* node_scratch = nullptr;     ///< as many
-  double* group_sums = nullptr;         ///< [groups]
+  double* link_scratch = nullptr;       ///< as many as links
+  double* squares = nullptr;            ///< [tensors]: of its summed, unscaled gradient
   double* sum_of_squares = nullptr;     ///< [1]
   std::uint8_t* used = nullptr;         ///< [parameters]: by any rank
   std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, and as often

@@ -25,7 +25,7 @@ class Arena {
   /// One memory for all ranks of `group`, which must share memory. Collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
 
-  /// The next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 256 elements), so each begins on
+  /// The next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each begins on
   /// one.
   std::byte* take(std::int64_t bytes);
   std::byte* data() const { return memory_.get(); }

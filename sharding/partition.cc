@@ -106,6 +106,7 @@ class Partitioner {
       return;
     }
     FlatParameter parameter{tensor, name, {}, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()};
+    parameter.number = static_cast<std::int64_t>(known_.size()) - 1;
     if (!tensor.is_non_overlapping_and_dense()) {
       const auto strides = c10::contiguous_strides(tensor.sizes());
       parameter.strides.assign(strides.begin(), strides.end());
@@ -180,7 +181,7 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
 }
 
 /// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
-void make_groups(Unit& unit, Claim claim, int parts, std::int64_t align) {
+void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small) {
   std::map<std::pair<bool, DType>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
     for (std::size_t i = 0; i < claim.parameters.size(); ++i) {
@@ -198,9 +199,9 @@ void make_groups(Unit& unit, Claim claim, int parts, std::int64_t align) {
     }
   }
   for (auto& group : unit.groups) {
-    std::vector<LayoutItem> items;
-    for (const FlatParameter& parameter : group->parameters) items.push_back({parameter.numel, 1});
-    group->layout = Layout::pack(items, parts, align);
+    std::vector<std::int64_t> numels;
+    for (const FlatParameter& parameter : group->parameters) numels.push_back(parameter.numel);
+    group->layout = Layout::pack(numels, parts, small);
   }
 }
 
@@ -208,14 +209,16 @@ void make_groups(Unit& unit, Claim claim, int parts, std::int64_t align) {
 
 std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts) {
   // A block of an 8-bit state has one scale, so it must belong to one tensor.
-  const std::int64_t align = strategy.optimizer.state_dtype == StateDType::k8Bit ? kStateBlock : Layout::kAlign;
+  static_assert(kStateBlock == Layout::kBlock);
+  const bool scales_blocks = strategy.optimizer.state_dtype == StateDType::k8Bit;
+  const SmallTensors small = scales_blocks ? SmallTensors::kOwnBlocks : SmallTensors::kShareBlocks;
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<Claim> claims = Partitioner(module, strategy).take_claims();
   if (strategy.units.bucket_cap_mb) claims = cut_into_buckets(std::move(claims[0]), strategy);
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts, align);
+    make_groups(*unit, std::move(claim), parts, small);
   }
   return units;
 }

@@ -25,6 +25,7 @@ struct FlatParameter {
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
   std::uint32_t version = 0;  ///< of `tensor`, when it last was as the Engine left it
+  std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
 };
 
 /// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.

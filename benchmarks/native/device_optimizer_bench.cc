@@ -74,13 +74,8 @@ class Subject {
 
   absl::Status step() {
     if (what_.mixed()) {
-      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_nodes(gradient_.as<float>(), numel_, 0, nodes_.as<NormNode>(),
-                                                         tree_.max_nodes(), scratch_.as<void>(), nullptr),
-                                        "norm_nodes"));
-      TESSERA_RETURN_IF_ERROR(status_of(
-          cuda::combine_norm(nodes_.as<NormNode>(), first_node_.as<std::uint32_t>(), blocks_.as<std::uint64_t>(), 1,
-                             merged_.as<NormNode>(), group_sum_.as<double>(), sum_.as<double>(), nullptr),
-          "combine_norm"));
+      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_sums(norm_, nullptr), "norm_sums"));
+      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_totals(tables_, nullptr), "norm_totals"));
     }
     StepRequest request;
     request.adam = {0.9, 0.999, 1e-8, 0.01, true};
@@ -98,7 +93,8 @@ class Subject {
       : what_(what),
         numel_(numel),
         state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
-        tree_(NormTree::blocks_of(numel)) {}
+        runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
+        totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {}
 
   std::size_t updated_bytes() const { return 4 * numel_ + 2 * static_cast<std::size_t>(state_.total()); }
 
@@ -108,19 +104,12 @@ class Subject {
     TESSERA_ASSIGN_OR_RETURN(weights_, DeviceMemory::of(4 * numel_));
     TESSERA_ASSIGN_OR_RETURN(states_, DeviceMemory::of(2 * data));
     TESSERA_ASSIGN_OR_RETURN(scales_, DeviceMemory::of(2 * scales));
-    TESSERA_ASSIGN_OR_RETURN(nodes_, DeviceMemory::of(tree_.max_nodes() * sizeof(NormNode)));
-    TESSERA_ASSIGN_OR_RETURN(merged_, DeviceMemory::of(tree_.max_nodes() * sizeof(NormNode)));
-    TESSERA_ASSIGN_OR_RETURN(scratch_, DeviceMemory::of(cuda::norm_scratch_bytes(numel_)));
-    for (DeviceMemory* small : {&first_node_, &blocks_, &group_sum_, &sum_, &used_, &steps_, &constants_, &decision_,
-                                &groups_, &begins_, &uniform_}) {
+    for (DeviceMemory* small : {&sum_, &used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
       TESSERA_ASSIGN_OR_RETURN(*small, DeviceMemory::of(256));
     }
     TESSERA_RETURN_IF_ERROR(fill_gradient());
-    const std::uint32_t first_nodes[] = {0, static_cast<std::uint32_t>(tree_.max_nodes())};
-    const std::uint64_t blocks = tree_.total_blocks();
+    TESSERA_RETURN_IF_ERROR(allocate_norm());
     const std::uint8_t used = 1;
-    TESSERA_RETURN_IF_ERROR(put(first_node_, first_nodes, sizeof first_nodes));
-    TESSERA_RETURN_IF_ERROR(put(blocks_, &blocks, sizeof blocks));
     TESSERA_RETURN_IF_ERROR(put(used_, &used, sizeof used));
     const StepGroup group{.first_parameter = 0, .parameters = 1};
     TESSERA_RETURN_IF_ERROR(put(groups_, &group, sizeof group));
@@ -132,7 +121,33 @@ class Subject {
     return absl::OkStatus();
   }
 
+  /// One tensor; its message is nothing but the norm's sums.
+  absl::Status allocate_norm() {
+    TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
+    const NormBuffer buffers[] = {{gradient_.as<float>(), runs_}};
+    TESSERA_ASSIGN_OR_RETURN(tile_sums_, DeviceMemory::of(norm_scratch_count(buffers) * sizeof(double)));
+    const NormLaunch launch = norm_launch(buffers, message_.as<double>(), tile_sums_.as<double>());
+    TESSERA_RETURN_IF_ERROR(copied(nodes_, launch.nodes));
+    TESSERA_RETURN_IF_ERROR(copied(first_node_, launch.first_node));
+    TESSERA_RETURN_IF_ERROR(copied(spans_, launch.spans));
+    norm_ = {nodes_.as<NormTileNode>(), first_node_.as<std::uint32_t>(), spans_.as<NormSpan>(),
+             static_cast<std::uint32_t>(launch.first_node.size() - 1), static_cast<std::uint32_t>(launch.spans.size())};
+    TESSERA_RETURN_IF_ERROR(copied(links_, totals_.links()));
+    TESSERA_RETURN_IF_ERROR(copied(first_link_, totals_.first_link()));
+    TESSERA_RETURN_IF_ERROR(copied(part_ranks_, std::vector<std::int32_t>{0}));
+    TESSERA_ASSIGN_OR_RETURN(link_scratch_, DeviceMemory::of(totals_.links().size() * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(squares_, DeviceMemory::of(sizeof(double)));
+    return absl::OkStatus();
+  }
+
   void fill_tables() {
+    tables_.tensors = 1;
+    tables_.part_ranks = part_ranks_.as<std::int32_t>();
+    tables_.links = links_.as<NormLink>();
+    tables_.first_link = first_link_.as<std::uint32_t>();
+    tables_.messages = message_.as<std::byte>();
+    tables_.link_scratch = link_scratch_.as<double>();
+    tables_.squares = squares_.as<double>();
     tables_.parameters = tables_.groups = 1;
     tables_.group = groups_.as<StepGroup>();
     tables_.sum_of_squares = sum_.as<double>();
@@ -174,6 +189,12 @@ class Subject {
     return absl::OkStatus();
   }
 
+  template <class Values>
+  static absl::Status copied(DeviceMemory& memory, const Values& values) {
+    const std::size_t bytes = values.size() * sizeof(values[0]);
+    TESSERA_ASSIGN_OR_RETURN(memory, DeviceMemory::of(bytes));
+    return put(memory, values.data(), bytes);
+  }
   static absl::Status put(const DeviceMemory& memory, const void* values, std::size_t bytes) {
     return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
   }
@@ -181,9 +202,13 @@ class Subject {
   const OptimizerCase what_;
   const std::size_t numel_;
   const StateBytes state_;
-  const NormTree tree_;
-  DeviceMemory gradient_, weights_, states_, scales_, nodes_, merged_, scratch_;
-  DeviceMemory first_node_, blocks_, group_sum_, sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
+  const std::vector<NormRun> runs_;
+  const NormTotals totals_;
+  DeviceMemory gradient_, weights_, states_, scales_;
+  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // of the norm on a rank
+  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // and over ranks
+  DeviceMemory sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
+  NormTables norm_;
   StepTables tables_;
   DeviceRun run_;
 };

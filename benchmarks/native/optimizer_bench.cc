@@ -49,7 +49,9 @@ class Subject {
         state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
         gradient_(numel * 4),
         updated_(numel * 4 + 2 * static_cast<std::size_t>(state_.total())),
-        norm_(NormTree::blocks_of(numel)) {
+        runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
+        norm_(runs_),
+        totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {
     OptimizerConfig config;
     config.state_dtype = what.state;
     optimizer_ = make_optimizer(config);
@@ -61,11 +63,12 @@ class Subject {
   void step() {
     float clip = 1.0f;
     if (what_.mixed()) {
-      nodes_.clear();
-      bool finite = true;
-      norm_.partial(gradient_.as<float>(), 0, nodes_, finite);
-      if (!finite) throw std::logic_error("the gradients are finite");
-      clip = static_cast<float>(1.0 / (std::sqrt(norm_.combine(nodes_).value()) + 1e-6));
+      norm_.reset();
+      norm_.add(gradient_.as<float>());
+      if (!norm_.finite()) throw std::logic_error("the gradients are finite");
+      const double* const sums[] = {norm_.sums().data()};
+      double square = 0.0;
+      clip = static_cast<float>(1.0 / (std::sqrt(totals_.add_up(sums, {&square, 1})) + 1e-6));
     }
     optimizer_->step({.gradient_scale = std::min(clip, 1.0f), .lr = 1e-3f, .step = ++steps_}, slice_);
   }
@@ -117,8 +120,9 @@ class Subject {
   const std::size_t numel_;
   const StateBytes state_;
   Memory gradient_, updated_;
-  NormTree norm_;
-  std::vector<NormNode> nodes_;
+  const std::vector<NormRun> runs_;
+  NormSums norm_;
+  const NormTotals totals_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerSlice slice_;
   std::int64_t steps_ = 0;

@@ -10,7 +10,13 @@
 
 namespace tessera {
 
-/// The norm trees of this rank's gradient parts, one a trainable group, filled while the reducer makes the gradients.
+/// What `part` of a group's flat buffer holds of each parameter. A run's tensor is FlatParameter::number.
+std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
+
+/// How the sums of `parts` equal parts of all trainable groups make the norm. Frozen parameters count nothing.
+NormTotals norm_totals(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts);
+
+/// The norm's sums over this rank's gradient parts, filled while the reducer makes the gradients.
 class GradientNorm final : public GradientVisitor {
  public:
   explicit GradientNorm(const std::vector<std::unique_ptr<Unit>>& units);
@@ -19,21 +25,18 @@ class GradientNorm final : public GradientVisitor {
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
   /// `group`'s sums, complete: read from memory where no reduction showed them (one rank).
-  const NormTree::Builder& sums_of(const FlatGroup& group);
-  const NormTree& tree_of(const FlatGroup& group) const { return entry(group).tree; }
+  const NormSums& sums_of(const FlatGroup& group);
 
   /// After the optimizer has used the gradients.
   void reset();
 
  private:
   struct Entry {
-    NormTree tree;
-    NormTree::Builder builder;
+    NormSums sums;
     bool seen = false;
   };
 
   Entry& entry(const FlatGroup& group) { return entries_[first_of_unit_[group.unit->index] + group.index]; }
-  const Entry& entry(const FlatGroup& group) const { return const_cast<GradientNorm*>(this)->entry(group); }
 
   std::vector<std::size_t> first_of_unit_;
   std::vector<Entry> entries_;  ///< [group, in unit order]; of frozen ones unused

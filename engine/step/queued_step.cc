@@ -10,8 +10,8 @@
 #include "engine/memory/host_view.h"
 #include "engine/memory/optimizer_slice.h"
 #include "engine/step/gather_order.h"
+#include "engine/step/gradient_norm.h"
 #include "optim/adamw.h"
-#include "optim/grad_norm.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer_checks.h"
@@ -48,7 +48,9 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
-      publisher_(plan, axes, accelerator.device.waits) {
+      publisher_(plan, axes, accelerator.device.waits),
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
+      totals_(norm_totals(units, ranks_with_parts_.size())) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
   set_rule(request_, optimizer);
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
@@ -71,20 +73,13 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
+  plan_norm();
 }
 
 void DeviceStep::plan_message() {
-  std::size_t nodes = 0;
-  for (Group& g : groups_) {
-    const NormTree tree(NormTree::blocks_of(g.group->layout.numel()));
-    g.max_nodes = tree.max_nodes();
-    g.first_node = nodes;
-    nodes += g.max_nodes;
-    parameters_ += g.group->parameters.size();
-    scratch_bytes_ = std::max(scratch_bytes_, kernels_.norm_scratch_bytes(g.group->gradient_part.numel));
-  }
-  nodes_offset_ = (sizeof(StepMessageHeader) + parameters_ + 7) / 8 * 8;
-  message_bytes_ = nodes_offset_ + nodes * sizeof(NormNode);
+  for (const Group& g : groups_) parameters_ += g.group->parameters.size();
+  sums_offset_ = (sizeof(StepMessageHeader) + parameters_ + 7) / 8 * 8;
+  message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
 }
 
 template <class T>
@@ -95,11 +90,11 @@ T* DeviceStep::take(std::size_t count) {
 }
 
 template <class T>
-T* DeviceStep::put(const std::vector<T>& values) {
+T* DeviceStep::put(std::span<const T> values) {
   T* const place = take<T>(values.size());
-  const HostView view(place, static_cast<std::int64_t>(values.size() * sizeof(T)), device_.device,
-                      HostView::kUndefined);
-  std::memcpy(view.data(), values.data(), values.size() * sizeof(T));
+  if (values.empty()) return place;
+  const HostView view(place, static_cast<std::int64_t>(values.size_bytes()), device_.device, HostView::kUndefined);
+  std::memcpy(view.data(), values.data(), values.size_bytes());
   view.write_back();
   return place;
 }
@@ -108,60 +103,66 @@ void DeviceStep::allocate(const LossScalerState& scaler) {
   message_ = take<std::byte>(message_bytes_);
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
   messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
-  scratch_ = take<std::byte>(scratch_bytes_);
 
   DeviceDecision first{};
   first.scaler = scaler;
-  tables_.decision = put(std::vector<DeviceDecision>{first});
+  tables_.decision = put<DeviceDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
   loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : ring_) {
-    slot.message = kernels_.pinned_memory(nodes_offset_);
+    slot.message = kernels_.pinned_memory(sums_offset_);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
   }
 }
 
 void DeviceStep::fill_tables() {
-  const std::vector<int> owners = owners_of_parts(plan_.input().placement.gradients, *axes_);
   std::vector<StepGroup> groups;
-  std::vector<std::uint32_t> first_node = {0};
-  std::vector<std::uint64_t> blocks;
   std::uint32_t parameter = 0;
   for (Group& g : groups_) {
     const Layout& layout = g.group->layout;
     groups.push_back({parameter, static_cast<std::uint32_t>(layout.size())});
-    first_node.push_back(first_node.back() + static_cast<std::uint32_t>(owners.size() * g.max_nodes));
-    blocks.push_back(NormTree::blocks_of(layout.numel()));
     std::vector<ParameterBegin> begins;
     for (std::size_t i = 0; i < layout.size(); ++i) {
       const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
       begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
     }
-    g.run.begins = put(begins);
+    g.run.begins = put<ParameterBegin>(begins);
   }
   StepTables& t = tables_;
   t.ranks = axes_->world->size();
   t.shard_size = axes_->shard_size;
-  t.parts = static_cast<int>(owners.size());
   t.parameters = static_cast<int>(parameters_);
   t.groups = static_cast<int>(groups_.size());
+  t.tensors = static_cast<int>(totals_.tensors());
   t.message_bytes = message_bytes_;
-  t.nodes_offset = nodes_offset_;
-  t.group = put(groups);
-  t.part_ranks = put(std::vector<std::int32_t>(owners.begin(), owners.end()));
-  t.first_node = put(first_node);
-  t.group_blocks = put(blocks);
+  t.sums_offset = sums_offset_;
+  t.group = put<StepGroup>(groups);
+  t.part_ranks = put<std::int32_t>(ranks_with_parts_);
+  t.links = put<NormLink>(totals_.links());
+  t.first_link = put<std::uint32_t>(totals_.first_link());
   t.messages = messages_;
-  t.nodes = take<NormNode>(first_node.back());
-  t.node_scratch = take<NormNode>(first_node.back());
-  t.group_sums = take<double>(groups_.size());
+  t.link_scratch = take<double>(totals_.links().size());
+  t.squares = take<double>(totals_.tensors());
   t.sum_of_squares = take<double>(1);
   t.used = take<std::uint8_t>(parameters_);
   t.is_uniform = take<std::uint8_t>(groups_.size());
   t.constants = take<AdamConstants>(parameters_);
   t.sgd = take<SgdConstants>(1);
   t.steps = take<std::int64_t>(parameters_);
+}
+
+/// What this rank adds up in each step, and where it goes: into its message.
+void DeviceStep::plan_norm() {
+  std::vector<NormBuffer> buffers;
+  for (const Group& g : groups_) buffers.push_back({g.group->gradient, norm_runs(*g.group, g.group->gradient_part)});
+  auto* const sums = reinterpret_cast<double*>(message_ + sums_offset_);
+  const NormLaunch launch = norm_launch(buffers, sums, take<double>(norm_scratch_count(buffers)));
+  norm_.nodes = put<NormTileNode>(launch.nodes);
+  norm_.first_node = put<std::uint32_t>(launch.first_node);
+  norm_.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
+  norm_.spans = put<NormSpan>(launch.spans);
+  norm_.span_count = static_cast<std::uint32_t>(launch.spans.size());
 }
 
 void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
@@ -197,13 +198,7 @@ std::shared_ptr<StepOutcome> DeviceStep::queue(const LocalStep& local) {
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
   if (slot.outcome) request_.known_skipped = slot.outcome->wait().skipped;
   send_host_part(slot, local);
-  auto* const nodes = reinterpret_cast<NormNode*>(message_ + nodes_offset_);
-  for (const Group& g : groups_) {
-    const FlatGroup& group = *g.group;
-    kernels_.norm_nodes(group.gradient, static_cast<std::uint64_t>(group.gradient_part.numel),
-                        static_cast<std::uint64_t>(group.gradient_part.offset) / NormTree::kBlockNumel,
-                        nodes + g.first_node, g.max_nodes, scratch_);
-  }
+  kernels_.norm(norm_);
   uploaded_->join();
   if (messages_ != message_) {
     const Timed timed(&exposed_);
@@ -236,7 +231,7 @@ void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehindLoss = sizeof header.loss;
-  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, nodes_offset_ - kBehindLoss};
+  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
   uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
 }
 

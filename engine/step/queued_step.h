@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/device/accelerator.h"
@@ -13,6 +14,7 @@
 #include "engine/step/step_agreement.h"
 #include "engine/step/step_outcome.h"
 #include "optim/device_kernels.h"
+#include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
@@ -47,8 +49,7 @@ class DeviceStep final : public Step {
  private:
   struct Group {
     FlatGroup* group;
-    DeviceRun run;                              ///< of this rank's optimizer part
-    std::size_t max_nodes = 0, first_node = 0;  ///< in a message
+    DeviceRun run;  ///< of this rank's optimizer part
   };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
@@ -61,12 +62,13 @@ class DeviceStep final : public Step {
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
+  void plan_norm();
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
   template <class T>
   T* take(std::size_t count);
   template <class T>
-  T* put(const std::vector<T>& values);
+  T* put(std::span<const T> values);
 
   const MemoryPlan& plan_;
   const std::shared_ptr<const MeshAxes> axes_;
@@ -79,12 +81,14 @@ class DeviceStep final : public Step {
   Publisher publisher_;
   StepRequest request_;  ///< but for what changes from step to step
   std::vector<Group> groups_;
-  std::size_t parameters_ = 0, nodes_offset_ = 0, message_bytes_ = 0, scratch_bytes_ = 0;
+  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  NormTotals totals_;
+  std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
   std::vector<Arena> memory_;  ///< of all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
-  void* scratch_ = nullptr;
   StepTables tables_;
+  NormTables norm_;
   at::Tensor loss_;        ///< of `message_`
   at::Tensor loss_scale_;  ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;

@@ -39,46 +39,44 @@ StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, co
       axes_(axes),
       reducer_(reducer),
       norm_(norm),
-      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)) {
-  std::size_t flags = 0, nodes = 0, most_nodes = 0;
-  for_each_trainable(units_, [&](const FlatGroup& group) {
-    flags += group.parameters.size();
-    nodes += norm_.tree_of(group).max_nodes();
-    most_nodes = std::max(most_nodes, norm_.tree_of(group).max_nodes());
-  });
-  nodes_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
-  message_.resize(nodes_offset_ + nodes * sizeof(NormNode));
+      ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
+      totals_(norm_totals(units, ranks_with_parts_.size())) {
+  std::size_t flags = 0;
+  for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
+  sums_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
+  message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));
   messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
-  nodes_.reserve(most_nodes * ranks_with_parts_.size());
-  combined_.reserve(nodes_.capacity());
-  agreed_.used.reserve(flags);
+  for (const int rank : ranks_with_parts_) {
+    sums_.push_back(reinterpret_cast<const double*>(message_of(rank) + sums_offset_));
+  }
+  agreed_.used.resize(flags);
+  agreed_.squares.resize(totals_.tensors());
 }
 
 const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   write_message(local);
   exchange();
-  std::vector<char> used = std::move(agreed_.used);
-  used.assign(used.capacity(), 0);
-  agreed_ = {};
-  agreed_.used = std::move(used);
+  agreed_.loss = 0.0;
+  agreed_.tokens = agreed_.samples = 0;
+  agreed_.finite = true;
+  std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
   for (int rank = 0; rank < axes_.world->size(); ++rank) read_message(rank);
   check_gathers(local.gathered);
-  add_up_norm();
+  agreed_.sum_of_squares = totals_.add_up(sums_, agreed_.squares);
   return agreed_;
 }
 
 void StepAgreement::write_message(const LocalStep& local) {
   Header header{local.loss, local.tokens, local.samples, 1, digest_of_gathers(local.gathered)};
   std::byte* flag = message_.data() + sizeof(Header);
-  std::byte* nodes = message_.data() + nodes_offset_;
+  std::byte* place = message_.data() + sums_offset_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
-    const NormTree::Builder& sums = norm_.sums_of(group);
-    if (!sums.finite()) header.finite = 0;
-    nodes_.assign(sums.nodes().begin(), sums.nodes().end());
-    nodes_.resize(norm_.tree_of(group).max_nodes());  // the rest are absent nodes
-    std::memcpy(nodes, nodes_.data(), nodes_.size() * sizeof(NormNode));
-    nodes += nodes_.size() * sizeof(NormNode);
+    const NormSums& norm = norm_.sums_of(group);
+    if (!norm.finite()) header.finite = 0;
+    const std::span<const double> sums = norm.sums();
+    std::memcpy(place, sums.data(), sums.size_bytes());
+    place += sums.size_bytes();
   });
   std::memcpy(message_.data(), &header, sizeof header);
 }
@@ -110,20 +108,6 @@ void StepAgreement::check_gathers(std::span<const int> own) const {
   for (int rank = 0; rank < axes_.world->size(); ++rank) {
     if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
   }
-}
-
-void StepAgreement::add_up_norm() {
-  std::size_t offset = nodes_offset_;
-  for_each_trainable(units_, [&](const FlatGroup& group) {
-    const NormTree& tree = norm_.tree_of(group);
-    const std::size_t count = tree.max_nodes();
-    nodes_.resize(count * ranks_with_parts_.size());
-    for (std::size_t i = 0; i < ranks_with_parts_.size(); ++i) {
-      std::memcpy(&nodes_[i * count], message_of(ranks_with_parts_[i]) + offset, count * sizeof(NormNode));
-    }
-    agreed_.sum_of_squares += value_or_throw(tree.combine(nodes_, combined_));
-    offset += count * sizeof(NormNode);
-  });
 }
 
 }  // namespace tessera

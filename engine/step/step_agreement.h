@@ -27,17 +27,20 @@ struct LocalStep {
 struct AgreedStep {
   double loss = 0.0;  ///< mean over ranks, summed in rank order
   std::int64_t tokens = 0, samples = 0;
-  double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all units
+  double sum_of_squares = 0.0;  ///< of the summed, unscaled gradients of all parameters
   bool finite = true;
   /// [trainable parameter, in unit, group, layout order]: did any rank give it a gradient?
   std::vector<char> used;
+  /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
+  std::vector<double> squares;
 };
 
-/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is DeviceStep. The norm is a sum over fixed blocks of each unit's layout,
-/// combined in block order, so it has the same bits however gradients are sharded (optim/grad_norm.h).
+/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is DeviceStep. The norm is a tree over
+/// each parameter's own blocks, and a sum over parameters in order of registration, so it has the same bits however
+/// parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, and each trainable group's norm nodes, filled up
-/// to the most it can have. Its size is fixed, so everything is allocated once.
+/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts; it is
+/// as long as the longest of all ranks. Its size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
@@ -53,7 +56,6 @@ class StepAgreement {
   void write_message(const LocalStep& local);
   void exchange();
   void read_message(int rank);
-  void add_up_norm();
   void check_gathers(std::span<const int> own) const;
   const std::byte* message_of(int rank) const {
     return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
@@ -64,9 +66,10 @@ class StepAgreement {
   const Reducer& reducer_;
   GradientNorm& norm_;
   std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
-  std::size_t nodes_offset_ = 0;       ///< into a message, bytes
+  NormTotals totals_;
+  std::size_t sums_offset_ = 0;  ///< into a message, bytes
   std::vector<std::byte> message_, messages_;
-  std::vector<NormNode> nodes_, combined_;  ///< of one group: from all ranks, and scratch
+  std::vector<const double*> sums_;  ///< [part]: in its rank's message
   AgreedStep agreed_;
   double exchange_seconds_ = 0;
 };

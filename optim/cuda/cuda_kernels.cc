@@ -122,17 +122,11 @@ class CudaKernels : public DeviceKernels {
  public:
   explicit CudaKernels(CurrentStream current_stream) : stream_(std::move(current_stream)) {}
 
-  std::size_t norm_scratch_bytes(std::uint64_t numel) const override { return cuda::norm_scratch_bytes(numel); }
-  void norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t first_block, NormNode* nodes,
-                  std::size_t max_nodes, void* scratch) override {
-    check(cuda::norm_nodes(shard, numel, first_block, nodes, max_nodes, scratch, stream_()), "norm_nodes");
-  }
+  void norm(const NormTables& tables) override { check(cuda::norm_sums(tables, stream_()), "norm_sums"); }
   void decide(const StepRequest& request, const StepTables& t) override {
     const cudaStream_t stream = stream_();
     check(cuda::read_messages(t, stream), "read_messages");
-    check(cuda::combine_norm(t.nodes, t.first_node, t.group_blocks, t.groups, t.node_scratch, t.group_sums,
-                             t.sum_of_squares, stream),
-          "combine_norm");
+    check(cuda::norm_totals(t, stream), "norm_totals");
     check(cuda::decide_step(request, t, stream), "decide_step");
   }
   void update(const DeviceRun& run, const StepTables& tables) override {

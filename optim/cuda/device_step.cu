@@ -23,11 +23,6 @@ __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
   return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
 }
 
-__device__ const NormNode* nodes_of(const StepTables& t, int rank) {
-  return reinterpret_cast<const NormNode*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank) +
-                                           t.nodes_offset);
-}
-
 __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
   return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
 }
@@ -38,13 +33,6 @@ __global__ void read(StepTables t) {
     unsigned used = 0;
     for (int rank = 0; rank < t.ranks; ++rank) used |= flags_of(t, rank)[p];
     t.used[p] = static_cast<std::uint8_t>(used);
-  }
-  const auto parts = static_cast<unsigned>(t.parts);
-  for (int g = 0; g < t.groups; ++g) {
-    const unsigned first = t.first_node[g], count = t.first_node[g + 1] - first, of_part = count / parts;
-    for (unsigned i = threadIdx.x; i < count; i += blockDim.x) {
-      t.nodes[first + i] = nodes_of(t, t.part_ranks[i / of_part])[first / parts + i % of_part];
-    }
   }
   if (threadIdx.x > 0) return;
   DeviceDecision& d = *t.decision;

@@ -7,7 +7,7 @@
 namespace tessera::cuda {
 
 /// Reads the messages of all ranks, as StepAgreement does on the CPU: adds up losses, tokens and samples in rank order into
-/// the decision, compares digests inside shard groups, ORs flags into `used`, and sorts nodes into `nodes`.
+/// the decision, compares digests inside shard groups, and ORs flags into `used`. The norm's sums are norm_totals's.
 cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 
 /// Decides the step from the sum of squares of all (summed, unscaled) gradients, as Engine::step does on the CPU, and

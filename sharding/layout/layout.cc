@@ -1,7 +1,7 @@
 #include "sharding/layout/layout.h"
 
 #include <algorithm>
-#include <optional>
+#include <bit>
 
 namespace tessera {
 namespace {
@@ -10,45 +10,19 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// True if a tensor at `offset` has every shard boundary inside it on one of its blocks.
-bool respects_blocks(const LayoutItem& item, std::int64_t offset, std::int64_t shard_numel) {
-  if (item.block <= 1) return true;
-  const std::int64_t first = (offset / shard_numel + 1) * shard_numel;
-  if (first >= offset + item.numel) return true;
-  if ((first - offset) % item.block != 0) return false;
-  return first + shard_numel >= offset + item.numel || shard_numel % item.block == 0;
+/// Large enough for each tensor, if that is less than a block.
+std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
+  if (small == SmallTensors::kOwnBlocks) return Layout::kBlock;
+  std::int64_t cut = Layout::kLeastCut;
+  for (const std::int64_t numel : numels) cut = std::max(cut, std::min(numel, Layout::kBlock));
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(cut)));
 }
 
-/// The first place at or after `from` where the tensor fits its constraint: as it comes, or so that a block ends on the
-/// next shard boundary, or on that boundary.
-std::optional<std::int64_t> place(const LayoutItem& item, std::int64_t from, std::int64_t shard_numel,
-                                  std::int64_t align) {
-  const std::int64_t start = round_up(from, align);
-  if (respects_blocks(item, start, shard_numel)) return start;
-  const std::int64_t boundary = (start / shard_numel + 1) * shard_numel;
-  // Alignment repeats after `align` blocks, so more tries find nothing new.
-  std::int64_t blocks = (boundary - start) / item.block;
-  for (int tries = 0; tries < align && blocks > 0; ++tries, --blocks) {
-    const std::int64_t offset = boundary - blocks * item.block;
-    if (offset % align == 0 && respects_blocks(item, offset, shard_numel)) return offset;
-  }
-  if (respects_blocks(item, boundary, shard_numel)) return boundary;
-  return std::nullopt;
-}
-
-/// Offsets of all tensors for a given shard size, or nothing if they do not fit.
-std::optional<std::vector<Extent>> place_all(std::span<const LayoutItem> items, int parts, std::int64_t shard_numel,
-                                             std::int64_t align) {
-  std::vector<Extent> extents;
-  extents.reserve(items.size());
-  std::int64_t next = 0;
-  for (const LayoutItem& item : items) {
-    const auto offset = place(item, next, shard_numel, align);
-    if (!offset || *offset + item.numel > parts * shard_numel) return std::nullopt;
-    extents.push_back({*offset, item.numel});
-    next = *offset + item.numel;
-  }
-  return extents;
+/// The first place at or after `from` for a tensor.
+std::int64_t place(std::int64_t numel, std::int64_t from, std::int64_t cut, SmallTensors small) {
+  if (numel >= cut || small == SmallTensors::kOwnBlocks) return round_up(from, cut);
+  const std::int64_t start = round_up(from, Layout::kAlign);
+  return start % cut + numel <= cut ? start : round_up(start, cut);
 }
 
 }  // namespace
@@ -58,22 +32,19 @@ Extent intersect(Extent a, Extent b) {
   return {begin, std::max<std::int64_t>(0, std::min(a.end(), b.end()) - begin)};
 }
 
-Layout Layout::pack(std::span<const LayoutItem> items, int parts, std::int64_t align) {
-  std::int64_t total = 0;
-  for (const LayoutItem& item : items) total = round_up(total, align) + item.numel;
+Layout Layout::pack(std::span<const std::int64_t> numels, int parts, SmallTensors small) {
   Layout layout;
   layout.parts_ = parts;
-  std::int64_t shard_numel = round_up(std::max<std::int64_t>(1, (total + parts - 1) / parts), kQuantum);
-  // Ends: once one shard has room for all tensors, no boundary meets any of them.
-  while (true) {
-    if (auto extents = place_all(items, parts, shard_numel, align)) {
-      layout.extents_ = *std::move(extents);
-      layout.shard_numel_ = shard_numel;
-      layout.find_gaps();
-      return layout;
-    }
-    shard_numel += kQuantum;
+  layout.cut_ = cut_for(numels, small);
+  layout.extents_.reserve(numels.size());
+  std::int64_t next = 0;
+  for (const std::int64_t numel : numels) {
+    layout.extents_.push_back({place(numel, next, layout.cut_, small), numel});
+    next = layout.extents_.back().end();
   }
+  layout.shard_numel_ = round_up(std::max<std::int64_t>(1, (next + parts - 1) / parts), layout.cut_);
+  layout.find_gaps();
+  return layout;
 }
 
 void Layout::find_gaps() {

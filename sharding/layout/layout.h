@@ -16,42 +16,48 @@ struct Extent {
 
 Extent intersect(Extent a, Extent b);  ///< numel 0 where they do not meet
 
-/// One tensor to be laid out.
-struct LayoutItem {
-  std::int64_t numel = 0;
-  /// Shard boundaries may cut the tensor only at multiples of `block` elements from its start: 1 anywhere, a row's
-  /// length, a quantisation block's, or `numel` for never.
-  std::int64_t block = 1;
+/// Whether tensors of less than a block may lie in one block together.
+enum class SmallTensors {
+  kShareBlocks,
+  kOwnBlocks,  ///< for what is kept by the block, such as the scales of 8-bit optimizer states
 };
 
 /// Where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
 /// Integers only: no memory, no dtype. The same on every rank.
 ///
+/// The buffer is made of blocks of kBlock elements. A tensor of a block or more begins a block, so its own blocks of
+/// kBlock elements, counted from its start, are blocks of the buffer. The blocks are the leaves of the gradient norm's
+/// trees (optim/grad_norm.h), one tree a tensor.
+///
 /// Invariants:
-///  1. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of kQuantum, so that a shard begins on
-///     a block of the gradient norm and of 8-bit optimizer states.
-///  2. Tensors lie in the order given, do not overlap, and begin at multiples of `align` elements (kAlign: 128 bytes of
-///  fp32). 3. With block 1 everywhere the offsets do not depend on `parts`.
-///  4. No shard boundary cuts a block.
+///  1. Tensors lie in the order given and do not overlap.
+///  2. A tensor of kBlock elements or more begins at a multiple of kBlock. A smaller one begins at a multiple of kAlign
+///     and does not reach into a second block; with kOwnBlocks it begins a block, and is alone in it.
+///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut(). No shard boundary is inside a
+///     tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and a small one never.
+///  4. cut() is kBlock, but a smaller power of two where all tensors are so small: then none of them reaches over a
+///     multiple of cut(), and shards need not be padded to whole blocks.
+///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
+///  6. padding() is less than kBlock for each tensor that begins a block, max(kAlign, its numel) for each other one, and
+///     cut() for each part, added up.
 class Layout {
  public:
-  static constexpr std::int64_t kAlign = 32;
-  static constexpr std::int64_t kQuantum = 256;
+  static constexpr std::int64_t kAlign = 32;     ///< 128 bytes of fp32
+  static constexpr std::int64_t kLeastCut = 64;  ///< a cache line of bytes
+  static constexpr std::int64_t kBlock = 256;
 
   Layout() = default;
-  /// The smallest shard found by placing the tensors greedily. Block constraints are met by moving tensors, not by
-  /// padding every tensor to a common multiple of the block sizes (the usual way, which coprime rows blow up).
-  /// `align`: a multiple of kAlign that divides kQuantum; tensors begin at multiples of it, so that blocks of so many
-  /// elements belong to one tensor each.
-  static Layout pack(std::span<const LayoutItem> items, int parts, std::int64_t align = kAlign);
+  /// Of tensors of `numels` elements.
+  static Layout pack(std::span<const std::int64_t> numels, int parts, SmallTensors small = SmallTensors::kShareBlocks);
 
   int parts() const { return parts_; }
   std::int64_t numel() const { return parts_ * shard_numel_; }
   std::int64_t shard_numel() const { return shard_numel_; }
+  std::int64_t cut() const { return cut_; }
   std::size_t size() const { return extents_.size(); }
-  Extent extent(std::size_t item) const { return extents_[item]; }
+  Extent extent(std::size_t tensor) const { return extents_[tensor]; }
   Extent shard(int part) const { return {part * shard_numel_, shard_numel_}; }
-  /// Elements that belong to no tensor, in order: alignment, block padding, the tail.
+  /// Elements that belong to no tensor, in order.
   std::span<const Extent> gaps() const { return gaps_; }
   std::int64_t padding() const;
 
@@ -59,7 +65,7 @@ class Layout {
   void find_gaps();
 
   int parts_ = 1;
-  std::int64_t shard_numel_ = 0;
+  std::int64_t shard_numel_ = 0, cut_ = kBlock;
   std::vector<Extent> extents_, gaps_;
 };
 

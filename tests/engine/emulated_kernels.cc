@@ -21,17 +21,14 @@ void check(cudaError_t error) {
 
 class EmulatedKernels : public DeviceKernels {
  public:
-  std::size_t norm_scratch_bytes(std::uint64_t numel) const override { return cuda::norm_scratch_bytes(numel); }
-  void norm_nodes(const float* shard, std::uint64_t numel, std::uint64_t first_block, NormNode* nodes,
-                  std::size_t max_nodes, void* scratch) override {
+  void norm(const NormTables& tables) override {
     const std::lock_guard lock(gpu);
-    check(cuda::norm_nodes(shard, numel, first_block, nodes, max_nodes, scratch, nullptr));
+    check(cuda::norm_sums(tables, nullptr));
   }
   void decide(const StepRequest& request, const StepTables& t) override {
     const std::lock_guard lock(gpu);
     check(cuda::read_messages(t, nullptr));
-    check(cuda::combine_norm(t.nodes, t.first_node, t.group_blocks, t.groups, t.node_scratch, t.group_sums,
-                             t.sum_of_squares, nullptr));
+    check(cuda::norm_totals(t, nullptr));
     check(cuda::decide_step(request, t, nullptr));
   }
   void update(const DeviceRun& run, const StepTables& tables) override {

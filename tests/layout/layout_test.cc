@@ -2,102 +2,145 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <random>
 
 namespace tessera {
 namespace {
 
-std::vector<LayoutItem> random_items(std::mt19937& random, bool with_blocks) {
-  const int count = std::uniform_int_distribution<int>(1, 12)(random);
-  std::vector<LayoutItem> items;
-  for (int i = 0; i < count; ++i) {
-    const std::int64_t rows = std::uniform_int_distribution<std::int64_t>(1, 300)(random);
-    const std::int64_t width = std::uniform_int_distribution<std::int64_t>(1, 200)(random);
-    std::int64_t block = 1;
-    if (with_blocks) {
-      const int kind = std::uniform_int_distribution<int>(0, 3)(random);
-      block = kind == 0 ? 1 : kind == 1 ? width : kind == 2 ? std::min<std::int64_t>(32, width) : rows * width;
-    }
-    items.push_back({rows * width, block});
+using Numels = std::vector<std::int64_t>;
+
+Numels random_numels(std::mt19937& random) {
+  Numels numels;
+  const std::int64_t most[] = {5, 32, 64, 128, 255, 300, 60000};
+  const std::int64_t limit = most[random() % std::size(most)];
+  const std::size_t count = 1 + random() % 14;
+  for (std::size_t i = 0; i < count; ++i) {
+    numels.push_back(random() % 9 == 0 ? limit : static_cast<std::int64_t>(random()) % (limit + 1));
   }
-  return items;
+  return numels;
 }
 
-void expect_invariants(const Layout& layout, const std::vector<LayoutItem>& items, int parts,
-                       std::int64_t align = Layout::kAlign) {
-  ASSERT_EQ(layout.size(), items.size());
-  EXPECT_EQ(layout.parts(), parts);
-  EXPECT_EQ(layout.numel(), parts * layout.shard_numel());
-  EXPECT_EQ(layout.shard_numel() % Layout::kQuantum, 0);
-  std::int64_t next = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const Extent extent = layout.extent(i);
-    EXPECT_GE(extent.offset, next);
-    EXPECT_EQ(extent.offset % align, 0);
-    EXPECT_EQ(extent.numel, items[i].numel);
-    for (int part = 1; part < parts; ++part) {
-      const std::int64_t cut = layout.shard(part).offset;
-      if (cut > extent.offset && cut < extent.end()) {
-        EXPECT_EQ((cut - extent.offset) % items[i].block, 0) << "tensor " << i << " is cut inside a block";
+constexpr SmallTensors kEither[] = {SmallTensors::kShareBlocks, SmallTensors::kOwnBlocks};
+
+/// Calls `check(numels, parts, small, layout)` for many.
+template <class Check>
+void on_random_layouts(const Check& check) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 400; ++trial) {
+    const Numels numels = random_numels(random);
+    for (const int parts : {1, 2, 3, 4, 7, 8}) {
+      for (const SmallTensors small : kEither) check(numels, parts, small, Layout::pack(numels, parts, small));
+    }
+  }
+}
+
+TEST(Layout, TensorsLieInOrderAndAligned) {
+  on_random_layouts([](const Numels& numels, int parts, SmallTensors small, const Layout& layout) {
+    ASSERT_EQ(layout.size(), numels.size());
+    ASSERT_EQ(layout.parts(), parts);
+    std::int64_t next = 0;
+    for (std::size_t i = 0; i < numels.size(); ++i) {
+      const Extent extent = layout.extent(i);
+      ASSERT_EQ(extent.numel, numels[i]);
+      ASSERT_GE(extent.offset, next);
+      const bool begins_block = numels[i] >= Layout::kBlock || small == SmallTensors::kOwnBlocks;
+      ASSERT_EQ(extent.offset % (begins_block ? Layout::kBlock : Layout::kAlign), 0);
+      next = extent.end();
+    }
+    ASSERT_LE(next, layout.numel());
+  });
+}
+
+TEST(Layout, SmallTensorsDoNotStraddleBlocks) {
+  on_random_layouts([](const Numels& numels, int, SmallTensors, const Layout& layout) {
+    for (std::size_t i = 0; i < numels.size(); ++i) {
+      if (numels[i] == 0 || numels[i] >= Layout::kBlock) continue;
+      const Extent extent = layout.extent(i);
+      ASSERT_EQ(extent.offset / Layout::kBlock, (extent.end() - 1) / Layout::kBlock) << numels[i];
+    }
+  });
+}
+
+TEST(Layout, NoBlockOfTwoTensorsWhereEachHasItsOwn) {
+  on_random_layouts([](const Numels&, int, SmallTensors small, const Layout& layout) {
+    if (small == SmallTensors::kShareBlocks) return;
+    std::int64_t free = 0;  // the first block that no tensor is in
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      if (layout.extent(i).numel == 0) continue;
+      ASSERT_GE(layout.extent(i).offset / Layout::kBlock, free);
+      free = (layout.extent(i).end() - 1) / Layout::kBlock + 1;
+    }
+    ASSERT_EQ(layout.cut(), Layout::kBlock);
+  });
+}
+
+TEST(Layout, ShardsAreEqualAndCutBetweenBlocksOfTensors) {
+  on_random_layouts([](const Numels&, int parts, SmallTensors, const Layout& layout) {
+    ASSERT_EQ(layout.numel(), parts * layout.shard_numel());
+    ASSERT_EQ(layout.shard_numel() % layout.cut(), 0);
+    ASSERT_TRUE(std::has_single_bit(static_cast<std::uint64_t>(layout.cut())));
+    ASSERT_GE(layout.cut(), Layout::kLeastCut);
+    ASSERT_LE(layout.cut(), Layout::kBlock);
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      const Extent extent = layout.extent(i);
+      for (int part = 1; part < parts; ++part) {
+        const std::int64_t cut = layout.shard(part).offset;
+        if (cut <= extent.offset || cut >= extent.end()) continue;
+        ASSERT_EQ((cut - extent.offset) % Layout::kBlock, 0) << "tensor " << i << " of " << extent.numel;
       }
     }
-    next = extent.end();
-  }
-  EXPECT_LE(next, layout.numel());
+  });
 }
 
-TEST(Layout, KeepsItsInvariantsForRandomTensors) {
-  std::mt19937 random(7);
-  for (int trial = 0; trial < 300; ++trial) {
-    const auto items = random_items(random, trial % 2 == 1);
-    for (int parts : {1, 2, 3, 4, 8}) {
-      expect_invariants(Layout::pack(items, parts), items, parts);
-      expect_invariants(Layout::pack(items, parts, Layout::kQuantum), items, parts, Layout::kQuantum);
+TEST(Layout, PaddingIsBounded) {
+  on_random_layouts([](const Numels& numels, int parts, SmallTensors small, const Layout& layout) {
+    std::int64_t most = parts * layout.cut();
+    for (const std::int64_t numel : numels) {
+      const bool begins_block = numel >= Layout::kBlock || small == SmallTensors::kOwnBlocks;
+      most += begins_block ? Layout::kBlock : std::max(Layout::kAlign, numel);
     }
-  }
+    ASSERT_LT(layout.padding(), most);
+  });
 }
 
 TEST(Layout, OffsetsDoNotDependOnTheNumberOfRanks) {
-  std::mt19937 random(11);
-  for (int trial = 0; trial < 50; ++trial) {
-    const auto items = random_items(random, false);
-    const Layout one = Layout::pack(items, 1);
-    for (int parts : {2, 3, 8}) {
-      const Layout many = Layout::pack(items, parts);
-      for (std::size_t i = 0; i < items.size(); ++i) EXPECT_EQ(one.extent(i), many.extent(i));
-    }
-  }
+  on_random_layouts([](const Numels& numels, int, SmallTensors small, const Layout& layout) {
+    const Layout one = Layout::pack(numels, 1, small);
+    ASSERT_EQ(one.cut(), layout.cut());
+    for (std::size_t i = 0; i < numels.size(); ++i) ASSERT_EQ(one.extent(i), layout.extent(i));
+  });
 }
 
-TEST(Layout, CoprimeRowsDoNotBlowTheShardUp) {
-  // A common multiple of 1009, 1013 and 1019 is 1.04e9 elements; the tensors hold 3e5.
-  const std::vector<LayoutItem> items = {{1009 * 100, 1009}, {1013 * 100, 1013}, {1019 * 100, 1019}};
-  for (int parts : {2, 3}) {
-    const Layout layout = Layout::pack(items, parts);
-    expect_invariants(layout, items, parts);
-    EXPECT_LT(layout.padding(), layout.numel() / 5);
-  }
+TEST(Layout, ShardsOfSmallTensorsAreNotPaddedToWholeBlocks) {
+  // Linear(4, 4): both its tensors are in 64 elements.
+  EXPECT_EQ(Layout::pack(Numels{16, 4}, 1).numel(), 64);
+  EXPECT_EQ(Layout::pack(Numels{16, 4}, 8).numel(), 8 * 64);
+  EXPECT_EQ(Layout::pack(Numels{3}, 8).numel(), 8 * 64);
+  EXPECT_EQ(Layout::pack(Numels{100, 100, 28}, 2).shard_numel(), 256);
+  EXPECT_EQ(Layout::pack(Numels{100, 100}, 2).shard_numel(), 128);
+  EXPECT_EQ(Layout::pack(Numels{256, 4}, 2).shard_numel(), 256);
+  EXPECT_EQ(Layout::pack(Numels{16, 4}, 2, SmallTensors::kOwnBlocks).shard_numel(), 256);
 }
 
-TEST(Layout, FewerElementsThanRanks) {
-  const std::vector<LayoutItem> items = {{3, 1}};
-  const Layout layout = Layout::pack(items, 8);
-  EXPECT_EQ(layout.shard_numel(), Layout::kQuantum);
-  EXPECT_EQ(layout.padding(), 8 * Layout::kQuantum - 3);
+TEST(Layout, SmallTensorsFillTheLastBlockOfALargeOne) {
+  const Layout layout = Layout::pack(Numels{300, 100, 50, 60}, 1);
+  EXPECT_EQ(layout.extent(1).offset, 320);
+  EXPECT_EQ(layout.extent(2).offset, 448);
+  EXPECT_EQ(layout.extent(3).offset, 512);
 }
 
 TEST(Layout, GapsAndTensorsCoverTheBufferOnce) {
-  std::mt19937 random(13);
-  for (int trial = 0; trial < 50; ++trial) {
-    const Layout layout = Layout::pack(random_items(random, true), 4);
-    std::vector<int> hits(layout.numel());
-    auto mark = [&](Extent e) {
-      for (std::int64_t i = e.offset; i < e.end(); ++i) ++hits[i];
+  on_random_layouts([](const Numels&, int, SmallTensors, const Layout& layout) {
+    std::vector<int> hits(static_cast<std::size_t>(layout.numel()));
+    const auto mark = [&](Extent e) {
+      for (std::int64_t i = e.offset; i < e.end(); ++i) ++hits[static_cast<std::size_t>(i)];
     };
     for (std::size_t i = 0; i < layout.size(); ++i) mark(layout.extent(i));
     for (Extent gap : layout.gaps()) mark(gap);
-    EXPECT_TRUE(std::all_of(hits.begin(), hits.end(), [](int n) { return n == 1; }));
-  }
+    ASSERT_TRUE(std::all_of(hits.begin(), hits.end(), [](int n) { return n == 1; }));
+  });
 }
 
 }  // namespace

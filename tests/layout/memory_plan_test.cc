@@ -13,8 +13,8 @@ PlanInput input_of(std::int64_t numel, std::int64_t blocks, MeshPosition mesh, i
   const auto unit = [&](std::int64_t unit_numel) {
     UnitShape shape;
     for (int g = 0; g < groups; ++g) {
-      const LayoutItem item{unit_numel / groups, 1};
-      shape.groups.push_back({DType::kF32, true, Layout::pack({&item, 1}, mesh.world_size())});
+      const std::int64_t group_numel = unit_numel / groups;
+      shape.groups.push_back({DType::kF32, true, Layout::pack({&group_numel, 1}, mesh.world_size())});
     }
     return shape;
   };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -386,35 +387,22 @@ TEST_F(DeviceKernels, SgdGivesTheCpusBitsInEveryFormat) {
 }
 
 TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
-  // Two groups of 2 and 1 parameters; three ranks, of which 2 and 0 have the parts of gradients, in this order.
-  constexpr std::uint32_t kNodes[] = {2, 1};  // a part's, by group
-  constexpr std::size_t kNodesOffset = sizeof(StepMessageHeader) + 8, kBytes = kNodesOffset + 3 * sizeof(NormNode);
+  // Two groups of 2 and 1 parameters; three ranks.
+  constexpr std::size_t kSumsOffset = sizeof(StepMessageHeader) + 8, kBytes = kSumsOffset + 3 * sizeof(double);
   std::vector<std::byte> messages(3 * kBytes);
-  const auto node_of = [](int rank, int i) { return NormNode{.level = 1, .index = 7, .sum = rank * 10.0 + i}; };
   for (int rank = 0; rank < 3; ++rank) {
     std::byte* const message = messages.data() + kBytes * static_cast<std::size_t>(rank);
     const StepMessageHeader header{.loss = 0.1 * (rank + 1), .tokens = rank, .samples = 2 * rank, .gathers = 5};
     std::memcpy(message, &header, sizeof header);
     message[sizeof header + static_cast<std::size_t>(rank % 2)] = std::byte{1};
-    for (int i = 0; i < 3; ++i) {
-      const NormNode node = node_of(rank, i);
-      std::memcpy(message + kNodesOffset + static_cast<std::size_t>(i) * sizeof node, &node, sizeof node);
-    }
   }
   DeviceStep step({{0, 2}, {2, 1}});
   Shared<std::byte> device_messages(messages);
-  const Shared<std::int32_t> part_ranks({2, 0});
-  const Shared<std::uint32_t> first_node({0, 2 * kNodes[0], 2 * (kNodes[0] + kNodes[1])});
-  const Shared<NormNode> nodes{std::vector<NormNode>(6)};
   step.tables.ranks = 3;
   step.tables.shard_size = 3;
-  step.tables.parts = 2;
   step.tables.message_bytes = kBytes;
-  step.tables.nodes_offset = kNodesOffset;
+  step.tables.sums_offset = kSumsOffset;
   step.tables.messages = device_messages.data();
-  step.tables.part_ranks = part_ranks.data();
-  step.tables.first_node = first_node.data();
-  step.tables.nodes = nodes.data();
   check(cuda::read_messages(step.tables, nullptr));
   const DeviceDecision decision = step.decision.values()[0];
   EXPECT_EQ(decision.loss, 0.1 / 3 + 0.2 / 3 + 0.1 * 3 / 3);
@@ -422,9 +410,6 @@ TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
   EXPECT_EQ(decision.samples, 6);
   EXPECT_EQ(decision.gathers_differ, 0);
   EXPECT_EQ(step.used.values(), (std::vector<std::uint8_t>{1, 1, 0}));
-  std::vector<double> sums;
-  for (const NormNode& node : nodes.values()) sums.push_back(node.sum);
-  EXPECT_EQ(sums, (std::vector<double>{20, 21, 0, 1, 22, 2}));
 
   reinterpret_cast<StepMessageHeader*>(device_messages.data() + kBytes)->gathers = 6;
   check(cuda::read_messages(step.tables, nullptr));
@@ -438,83 +423,130 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return StepProblem(numel, seed, false).gradient;
 }
 
-/// The nodes of a shard, as the device makes them.
-std::vector<NormNode> device_nodes(const NormTree& tree, std::span<const float> shard, std::uint64_t first_block) {
-  const Shared<float> values(std::vector<float>(shard.begin(), shard.end()));
-  const Shared<NormNode> nodes{std::vector<NormNode>(tree.max_nodes())};
-  // What lies behind the scratch stays as it is.
-  const std::size_t bytes = cuda::norm_scratch_bytes(shard.size());
-  const Shared<std::byte> scratch{std::vector<std::byte>(bytes + 64, std::byte{0x5a})};
-  check(cuda::norm_nodes(values.data(), shard.size(), first_block, nodes.data(), tree.max_nodes(), scratch.data(),
-                         nullptr));
-  const std::vector<std::byte> left = scratch.values();
-  EXPECT_TRUE(std::all_of(left.begin() + static_cast<std::ptrdiff_t>(bytes), left.end(),
-                          [](std::byte b) { return b == std::byte{0x5a}; }));
-  return nodes.values();
+/// The sums of buffers that hold `runs`, as the device makes them.
+std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
+                                const std::vector<std::vector<NormRun>>& runs) {
+  std::vector<Shared<float>> memory;
+  std::vector<NormBuffer> buffers;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    buffers.push_back({memory.emplace_back(values[i]).data(), runs[i]});
+    count += NormSums(runs[i]).count();
+  }
+  // What lies behind the sums and the scratch stays as it is.
+  constexpr double kMark = -7.0;
+  const std::size_t scratch_count = norm_scratch_count(buffers);
+  const Shared<double> sums{std::vector<double>(count + 8, kMark)};
+  const Shared<double> scratch{std::vector<double>(scratch_count + 8, kMark)};
+  const NormLaunch launch = norm_launch(buffers, sums.data(), scratch.data());
+  const Shared<NormTileNode> nodes(launch.nodes);
+  const Shared<std::uint32_t> first_node(launch.first_node);
+  const Shared<NormSpan> spans(launch.spans);
+  check(cuda::norm_sums(
+      {nodes.data(), first_node.data(), spans.data(), static_cast<std::uint32_t>(launch.first_node.size() - 1),
+       static_cast<std::uint32_t>(launch.spans.size())},
+      nullptr));
+  std::vector<double> got = sums.values();
+  const std::vector<double> rest = scratch.values();
+  EXPECT_TRUE(std::all_of(got.begin() + static_cast<long>(count), got.end(), [](double x) { return x == kMark; }));
+  EXPECT_TRUE(
+      std::all_of(rest.begin() + static_cast<long>(scratch_count), rest.end(), [](double x) { return x == kMark; }));
+  got.resize(count);
+  return got;
 }
 
-bool same_nodes(std::vector<NormNode> got, std::vector<NormNode> wanted) {
-  wanted.resize(got.size());  // the rest are absent
-  return same_bits(got, wanted);
+std::vector<double> cpu_sums(const std::vector<float>& values, const std::vector<NormRun>& runs) {
+  NormSums sums(runs);
+  sums.add(values);
+  return {sums.sums().begin(), sums.sums().end()};
 }
 
-TEST_F(DeviceKernels, NormNodesAreTheCpusForEveryShard) {
-  constexpr std::uint64_t kBlock = NormTree::kBlockNumel;
+TEST_F(DeviceKernels, NormSumsAreTheCpusForEveryRun) {
   struct Case {
-    std::uint64_t first, end;  // blocks
+    std::uint64_t first, end;  // blocks of the tensor
+    bool is_last;
+    std::uint64_t short_by = 0;  // elements of the last one
   };
-  // Without a whole tile of 256 blocks; with some, and with blocks before and behind them.
-  for (const Case& c : {Case{0, 1}, Case{5, 9}, Case{3, 3 + 500}, Case{0, 256}, Case{255, 513}, Case{1, 1030}}) {
-    const std::vector<float> shard = random_values((c.end - c.first) * kBlock, 3);
-    const NormTree tree(c.end + 17);
-    std::vector<NormNode> wanted;
-    bool finite = true;
-    tree.partial(shard, c.first, wanted, finite);
-    EXPECT_TRUE(same_nodes(device_nodes(tree, shard, c.first), wanted)) << c.first << " to " << c.end;
+  // Without a whole tile of 256 blocks; with some, and with blocks before and behind them; of several tiles.
+  for (const Case& c :
+       {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
+        Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
+        Case{0, 1024, false}, Case{0, 1300, true, 1}, Case{0, 257, true, 255}}) {
+    const std::uint64_t numel = (c.end - c.first) * kNormBlock - c.short_by;
+    const std::vector<float> values = random_values(numel, 3);
+    const std::vector<NormRun> runs = {
+        {.begin = 0, .numel = numel, .first_block = c.first, .tensor = 0, .is_last = c.is_last}};
+    EXPECT_TRUE(same_bits(device_sums({values}, {runs}), cpu_sums(values, runs))) << c.first << " to " << c.end;
   }
 }
 
-TEST_F(DeviceKernels, TheLastBlockMayBeShort) {
-  for (std::size_t numel : {1u, 257u, 256u * 256u - 3u, 256u * 256u + 3u}) {
-    const std::vector<float> shard = random_values(numel, 4);
-    const NormTree tree(NormTree::blocks_of(numel));
-    std::vector<NormNode> wanted;
-    bool finite = true;
-    tree.partial(shard, 0, wanted, finite);
-    EXPECT_TRUE(same_nodes(device_nodes(tree, shard, 0), wanted)) << numel;
+TEST_F(DeviceKernels, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
+  std::mt19937 random(11);
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<NormRun>> runs;
+  std::vector<double> wanted;
+  std::uint32_t tensor = 0;
+  for (int buffer = 0; buffer < 3; ++buffer) {
+    std::uint64_t next = 0;
+    auto& of_buffer = runs.emplace_back();
+    for (int i = 0; i < 150; ++i) {
+      // Small ones next to each other, large ones on blocks.
+      const std::uint64_t numel = 1 + random() % (i % 30 == 7 ? 256 * 300 : i % 5 == 0 ? 3000 : 80);
+      if (numel >= kNormBlock || next % kNormBlock + numel > kNormBlock) next = norm_blocks_of(next) * kNormBlock;
+      of_buffer.push_back({.begin = next, .numel = numel, .first_block = random() % 3, .tensor = tensor++});
+      next += norm_blocks_of(numel) > 1 ? numel : (numel + 31) / 32 * 32;
+    }
+    values.push_back(random_values(norm_blocks_of(next) * kNormBlock, 12 + static_cast<std::uint32_t>(buffer)));
+    const std::vector<double> more = cpu_sums(values.back(), of_buffer);
+    wanted.insert(wanted.end(), more.begin(), more.end());
   }
+  EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-TEST_F(DeviceKernels, CombinedNormIsTheCpus) {
-  // Two groups; the first cut into three shards, the second whole.
-  const std::vector<float> one = random_values(256 * 300, 5), other = random_values(256 * 7 + 9, 6);
-  const NormTree trees[] = {NormTree(300), NormTree(8)};
-  std::vector<NormNode> nodes;
-  std::vector<std::uint32_t> first = {0};
-  for (auto [begin, end] : {std::pair{0, 100}, {100, 101}, {101, 300}}) {
-    const auto shard = std::span(one).subspan(256u * begin, 256u * (end - begin));
-    const auto some = device_nodes(trees[0], shard, static_cast<std::uint64_t>(begin));
-    nodes.insert(nodes.end(), some.begin(), some.end());
+TEST_F(DeviceKernels, TotalsAreTheCpus) {
+  // Three tensors in three parts of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
+  const std::vector<std::uint64_t> numels = {256 * 300 - 9, 40, 256 * 7 + 9};
+  const std::vector<std::vector<NormRun>> parts = {
+      {{.begin = 0, .numel = 256 * 100, .first_block = 0, .tensor = 0, .is_last = false}},
+      {{.begin = 0, .numel = 256 * 1, .first_block = 100, .tensor = 0, .is_last = false}},
+      {{.begin = 0, .numel = 256 * 199 - 9, .first_block = 101, .tensor = 0},
+       {.begin = 256 * 199, .numel = 40, .first_block = 0, .tensor = 1},
+       {.begin = 256 * 200, .numel = 256 * 7 + 9, .first_block = 0, .tensor = 2}}};
+  const std::vector<std::int32_t> ranks = {2, 0, 1};
+  const NormTotals totals(numels, parts);
+  constexpr std::size_t kSumsOffset = 48;
+  const std::size_t bytes = kSumsOffset + totals.most_sums() * sizeof(double);
+  std::vector<std::byte> messages(3 * bytes);
+  std::vector<std::vector<double>> sums;
+  std::vector<const double*> pointers;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    sums.push_back(cpu_sums(random_values(256 * 208, 20 + static_cast<std::uint32_t>(k)), parts[k]));
+    std::memcpy(messages.data() + bytes * static_cast<std::size_t>(ranks[k]) + kSumsOffset, sums[k].data(),
+                sums[k].size() * sizeof(double));
   }
-  first.push_back(static_cast<std::uint32_t>(nodes.size()));
-  const auto some = device_nodes(trees[1], other, 0);
-  nodes.insert(nodes.end(), some.begin(), some.end());
-  first.push_back(static_cast<std::uint32_t>(nodes.size()));
+  for (const auto& of_part : sums) pointers.push_back(of_part.data());
+  std::vector<double> wanted(3);
+  const double wanted_total = totals.add_up(pointers, wanted);
 
-  const auto combined = [&](const std::vector<NormNode>& given) {
-    const Shared<NormNode> device(given), scratch(given);
-    const Shared<std::uint32_t> device_first(first);
-    const Shared<std::uint64_t> blocks({300, 8});
-    const Shared<double> sums({0, 0}), total({0});
-    check(cuda::combine_norm(device.data(), device_first.data(), blocks.data(), 2, scratch.data(), sums.data(),
-                             total.data(), nullptr));
-    return total.values()[0];
-  };
-  double wanted = 0;
-  for (int g : {0, 1}) wanted += *trees[g].combine(std::span(nodes).subspan(first[g], first[g + 1] - first[g]));
-  EXPECT_EQ(combined(nodes), wanted);
-  nodes[0] = NormNode{};  // a shard's node is missing
-  EXPECT_TRUE(std::isnan(combined(nodes)));
+  const Shared<std::byte> device_messages(messages);
+  const Shared<std::int32_t> part_ranks(ranks);
+  const Shared<NormLink> links({totals.links().begin(), totals.links().end()});
+  const Shared<std::uint32_t> first_link({totals.first_link().begin(), totals.first_link().end()});
+  const Shared<double> scratch{std::vector<double>(totals.links().size())}, squares({0, 0, 0}), total({0});
+  StepTables tables;
+  tables.tensors = 3;
+  tables.message_bytes = bytes;
+  tables.sums_offset = kSumsOffset;
+  tables.messages = device_messages.data();
+  tables.part_ranks = part_ranks.data();
+  tables.links = links.data();
+  tables.first_link = first_link.data();
+  tables.link_scratch = scratch.data();
+  tables.squares = squares.data();
+  tables.sum_of_squares = total.data();
+  check(cuda::norm_totals(tables, nullptr));
+  EXPECT_TRUE(same_bits(squares.values(), wanted));
+  EXPECT_EQ(total.values()[0], wanted_total);
 }
 
 }  // namespace

@@ -5,15 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <random>
-
-#include "runtime/base/status.h"
+#include <stdexcept>
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kBlock = NormTree::kBlockNumel;
 
 std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -23,56 +19,123 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return values;
 }
 
-// Cuts of [0, blocks) into `shards` runs, some of them empty.
-std::vector<std::uint64_t> random_cuts(std::uint64_t blocks, int shards, std::mt19937& random) {
-  std::vector<std::uint64_t> cuts = {0, blocks};
-  for (int i = 1; i < shards; ++i) cuts.push_back(random() % (blocks + 1));
-  std::sort(cuts.begin(), cuts.end());
-  return cuts;
+/// Tensors in one flat buffer: large ones on multiples of 256, small ones anywhere inside a block.
+struct Buffer {
+  std::vector<std::uint64_t> numels, begins;
+  std::vector<float> values;
+
+  explicit Buffer(std::vector<std::uint64_t> numels_given, std::uint32_t seed = 1) : numels(std::move(numels_given)) {
+    std::uint64_t next = 0;
+    for (const std::uint64_t numel : numels) {
+      const bool fits = numel < kNormBlock && next % kNormBlock + numel <= kNormBlock;
+      if (!fits) next = norm_blocks_of(next) * kNormBlock;
+      begins.push_back(next);
+      next += numel;
+    }
+    values = random_values(norm_blocks_of(next) * kNormBlock, seed);
+  }
+  std::uint64_t blocks() const { return norm_blocks_of(values.size()); }
+  std::span<const float> tensor(std::size_t t) const { return std::span(values).subspan(begins[t], numels[t]); }
+
+  /// What the part of blocks [first, last) holds.
+  std::vector<NormRun> runs(std::uint64_t first, std::uint64_t last) const {
+    const std::uint64_t part = first * kNormBlock, part_end = last * kNormBlock;
+    std::vector<NormRun> runs;
+    for (std::uint32_t t = 0; t < numels.size(); ++t) {
+      const std::uint64_t begin = std::max(begins[t], part), end = std::min(begins[t] + numels[t], part_end);
+      if (begin >= end) continue;
+      const bool is_last = end == begins[t] + numels[t];
+      runs.push_back({begin - part, end - begin, (begin - begins[t]) / kNormBlock, t, is_last});
+    }
+    return runs;
+  }
+  std::span<const float> part(std::uint64_t first, std::uint64_t last) const {
+    return std::span(values).subspan(first * kNormBlock, (last - first) * kNormBlock);
+  }
+};
+
+struct Norm {
+  double total = 0.0;
+  std::vector<double> squares;
+  friend bool operator==(const Norm&, const Norm&) = default;
+};
+
+/// Cuts as block numbers, from 0 to the buffer's end; each part added in pieces of random length.
+Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::mt19937& random,
+             InstructionSet set = best_instruction_set()) {
+  std::vector<std::vector<NormRun>> runs;
+  std::vector<NormSums> parts;
+  std::vector<const double*> sums;
+  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+    runs.push_back(buffer.runs(cuts[k], cuts[k + 1]));
+    NormSums& part = parts.emplace_back(runs.back(), set);
+    for (std::uint64_t begin = cuts[k]; begin < cuts[k + 1];) {
+      const std::uint64_t end = std::min<std::uint64_t>(cuts[k + 1], begin + random() % 5);  // also empty pieces
+      part.add(buffer.part(begin, end));
+      begin = end;
+    }
+    EXPECT_TRUE(part.finite());
+  }
+  for (const NormSums& part : parts) sums.push_back(part.sums().data());
+  const NormTotals totals(buffer.numels, runs);
+  Norm norm;
+  norm.squares.resize(totals.tensors());
+  norm.total = totals.add_up(sums, norm.squares);
+  return norm;
 }
 
-std::span<const float> shard_of(const std::vector<float>& values, std::uint64_t first, std::uint64_t last) {
-  const std::size_t begin = std::min<std::size_t>(first * kBlock, values.size());
-  return std::span(values).subspan(begin, std::min<std::size_t>(last * kBlock, values.size()) - begin);
+Norm norm_of(const Buffer& buffer, InstructionSet set = best_instruction_set()) {
+  std::mt19937 random(9);
+  return norm_of(buffer, {0, buffer.blocks()}, random, set);
 }
 
-double total_of(const NormTree& tree, std::span<const NormNode> nodes) {
-  const absl::StatusOr<double> total = tree.combine(nodes);
-  EXPECT_TRUE(total.ok()) << message_of(total.status());
-  return total.ok() ? *total : -1.0;
+std::vector<std::uint64_t> random_numels(std::mt19937& random) {
+  std::vector<std::uint64_t> numels;
+  const std::size_t count = 1 + random() % 12;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t most[] = {4, 255, 300, 256 * 9, 256 * 70};
+    numels.push_back(random() % 8 == 0 ? 256 * (1 + random() % 16) : random() % most[random() % 5]);
+  }
+  return numels;
 }
 
-double whole_sum(const NormTree& tree, const std::vector<float>& values) {
-  std::vector<NormNode> nodes;
-  bool finite = true;
-  tree.partial(values, 0, nodes, finite);
-  return total_of(tree, nodes);
-}
-
-TEST(NormTree, EveryCutIntoShardsGivesTheSameBits) {
+TEST(GradNorm, EveryCutIntoPartsAndPiecesGivesTheSameBits) {
   std::mt19937 random(1);
-  for (std::size_t numel : {1ul, 255ul, 256ul, 257ul, 4096ul, 256ul * 13 + 7, 256ul * 100, 256ul * 257 + 1}) {
-    const std::vector<float> values = random_values(numel, 2);
-    const NormTree tree(NormTree::blocks_of(numel));
-    const double wanted = whole_sum(tree, values);
-    for (int shards = 1; shards <= 8; ++shards) {
-      for (int trial = 0; trial < 30; ++trial) {
-        const auto cuts = random_cuts(tree.total_blocks(), shards, random);
-        std::vector<NormNode> all;
-        bool finite = true;
-        for (int i = 0; i < shards; ++i) {
-          const std::size_t before = all.size();
-          tree.partial(shard_of(values, cuts[i], cuts[i + 1]), cuts[i], all, finite);
-          ASSERT_LE(all.size() - before, tree.max_nodes());
-        }
-        all.resize(all.size() + 3);  // absent nodes, as ranks with fewer send them
-        std::shuffle(all.begin(), all.end(), random);
-        const double got = total_of(tree, all);
-        ASSERT_EQ(std::memcmp(&wanted, &got, sizeof got), 0) << numel << " elements, " << shards << " shards";
-        ASSERT_TRUE(finite);
-      }
+  for (int trial = 0; trial < 60; ++trial) {
+    const Buffer buffer(random_numels(random), random());
+    const Norm wanted = norm_of(buffer);
+    for (int parts = 1; parts <= 8; ++parts) {
+      std::vector<std::uint64_t> cuts = {0, buffer.blocks()};
+      for (int i = 1; i < parts; ++i) cuts.push_back(random() % (buffer.blocks() + 1));  // also empty parts
+      std::sort(cuts.begin(), cuts.end());
+      ASSERT_EQ(norm_of(buffer, cuts, random), wanted) << "trial " << trial << ", " << parts << " parts";
     }
   }
+}
+
+TEST(GradNorm, OfATensorDoesNotDependOnItsNeighboursOrItsPlace) {
+  const Buffer together({20, 700, 3, 256 * 5, 100, 1, 256 * 33 + 9, 0, 255}, 3);
+  const Norm norm = norm_of(together);
+  double total = 0.0;
+  for (std::size_t t = 0; t < together.numels.size(); ++t) {
+    Buffer alone({together.numels[t]});
+    std::copy(together.tensor(t).begin(), together.tensor(t).end(), alone.values.begin());
+    EXPECT_EQ(norm_of(alone).total, norm.squares[t]) << t;
+    total += norm.squares[t];
+  }
+  EXPECT_EQ(norm.total, total) << "in order of the numbers";
+}
+
+// What lies between tensors counts nothing, whatever it is.
+TEST(GradNorm, LooksAtTensorsAlone) {
+  Buffer buffer({20, 700, 3, 300}, 4);
+  const Norm wanted = norm_of(buffer);
+  std::vector<float> spoilt(buffer.values.size(), NAN);
+  for (std::size_t t = 0; t < buffer.numels.size(); ++t) {
+    std::copy(buffer.tensor(t).begin(), buffer.tensor(t).end(), spoilt.begin() + static_cast<long>(buffer.begins[t]));
+  }
+  buffer.values = spoilt;
+  EXPECT_EQ(norm_of(buffer), wanted);
 }
 
 // The definition, written down a second time: recursion over the dyadic tree.
@@ -83,156 +146,126 @@ double recursive_sum(const std::vector<double>& blocks, std::uint64_t begin, std
   return right < blocks.size() ? left + recursive_sum(blocks, right, width / 2) : left;
 }
 
-TEST(NormTree, IsTheDyadicTreeOverBlocks) {
+TEST(GradNorm, IsTheDyadicTreeOverATensorsBlocks) {
   for (std::uint64_t blocks = 1; blocks <= 70; ++blocks) {
-    const std::vector<float> values = random_values(blocks * kBlock, static_cast<std::uint32_t>(blocks));
-    const NormTree one_block(1);
+    const Buffer buffer({blocks * kNormBlock - 3}, static_cast<std::uint32_t>(blocks));
     std::vector<double> sums;
     for (std::uint64_t i = 0; i < blocks; ++i) {
-      const auto block = shard_of(values, i, i + 1);
-      sums.push_back(whole_sum(one_block, std::vector<float>(block.begin(), block.end())));
+      Buffer block({std::min(kNormBlock, buffer.numels[0] - i * kNormBlock)});
+      std::copy_n(buffer.values.begin() + static_cast<long>(i * kNormBlock), block.numels[0], block.values.begin());
+      sums.push_back(norm_of(block).total);
     }
-    EXPECT_EQ(whole_sum(NormTree(blocks), values), recursive_sum(sums, 0, std::bit_ceil(blocks))) << blocks;
+    EXPECT_EQ(norm_of(buffer).total, recursive_sum(sums, 0, std::bit_ceil(blocks))) << blocks;
   }
 }
 
-TEST(NormTree, IsCloseToTheExactSum) {
-  const std::vector<float> values = random_values(256 * 999 + 77, 5);
+TEST(GradNorm, IsCloseToTheExactSum) {
+  const Buffer buffer({256 * 999 + 77, 5, 100, 256 * 10, 31}, 5);
   long double exact = 0.0L;
-  for (float x : values) exact += static_cast<long double>(x) * x;
-  const double got = whole_sum(NormTree(1000), values);
-  EXPECT_NEAR(got / static_cast<double>(exact), 1.0, 1e-14);
+  for (std::size_t t = 0; t < buffer.numels.size(); ++t) {
+    for (const float x : buffer.tensor(t)) exact += static_cast<long double>(x) * x;
+  }
+  EXPECT_NEAR(norm_of(buffer).total / static_cast<double>(exact), 1.0, 1e-14);
 }
 
-TEST(NormTree, EveryInstructionSetGivesTheSameBits) {
-  const std::vector<float> values = random_values(256 * 37 + 101, 6);
-  const double wanted = whole_sum(NormTree(38, InstructionSet::kPortable), values);
+TEST(GradNorm, EveryInstructionSetGivesTheSameBits) {
+  const Buffer buffer({256 * 37 + 101, 17, 40, 255, 999}, 6);
+  const Norm wanted = norm_of(buffer, InstructionSet::kPortable);
   for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
     if (!supports(set)) continue;
-    EXPECT_EQ(whole_sum(NormTree(38, set), values), wanted) << name_of(set);
+    EXPECT_EQ(norm_of(buffer, set), wanted) << name_of(set);
   }
 }
 
-TEST(NormTree, ReportsWhatIsNotFinite) {
+TEST(GradNorm, ReportsWhatIsNotFinite) {
+  const Buffer finite({256 * 9 + 2, 40, 100}, 7);
   for (float bad : {HUGE_VALF, -HUGE_VALF, NAN}) {
-    for (std::size_t at : {0ul, 255ul, 256ul * 5 + 3, 256ul * 9 + 1}) {
-      std::vector<float> values = random_values(256 * 9 + 2, 7);
-      const NormTree tree(10);
-      std::vector<NormNode> nodes;
-      bool finite = true;
-      tree.partial(values, 0, nodes, finite);
-      EXPECT_TRUE(finite);
-      values[at] = bad;
-      nodes.clear();
-      tree.partial(values, 0, nodes, finite);
-      EXPECT_FALSE(finite) << bad << " at " << at;
-      EXPECT_FALSE(std::isfinite(total_of(tree, nodes)));
+    for (std::size_t t = 0; t < 3; ++t) {
+      for (const std::uint64_t at : {std::uint64_t{0}, finite.numels[t] / 2, finite.numels[t] - 1}) {
+        Buffer buffer = finite;
+        buffer.values[buffer.begins[t] + at] = bad;
+        NormSums sums(buffer.runs(0, buffer.blocks()));
+        sums.add(buffer.values);
+        EXPECT_FALSE(sums.finite()) << bad << " in tensor " << t;
+        sums.reset();
+        sums.add(finite.values);
+        EXPECT_TRUE(sums.finite());
+      }
     }
   }
-  const std::vector<float> largest(256 * 4, 3.4e38f);  // finite, however large
-  EXPECT_TRUE(std::isfinite(whole_sum(NormTree(4), largest)));
+  Buffer largest({256 * 4});
+  std::fill(largest.values.begin(), largest.values.end(), 3.4e38f);  // finite, however large
+  EXPECT_TRUE(std::isfinite(norm_of(largest).total));
 }
 
-TEST(NormTree, RefusesMissingAndDoubledNodes) {
-  const std::vector<float> values = random_values(256 * 11, 8);
-  const NormTree tree(11);
-  std::vector<NormNode> nodes;
-  bool finite = true;
-  tree.partial(values, 0, nodes, finite);
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    std::vector<NormNode> missing = nodes, doubled = nodes, strange = nodes;
-    missing.erase(missing.begin() + static_cast<std::ptrdiff_t>(i));
-    doubled.push_back(nodes[i]);
-    strange[i].level = 64;
-    for (const auto& wrong : {missing, doubled, strange}) {
-      const auto total = tree.combine(wrong);
-      ASSERT_FALSE(total.ok());
-      EXPECT_EQ(exit_code_of(total.status()), ExitCode::kInternal);
+TEST(GradNorm, APartSendsOneSumOfAWholeTensorAndAFewOfOneThatIsCut) {
+  const auto count = [](std::uint64_t first_block, std::uint64_t numel, bool is_last) {
+    return NormSums({{.begin = 0, .numel = numel, .first_block = first_block, .tensor = 0, .is_last = is_last}})
+        .count();
+  };
+  for (std::uint64_t blocks = 1; blocks < 5000; blocks += 1 + blocks / 7) {
+    const std::uint64_t numel = blocks * kNormBlock;
+    EXPECT_EQ(count(0, numel, true), 1u) << blocks;
+    for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{1}, blocks / 3, blocks}) {
+      const auto most = static_cast<unsigned>(std::max<std::size_t>(1, std::bit_width(blocks - 1)));
+      EXPECT_LE(count(first, numel, true), 1 + most) << blocks;
+      EXPECT_LE(count(first, numel, false), 2 * most) << blocks;
     }
   }
 }
 
-TEST(NormTree, RefusesShardsThatDoNotFit) {
-  const std::vector<float> values = random_values(256 * 4, 9);
-  const NormTree tree(4);
-  std::vector<NormNode> nodes;
-  bool finite = true;
-  EXPECT_THROW(tree.partial(values, 1, nodes, finite), std::invalid_argument);
-  EXPECT_THROW(tree.partial(std::span(values).first(300), 0, nodes, finite), std::invalid_argument);
-  EXPECT_THROW(tree.partial(std::span(values).first(256), 4, nodes, finite), std::invalid_argument);
-  tree.partial({}, 4, nodes, finite);
-  EXPECT_TRUE(nodes.empty());
-}
-
-bool same_nodes(std::span<const NormNode> a, std::span<const NormNode> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-TEST(NormTreeBuilder, AnyCutIntoPiecesGivesTheNodesOfTheWholeShard) {
-  std::mt19937 random(10);
-  constexpr std::uint64_t kBlocks = 301;
-  const std::vector<float> values = random_values(kBlock * (kBlocks - 1) + 77, 11);
-  const NormTree tree(kBlocks);
-  NormTree::Builder builder(tree);
-  for (int trial = 0; trial < 200; ++trial) {
-    const std::uint64_t first = random() % kBlocks, last = first + random() % (kBlocks - first) + 1;
-    std::vector<NormNode> wanted;
-    bool finite = true;
-    tree.partial(shard_of(values, first, last), first, wanted, finite);
-
-    builder.reset(first);
-    const NormNode* memory = builder.nodes().data();
-    for (std::uint64_t begin = first; begin < last;) {
-      const std::uint64_t end = std::min<std::uint64_t>(last, begin + random() % 40);  // also empty pieces
-      builder.add(shard_of(values, begin, end));
-      begin = end;
-    }
-    ASSERT_TRUE(same_nodes(builder.nodes(), wanted)) << "blocks " << first << " to " << last;
-    EXPECT_TRUE(builder.finite());
-    EXPECT_EQ(builder.nodes().data(), memory) << "it allocated";
+TEST(GradNorm, AllocatesOnce) {
+  const Buffer buffer({256 * 301 + 5, 30, 40, 256 * 64}, 8);
+  NormSums sums(buffer.runs(0, buffer.blocks()));
+  for (int step = 0; step < 2; ++step) {
+    sums.reset();
+    EXPECT_THROW(sums.sums(), std::logic_error) << "before all elements have come";
+    sums.add(buffer.part(0, 7));
+    sums.add(buffer.part(7, buffer.blocks()));
+    EXPECT_EQ(sums.sums().size(), sums.count());
   }
+  const double* const memory = sums.sums().data();
+  sums.reset();
+  sums.add(buffer.values);
+  EXPECT_EQ(sums.sums().data(), memory);
 }
 
-TEST(NormTreeBuilder, RemembersWhatIsNotFiniteUntilReset) {
-  std::vector<float> values = random_values(kBlock * 4, 12);
-  values[kBlock + 5] = HUGE_VALF;
-  NormTree::Builder builder(NormTree(4));
-  builder.reset(0);
-  builder.add(std::span(values).first(kBlock));
-  EXPECT_TRUE(builder.finite());
-  builder.add(std::span(values).subspan(kBlock));
-  EXPECT_FALSE(builder.finite());
-  builder.reset(2);
-  builder.add(std::span(values).subspan(2 * kBlock));
-  EXPECT_TRUE(builder.finite());
+TEST(GradNorm, RefusesPiecesThatCutABlock) {
+  const Buffer buffer({256 * 3, 100, 100}, 9);
+  const auto first = [&](std::size_t numel) { return std::span(buffer.values).first(numel); };
+  for (const std::size_t numel : {1u, 255u, 257u, 256u * 3 + 99u, 256u * 3 + 150u}) {
+    NormSums sums(buffer.runs(0, 4));
+    EXPECT_THROW(sums.add(first(numel)), std::invalid_argument) << numel;
+  }
+  NormSums sums(buffer.runs(0, 4));
+  sums.add(first(256 * 3 + 100));  // between two tensors
 }
 
-TEST(NormTreeBuilder, RefusesPiecesThatDoNotFit) {
-  const std::vector<float> values = random_values(kBlock * 4, 13);
-  NormTree::Builder builder(NormTree(4));
-  builder.reset(0);
-  EXPECT_THROW(builder.add(std::span(values).first(100)), std::invalid_argument);
-  builder.reset(3);
-  builder.add(std::span(values).first(100));  // the unit's last block may be short, and then nothing follows
-  EXPECT_THROW(builder.add(std::span(values).first(1)), std::invalid_argument);
+TEST(GradNorm, RefusesPartsThatDoNotMakeTheTensors) {
+  const std::vector<std::uint64_t> numels = {256 * 11, 40};
+  const NormRun whole{.begin = 0, .numel = 256 * 11, .first_block = 0, .tensor = 0};
+  const NormRun small{.begin = 0, .numel = 40, .first_block = 0, .tensor = 1};
+  const NormRun head{.begin = 0, .numel = 256 * 5, .first_block = 0, .tensor = 0, .is_last = false};
+  const NormRun tail{.begin = 0, .numel = 256 * 6, .first_block = 5, .tensor = 0};
+  const NormRun unended{.begin = 0, .numel = 256 * 11, .first_block = 0, .tensor = 0, .is_last = false};
+  const NormRun ended{.begin = 0, .numel = 256 * 5, .first_block = 0, .tensor = 0};
+  const NormRun stranger{.begin = 0, .numel = 40, .first_block = 0, .tensor = 2};
+  using Parts = std::vector<std::vector<NormRun>>;
+  EXPECT_NO_THROW(NormTotals(numels, Parts{{whole, small}}));
+  EXPECT_NO_THROW(NormTotals(numels, Parts{{head}, {tail, small}}));
+  for (const Parts& wrong : {Parts{{whole}}, Parts{{head, small}}, Parts{{tail, small}}, Parts{{whole, small}, {tail}},
+                             Parts{{tail}, {head, small}}, Parts{{whole, small, stranger}}, Parts{{unended, small}},
+                             Parts{{ended}, {tail, small}}}) {
+    EXPECT_THROW(NormTotals(numels, wrong), std::invalid_argument);
+  }
+  EXPECT_THROW(NormSums({{.begin = 0, .numel = 0, .first_block = 0, .tensor = 0}}), std::invalid_argument);
 }
 
-TEST(NormTree, CombinesInMemoryThatIsKept) {
-  const NormTree tree(100);
-  const std::vector<float> values = random_values(kBlock * 100, 14);
-  std::vector<NormNode> nodes, scratch;
-  bool finite = true;
-  for (std::uint64_t i = 0; i < 100; i += 5) tree.partial(shard_of(values, i, i + 5), i, nodes, finite);
-  const auto first = tree.combine(nodes, scratch);
-  const NormNode* memory = scratch.data();
-  const auto second = tree.combine(nodes, scratch);
-  ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(*first, total_of(tree, nodes));
-  EXPECT_EQ(*second, *first);
-  EXPECT_EQ(scratch.data(), memory) << "it allocated";
+TEST(GradNorm, OfNothingIsZero) {
+  const NormTotals totals({}, std::vector<std::vector<NormRun>>{{}});
+  EXPECT_EQ(totals.add_up(std::vector<const double*>{nullptr}, {}), 0.0);
+  EXPECT_EQ(norm_of(Buffer({0, 0})).total, 0.0);
 }
-
-TEST(NormTree, OfNothingIsZero) { EXPECT_EQ(total_of(NormTree(0), {}), 0.0); }
 
 }  // namespace
 }  // namespace tessera

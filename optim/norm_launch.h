@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/norm_tree.h"
+
+namespace tessera {
+
+// How a GPU adds up the norm's nodes of all buffers in two launches. Which nodes there are does not change from step to
+// step, so tables say for each where its elements are and where its sum goes. Plain data that host and kernels share.
+
+/// A thread block adds up a tile: neighbouring nodes of at most so many blocks together.
+constexpr std::uint32_t kNormTile = 256;
+constexpr std::uint32_t kNormTileLevel = 8;
+
+/// A node of at most a tile.
+struct NormTileNode {
+  const float* values = nullptr;
+  double* sum = nullptr;
+  std::uint32_t numel = 0;
+  std::uint32_t first_leaf = 0;  ///< its first block, among the tile's
+};
+
+/// A node of more than a tile: of `tiles`, whole ones but for a tensor's last.
+struct NormSpan {
+  double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
+  double* sum = nullptr;
+  std::uint64_t tiles = 0;
+};
+
+/// In device memory.
+struct NormTables {
+  const NormTileNode* nodes = nullptr;        ///< by tile
+  const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
+  const NormSpan* spans = nullptr;            ///< [span_count]
+  std::uint32_t tiles = 0, span_count = 0;
+};
+
+/// One buffer, aligned to 16 bytes, and what it holds.
+struct NormBuffer {
+  const float* values = nullptr;
+  std::vector<NormRun> runs;
+};
+
+/// NormTables on their way to the device.
+struct NormLaunch {
+  std::vector<NormTileNode> nodes;
+  std::vector<std::uint32_t> first_node = {0};
+  std::vector<NormSpan> spans;
+};
+
+/// Sums of tiles that are not nodes by themselves: so many numbers of scratch.
+std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
+
+/// The nodes of all buffers, in order, to `sums` [as NormSums::count, of all together]. `scratch`: [norm_scratch_count].
+/// Neither pointer is followed.
+NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
+
+}  // namespace tessera

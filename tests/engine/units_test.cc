@@ -50,7 +50,7 @@ struct Case {
   DType dtype = DType::kF32;
   int ranks = 1;
   std::int64_t accumulation = 1;
-  TinyOptions model;
+  TinyOptions model = {};
 };
 
 /// Small tensors that share a block of 256, and large ones that are cut by shards.

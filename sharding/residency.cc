@@ -16,12 +16,14 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       device_(device),
       on_failure_(std::move(on_failure)),
       memory_(std::move(slots)),
-      pending_(units_.size()) {
+      pending_(units_.size()),
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch)) {
   if (!plan_.input().placement.keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
     for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
       slots_.push_back({memory_.take(plan_.slot_bytes()), plan_.slot_bytes(), nullptr, -1, {}});
     }
+    for (std::int64_t i = plan_.shared_slots(); i > 0; --i) free_slots_.push_back(static_cast<int>(i));
     memory_.expect_full();
   }
   for (Unit* unit : units_) unit->watch(this);
@@ -79,15 +81,14 @@ void Residency::gather(Unit& unit) {
   const bool in_place = plan_.input().placement.keep_gathered;
   std::byte* memory = nullptr;
   if (!in_place) {
-    unit.slot = find_slot(unit, /*early=*/false);
-    if (unit.slot < 0) unit.slot = add_overflow_slot(unit);
-    if (Unit* holder = slots_[unit.slot].holder) release(*holder);
-    slots_[unit.slot].holder = &unit;
+    const int slot = find_slot(unit, /*early=*/false);
+    take(slot < 0 ? add_overflow_slot(unit) : slot, unit);
     memory = slots_[unit.slot].memory;
   }
   unit.become(Unit::State::kGathering);
+  schedule_.hold(unit.index);
   const Span span("all_gather", unit.name, &counts_.gather_seconds);
-  gathered_.push_back(unit.index);
+  note_gather(unit);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
   for (auto& group : unit.groups) {
@@ -114,39 +115,55 @@ void Residency::release(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
+  schedule_.give_up(unit.index);
   ++counts_.releases;
   if (unit.slot < 0) return;
   slots_[unit.slot].holder = nullptr;
+  if (unit.slot > 0 && unit.slot <= plan_.shared_slots()) free_slots_.push_back(unit.slot);
   unit.slot = -1;
 }
 
+void Residency::take(int slot, Unit& unit) {
+  if (Unit* holder = slots_[slot].holder) release(*holder);
+  if (!free_slots_.empty() && free_slots_.back() == slot) free_slots_.pop_back();
+  slots_[slot].holder = &unit;
+  unit.slot = slot;
+}
+
+void Residency::note_gather(const Unit& unit) {
+  constexpr std::size_t kMost = std::size_t{1} << 16;
+  if (gathered_.size() == kMost) gathered_.erase(gathered_.begin(), gathered_.begin() + kMost / 2);
+  gathered_.push_back(unit.index);
+}
+
 void Residency::prefetch() {
-  for (int index : schedule_.upcoming(plan_.input().prefetch)) {
+  for (int index = schedule_.next_missing(); index >= 0; index = schedule_.next_missing()) {
     Unit& unit = *units_[index];
-    if (unit.state() != Unit::State::kReleased) continue;
     if (!plan_.input().placement.keep_gathered && find_slot(unit, /*early=*/true) < 0) return;
     gather(unit);
     ++counts_.prefetched;
   }
 }
 
+bool Residency::fits(const Unit& unit, const Slot& slot) const {
+  return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
+}
+
 /// A slot that holds nothing, else the one whose holder is needed last; -1 if all are pinned. An early gather may push
 /// out only units that are needed later than the one it is for.
-int Residency::find_slot(const Unit& unit, bool early) const {
-  int best = -1;
-  std::size_t best_distance = early ? schedule_.distance(unit.index) : 0;
-  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
-    const Slot& slot = slots_[i];
-    if (slot.reserved_for >= 0 ? slot.reserved_for != unit.index : slot.bytes < unit.gathered_bytes()) continue;
-    if (!slot.holder) return i;
-    if (slot.holder->pins > 0) continue;
-    const std::size_t distance = schedule_.distance(slot.holder->index);
-    if (distance > best_distance || (best < 0 && !early)) {
-      best = i;
-      best_distance = distance;
-    }
+int Residency::find_slot(const Unit& unit, bool early) {
+  if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
+  if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
+  for (std::size_t i = static_cast<std::size_t>(plan_.shared_slots()) + 1; i < slots_.size(); ++i) {
+    if (!slots_[i].holder && fits(unit, slots_[i])) return static_cast<int>(i);
   }
-  return best;
+  const auto may_go = [&](int index) {
+    const Unit& holder = *units_[index];
+    return holder.pins == 0 && holder.slot >= 0 && fits(unit, slots_[holder.slot]);
+  };
+  const int victim =
+      early ? schedule_.farthest_held(schedule_.distance(unit.index), may_go) : schedule_.farthest_held(may_go);
+  return victim < 0 ? -1 : units_[victim]->slot;
 }
 
 void Residency::warn_of_overflow(const Unit& unit) {

@@ -65,7 +65,8 @@ class Residency {
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }
-  /// Indices of the units gathered since `release_all`, in order.
+  /// Indices of the units gathered since `release_all`, in order; where that is long ago (evaluation without end), of
+  /// the last ones, from the same on for every rank.
   std::span<const int> gathered() const { return gathered_; }
   const ResidencyCounts& counts() const { return counts_; }
 
@@ -82,8 +83,11 @@ class Residency {
   void wait(Unit& unit);
   void release(Unit& unit);
   void prefetch();
-  int find_slot(const Unit& unit, bool early) const;
+  int find_slot(const Unit& unit, bool early);
+  bool fits(const Unit& unit, const Slot& slot) const;
   int add_overflow_slot(const Unit& unit);
+  void take(int slot, Unit& unit);
+  void note_gather(const Unit& unit);
   void warn_of_overflow(const Unit& unit);
 
   const MemoryPlan& plan_;
@@ -92,7 +96,8 @@ class Residency {
   const ComputeDevice device_;
   OnFailure on_failure_;
   Arena memory_;
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan
+  std::vector<int> free_slots_;             ///< of the shared ones
   std::vector<std::vector<Work>> pending_;  ///< by unit index
   Schedule schedule_;
   std::vector<int> gathered_;

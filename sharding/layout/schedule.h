@@ -1,40 +1,117 @@
 #pragma once
 
-#include <absl/container/inlined_vector.h>
-
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
+
+#include "sharding/layout/tournament.h"
 
 namespace tessera {
 
-/// The order in which units are used in one round (forward and backward of one microbatch): recorded while it
-/// happens, replayed in the next. Consecutive uses of one unit are one entry.
+/// The order in which units are used in one round (forward and backward of one microbatch): recorded while it happens,
+/// replayed in the next. Consecutive uses of one unit are one entry. Beside the order it is told which units are *held*
+/// (gathered), and answers what to gather next and what to give up for it.
 ///
-/// The schedule only advises: what to gather early and what to give up. Wrong advice costs a gather, never a result,
-/// so a round that departs from the record (another branch, an evaluation in between) is simply recorded anew.
+/// The schedule only advises: wrong advice costs a gather, never a result, so a round that departs from the record
+/// (another branch) is simply recorded anew. Passes without a backward (evaluation) belong to the round that they come
+/// before; where that round ends like the record, the record stays.
+///
+/// Costs: everything is O(log units), `use` and `end_round` amortised over the entries of a round. Nothing is allocated
+/// once rounds are alike. Memory: some words a unit and an entry of the record, and the round under way, of which the
+/// last kLongestRound entries are kept, so that evaluation without end takes no more.
 class Schedule {
  public:
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
-  /// Tells that `unit` is used now. Follows the record: the cursor moves to this use in it, or stays where the use is
-  /// not in it.
+  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
+  Schedule(int units, std::size_t ahead);
+
+  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. Where no such use is
+  /// ahead the cursor stays, but for the unit that the record begins with: with that a forward pass begins.
   void use(int unit);
   /// Ends the round. The round just seen becomes the record if it differs from it.
   void end_round();
 
   bool recorded() const { return !record_.empty(); }
-  const std::vector<int>& record() const { return record_; }
-  /// The next distinct units that the record says will be used after now, at most `count`.
-  absl::InlinedVector<int, 8> upcoming(std::size_t count) const;
+  std::span<const int> record() const { return record_; }
+  /// Entries of the round under way that are kept.
+  std::size_t seen() const { return seen_.size(); }
+
   /// How many entries of the record lie between now and the next use of `unit`; kNever if it is not used again this
   /// round. Before anything is recorded: by last use, so that the least recently used looks farthest.
   std::size_t distance(int unit) const;
 
+  /// Tells that `unit` is held from now on, or no more.
+  void hold(int unit);
+  void give_up(int unit);
+
+  /// Of the next `ahead` distinct units that the record says will be used after now, the first that is not held; -1 if
+  /// all are.
+  int next_missing();
+  /// Of the held units that `may_go(unit)` allows, the one that is used last (of several the lowest number); -1 if there
+  /// is none that is used later than `later_than`, a distance. Costs more for every unit that may not go.
+  template <class MayGo>
+  int farthest_held(std::size_t later_than, const MayGo& may_go);
+  /// The same, however near.
+  template <class MayGo>
+  int farthest_held(const MayGo& may_go);
+
  private:
-  std::vector<int> record_;  ///< the round that is followed
-  std::vector<int> seen_;    ///< the round under way
-  std::size_t cursor_ = 0;   ///< entries of record_ before it are over
+  static constexpr std::size_t kNowhere = kNever;  ///< a position in no record
+
+  std::size_t lateness(int unit) const;
+  void rank(int unit);
+  void pass();
+  void rewind();
+  void note(int unit);
+  void follow(const std::vector<int>& round);
+  template <class MayGo, class IsFar>
+  int search_held(const MayGo& may_go, const IsFar& is_far);
+
+  const std::size_t ahead_;
+  std::vector<int> record_;             ///< the round that is followed
+  std::vector<int> seen_;               ///< the round under way
+  int last_ = -1;                       ///< used last in it
+  bool has_tolerated_ = false;          ///< the last round only ended like the record
+  std::size_t cursor_ = 0;              ///< entries of record_ before it are over
+  std::vector<std::size_t> following_;  ///< by position in the record: of the same unit's next entry, or kNowhere
+  std::vector<std::size_t> next_;       ///< by unit: its first position from the cursor on, or kNowhere
+  /// Entries [cursor_, window_end_) are of window_units_ distinct units, `ahead_` at most.
+  std::size_t window_end_ = 0, window_units_ = 0;
+  std::size_t uses_ = 0;               ///< before there is a record
+  std::vector<std::size_t> last_use_;  ///< by unit: the number of its last use, from 1, before there is a record
+  Tournament held_;                    ///< by lateness
+  Tournament missing_;                 ///< units not held that are used again, the next one first
+  std::vector<int> aside_;             ///< of a search: units that may not go
 };
+
+template <class MayGo, class IsFar>
+int Schedule::search_held(const MayGo& may_go, const IsFar& is_far) {
+  int found = -1;
+  while (found < 0 && !held_.empty() && is_far(held_.best())) {
+    if (may_go(held_.best())) {
+      found = held_.best();
+    } else {
+      aside_.push_back(held_.best());
+      held_.remove(held_.best());
+    }
+  }
+  for (const int unit : aside_) held_.put(unit, lateness(unit));
+  aside_.clear();
+  return found;
+}
+
+template <class MayGo>
+int Schedule::farthest_held(std::size_t later_than, const MayGo& may_go) {
+  return search_held(may_go, [&](int unit) { return distance(unit) > later_than; });
+}
+
+template <class MayGo>
+int Schedule::farthest_held(const MayGo& may_go) {
+  return search_held(may_go, [](int) { return true; });
+}
 
 }  // namespace tessera

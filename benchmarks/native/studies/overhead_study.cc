@@ -16,7 +16,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr int kUnits = 4;
+constexpr int kUnits = 4, kManyUnits = 4000;
 constexpr std::int64_t kNumel = 8;
 
 struct Leaf : torch::nn::Module {
@@ -24,10 +24,10 @@ struct Leaf : torch::nn::Module {
   at::Tensor weight;
 };
 
-/// Four units of one small parameter each.
+/// Units of one small parameter each.
 struct Leaves : torch::nn::Module {
-  Leaves() {
-    for (int i = 0; i < kUnits; ++i) {
+  explicit Leaves(int units) {
+    for (int i = 0; i < units; ++i) {
       leaves.push_back(register_module("leaf" + std::to_string(i), std::make_shared<Leaf>()));
     }
   }
@@ -50,7 +50,7 @@ class OverheadStudy {
   /// Times one case by itself: while an Engine that gathers lives, all operators of the process are watched.
   void time(const std::string& name, const std::optional<Strategy>& strategy,
             const std::function<at::Tensor(const Leaves&, const at::Tensor&, int)>& op, int rounds) {
-    const auto module = std::make_shared<Leaves>();
+    const auto module = std::make_shared<Leaves>(kUnits);
     std::optional<Engine> engine;
     if (strategy) engine.emplace(std::static_pointer_cast<torch::nn::Module>(module), *strategy, mesh_);
     const at::NoGradGuard no_grad;
@@ -62,23 +62,56 @@ class OverheadStudy {
       const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
       if (round >= 0) each.ns.push_back(taken.count() / operators_);
     }
-    samples_.emplace_back(name, std::move(each));
+    rows_.push_back({name, std::move(each), 0});
   }
+
+  /// Times whole steps of a module of so many units: its sum. `plain_row`: the row to compare with, itself if it is one.
+  void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
+                  std::size_t plain_row) {
+    const auto module = std::make_shared<Leaves>(units);
+    std::optional<Engine> engine;
+    if (strategy) engine.emplace(std::static_pointer_cast<torch::nn::Module>(module), *strategy, mesh_);
+    Samples each;
+    for (int round = -2; round < rounds; ++round) {
+      const auto begin = std::chrono::steady_clock::now();
+      at::Tensor x = at::ones({kNumel});
+      for (const auto& leaf : module->leaves) x = at::add(x, leaf->weight);
+      const at::Tensor loss = x.sum();
+      if (engine) {
+        engine->backward(loss);
+        engine->step();
+      } else {
+        loss.backward();
+        module->zero_grad();
+      }
+      const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
+      if (round >= 0) each.ns.push_back(taken.count());
+    }
+    rows_.push_back({name, std::move(each), plain_row});
+  }
+
+  std::size_t rows() const { return rows_.size(); }
 
   BenchTable to_table() const {
     BenchTable table{{"operator", "median_s", "p10_s", "p90_s", "over_plain_s"}, {}};
-    const double plain = samples_[0].second.median_s();
-    for (const auto& [name, each] : samples_) {
-      const double median = each.median_s();
-      table.rows.push_back({name, median, each.quantile_s(0.1), each.quantile_s(0.9), median - plain});
+    for (const Row& row : rows_) {
+      const double median = row.samples.median_s();
+      table.rows.push_back({row.name, median, row.samples.quantile_s(0.1), row.samples.quantile_s(0.9),
+                            median - rows_[row.plain_row].samples.median_s()});
     }
     return table;
   }
 
  private:
+  struct Row {
+    std::string name;
+    Samples samples;
+    std::size_t plain_row;  ///< what it costs without an Engine
+  };
+
   const Mesh& mesh_;
   const int operators_;
-  std::vector<std::pair<std::string, Samples>> samples_;
+  std::vector<Row> rows_;
 };
 
 }  // namespace
@@ -98,6 +131,15 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   study.time("private copies, the same unit as before", strategy_of(1, false), same, rounds);
   study.time("private copies, another unit, gathered before", strategy_of(1, false), two, rounds);
   study.time("private copies, a unit that must be gathered", strategy_of(0, false), all, rounds);
+  // How the cost of a step grows with what is gathered ahead.
+  const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
+  const std::string many = " of " + std::to_string(units) + " units";
+  const std::size_t plain = study.rows();
+  study.time_steps("plain module, forward and backward" + many, units, std::nullopt, steps, plain);
+  for (const int prefetch : {1, 256, 1024}) {
+    const std::string name = "private copies, a step" + many + ", prefetch " + std::to_string(prefetch);
+    study.time_steps(name, units, strategy_of(prefetch, false), steps, plain);
+  }
   return study.to_table();
 }
 

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tessera {
+
+/// Players 0 ... players - 1, some of which take part with a score; who leads is known at any time. A tree in which
+/// every node knows the better one of its two children: a change costs O(log players), the leader O(1), and nothing is
+/// allocated after construction.
+class Tournament {
+ public:
+  explicit Tournament(int players);
+
+  /// `player` takes part with `score`, or with another one than before.
+  void put(int player, std::size_t score);
+  void remove(int player);
+  bool contains(int player) const { return takes_part_[static_cast<std::size_t>(player)]; }
+
+  bool empty() const { return winner_[1] < 0; }
+  /// The player with the highest score; of several the one with the lowest number. REQUIRES: !empty().
+  int best() const { return winner_[1]; }
+
+ private:
+  void play_again(int player);
+  int better(int a, int b) const;
+
+  std::size_t leaves_ = 1;   ///< a power of two
+  std::vector<int> winner_;  ///< of node k's two children 2k and 2k + 1; -1: nobody takes part below
+  std::vector<std::size_t> score_;
+  std::vector<bool> takes_part_;
+};
+
+}  // namespace tessera

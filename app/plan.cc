@@ -34,7 +34,7 @@ MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, 
   const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
     return checkpoint(segment, x);
   };
-  const auto model = deferred_init([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+  const auto model = shapes_only([&] { return value_or_throw(models::make_language_model(config, recompute)); });
   return plan_in_detail(*model, strategy, topology);
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "engine/first_values.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
@@ -126,8 +127,7 @@ void Engine::State::set_up() {
 
   memory = TrainingMemory::allocate(plan, units, axes, device.device);
   memory_use = memory.allocated();
-  KeptValues kept(*axes.control);
-  for (auto& unit : units) load_parameters(*unit, *axes.control, kept);
+  load_parameters(units, *axes.control);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
   load_buffers(*module, *axes.control, device.device);

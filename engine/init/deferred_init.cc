@@ -27,9 +27,10 @@ void set_recording(bool on) { c10::impl::tls_set_dispatch_key_included(c10::Disp
 
 }  // namespace
 
-DeferredInitScope::DeferredInitScope() : previous_(current_tape) {
+DeferredInitScope::DeferredInitScope(Content content) : previous_(current_tape) {
   if (!current_tape) {
-    current_tape = std::make_shared<InitTape>();
+    current_tape = std::make_shared<InitTape>(content == Content::kValues ? InitTape::Content::kValues
+                                                                          : InitTape::Content::kShapesOnly);
     set_recording(true);
   }
 }

@@ -6,20 +6,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <exception>
-#include <functional>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
+#include <queue>
 
-#include "engine/init/skipped_draws.h"
+#include "engine/init/known_draws.h"
+#include "engine/init/on_threads.h"
 
 namespace tessera {
 namespace {
@@ -38,47 +34,6 @@ const DeferredContext* context_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &delete_context ? static_cast<DeferredContext*>(data.get_context()) : nullptr;
-}
-
-/// Calls `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
-void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
-                     const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& value = arguments[i];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) visit(i, -1, value.toTensor());
-    } else if (value.isTensorList()) {
-      const auto list = value.toTensorList();
-      for (std::size_t k = 0; k < list.size(); ++k) visit(i, k, list.get(k));
-    } else if (value.isOptionalTensorList()) {
-      const auto list = value.toOptionalTensorList();
-      for (std::size_t k = 0; k < list.size(); ++k) {
-        if (const auto tensor = list.get(k); tensor && tensor->defined()) visit(i, k, *tensor);
-      }
-    }
-  }
-}
-
-/// Puts `tensor` at the given place of `arguments`. Lists must be this call's own copies.
-void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor) {
-  if (element < 0) {
-    arguments[argument] = std::move(tensor);
-  } else if (arguments[argument].isTensorList()) {
-    arguments[argument].toTensorList().set(element, std::move(tensor));
-  } else {
-    arguments[argument].toOptionalTensorList().set(element, std::move(tensor));
-  }
-}
-
-std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments) {
-  std::vector<c10::IValue> copy = arguments;
-  for (c10::IValue& value : copy) {
-    if (value.isTensorList())
-      value = value.toTensorList().copy();
-    else if (value.isOptionalTensorList())
-      value = value.toOptionalTensorList().copy();
-  }
-  return copy;
 }
 
 std::ptrdiff_t index_of_argument(const c10::FunctionSchema& schema, const char* name) {
@@ -109,6 +64,50 @@ bool fills(const c10::OperatorHandle& op) {
 }
 
 }  // namespace
+
+void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
+                     const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(i, -1, value.toTensor());
+    } else if (value.isTensorList()) {
+      const auto list = value.toTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) visit(i, k, list.get(k));
+    } else if (value.isOptionalTensorList()) {
+      const auto list = value.toOptionalTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        if (const auto tensor = list.get(k); tensor && tensor->defined()) visit(i, k, *tensor);
+      }
+    }
+  }
+}
+
+void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor) {
+  if (element < 0) {
+    arguments[argument] = std::move(tensor);
+  } else if (arguments[argument].isTensorList()) {
+    arguments[argument].toTensorList().set(element, std::move(tensor));
+  } else {
+    arguments[argument].toOptionalTensorList().set(element, std::move(tensor));
+  }
+}
+
+std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments) {
+  std::vector<c10::IValue> copy = arguments;
+  for (c10::IValue& value : copy) {
+    if (value.isTensorList())
+      value = value.toTensorList().copy();
+    else if (value.isOptionalTensorList())
+      value = value.toOptionalTensorList().copy();
+  }
+  return copy;
+}
+
+const c10::IValue* InitTape::Node::argument(const char* name) const {
+  const auto i = index_of_argument(op.schema(), name);
+  return i < 0 ? nullptr : &arguments[static_cast<std::size_t>(i)];
+}
 
 bool InitTape::Place::whole() const {
   std::size_t numel = 1;
@@ -155,8 +154,9 @@ void InitTape::record(const c10::OperatorHandle& op, Stack* stack) {
   if (!run_for_shapes(node, stack)) return run_with_values(node, stack);
   note_outputs(node, *stack);
   if (node.creates.empty() && node.writes.empty()) return;  // a view
+  if (content_ == Content::kShapesOnly) return;
   if (is_seeded(op)) draw(node);
-  nodes_.push_back(std::move(node));
+  append(std::move(node));
 }
 
 InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& stack) const {
@@ -210,6 +210,7 @@ bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
 }
 
 void InitTape::run_with_values(const Node& node, Stack* stack) const {
+  check_has_values();
   TORCH_CHECK(node.writes.empty(), "deferred_init: ", node.op.schema().name(),
               " changes a deferred tensor and cannot be run for its shapes alone; construct this module eagerly");
   std::unordered_set<StorageId> wanted;
@@ -242,11 +243,12 @@ void InitTape::note_outputs(Node& node, const Stack& stack) {
 
 /// Moves the generator on as the operator would have, and keeps its state from before.
 void InitTape::draw(Node& node) const {
-  const auto argument = index_of_argument(node.op.schema(), "generator");
-  const bool given = argument >= 0 && !node.arguments[argument].isNone();
-  node.generator = given ? node.arguments[argument].toGenerator() : at::globalContext().defaultGenerator(at::kCPU);
+  const c10::IValue* const given = node.argument("generator");
+  const bool is_given = given && !given->isNone();
+  node.generator = is_given ? given->toGenerator() : at::globalContext().defaultGenerator(at::kCPU);
   node.generator_state = node.generator.get_state();
-  if (skip_draw(node)) return;
+  constexpr std::int64_t kWorthIt = 4096;
+  if (const auto fill = known_draw(node); fill && fill->numel >= kWorthIt && skip_draw(*fill, node.generator)) return;
   Storages scratch;
   std::unordered_set<StorageId> read;
   for (const Patch& patch : node.patches) {
@@ -261,47 +263,57 @@ void InitTape::draw(Node& node) const {
   play(node, scratch, at::Generator());
 }
 
-/// Where it is known how much the operator draws. Whether it is, the operator itself says each time, on a few elements.
-bool InitTape::skip_draw(Node& node) const {
-  constexpr std::int64_t kWorthIt = 4096;
-  if (!node.overwrites || node.generator.device().type() != at::kCPU) return false;
-  const Patch& filled = node.patches[0];
-  const auto numel = static_cast<std::int64_t>(filled.place.storage_bytes / sizeof(float));
-  if (filled.place.dtype != at::kFloat || !filled.place.contiguous() || numel < kWorthIt) return false;
-  const std::string& name = node.op.schema().name();
-  const std::optional<std::uint64_t> words = words_to_fill(name, numel);
-  const std::int64_t few = 64 + numel % 16;
-  const std::optional<std::uint64_t> words_of_few = words_to_fill(name, few);
-  const auto generator = index_of_argument(node.op.schema(), "generator");
-  if (!words || !words_of_few || generator < 0) return false;
-
-  at::Generator drawn = node.generator.clone(), skipped = node.generator.clone();
-  std::vector<c10::IValue> arguments = copy_with_own_lists(node.arguments);
-  put(arguments, filled.argument, filled.element, at::empty({few}, at::kFloat));
-  arguments[static_cast<std::size_t>(generator)] = drawn;
-  Stack stack(std::move(arguments));
-  node.op.callBoxed(&stack);
-  skip_words(skipped, *words_of_few);
-  if (!at::equal(drawn.get_state(), skipped.get_state())) return false;
-  skip_words(node.generator, *words);
-  return true;
+void InitTape::append(Node node) {
+  std::vector<StorageId> touched = node.writes;
+  for (const auto& [output, place] : node.creates) touched.push_back(place.storage);
+  for (const StorageId id : touched) {
+    std::vector<std::size_t>& nodes = touching_[id];
+    if (nodes.empty() || nodes.back() != nodes_.size()) nodes.push_back(nodes_.size());
+  }
+  nodes_.push_back(std::move(node));
 }
 
-std::vector<InitTape::Need> InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
-  std::vector<Need> needs(nodes_.size(), Need::kNo);
-  std::unordered_set<StorageId> overwritten;  // by a later node: what came before only has to make the storage
-  for (std::size_t i = nodes_.size(); i-- > 0;) {
-    const Node& node = nodes_[i];
-    for (StorageId id : node.writes) {
-      if (wanted.count(id) && !overwritten.count(id)) needs[i] = Need::kYes;
+void InitTape::check_has_values() const {
+  TORCH_CHECK(content_ == Content::kValues,
+              "this module was made by shapes_only, which keeps shapes and no values (it is for plans). Make it with "
+              "deferred_init to train it, or to read a value");
+}
+
+/// From the last node back, by way of the storages that are wanted; nothing else on the tape is looked at.
+InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
+  check_has_values();
+  Needs needs;
+  std::priority_queue<std::size_t> ahead;  // nodes that touch what is wanted, the last one first
+  const auto look_at = [&](StorageId id, std::size_t before) {
+    const auto found = touching_.find(id);
+    if (found == touching_.end()) return;
+    for (const std::size_t i : found->second) {
+      if (i < before) ahead.push(i);
     }
+  };
+  for (const StorageId id : wanted) look_at(id, nodes_.size());
+  std::unordered_set<StorageId> overwritten;  // by a later node: what came before only has to make the storage
+  for (std::size_t i = nodes_.size(); !ahead.empty();) {
+    if (ahead.top() == i) {
+      ahead.pop();
+      continue;
+    }
+    i = ahead.top();
+    ahead.pop();
+    const Node& node = nodes_[i];
+    const bool writes = std::any_of(node.writes.begin(), node.writes.end(),
+                                    [&](StorageId id) { return wanted.count(id) && !overwritten.count(id); });
+    std::optional<Need> need = writes ? std::optional(Need::kYes) : std::nullopt;
     for (const auto& [output, place] : node.creates) {
       if (!wanted.count(place.storage)) continue;
-      const Need need = overwritten.count(place.storage) ? Need::kStorageOnly : Need::kYes;
-      needs[i] = std::max(needs[i], need);
+      need = std::max(need, std::optional(overwritten.count(place.storage) ? Need::kStorageOnly : Need::kYes));
     }
-    if (needs[i] != Need::kYes) continue;
-    for (const Patch& patch : node.patches) wanted.insert(patch.place.storage);
+    if (!need) continue;
+    needs.emplace(i, *need);
+    if (*need != Need::kYes) continue;
+    for (const Patch& patch : node.patches) {
+      if (wanted.insert(patch.place.storage).second) look_at(patch.place.storage, i);
+    }
     if (node.overwrites) overwritten.insert(node.writes[0]);
   }
   return needs;
@@ -314,7 +326,7 @@ bool InitTape::shares_generator(const Node& node) {
 }
 
 /// Needed nodes in parts that have nothing to do with each other, each in order; the one that makes most bytes first.
-std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) const {
+std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
   static constexpr StorageId kSharedGenerators = 0;  // no storage has this number
   std::unordered_map<StorageId, StorageId> parent;
   const auto root = [&](StorageId id) {
@@ -329,15 +341,13 @@ std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) c
     for (const auto& [output, place] : node.creates) all.push_back(place.storage);
     return all;
   };
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (needs[i] == Need::kNo) continue;
+  for (const auto& [i, need] : needs) {
     const std::vector<StorageId> all = touched(nodes_[i]);
     for (StorageId id : all) parent[root(id)] = root(all[0]);
   }
   std::vector<Part> parts;
   std::unordered_map<StorageId, std::size_t> part_of;
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (needs[i] == Need::kNo) continue;
+  for (const auto& [i, need] : needs) {
     const auto [found, is_new] = part_of.try_emplace(root(touched(nodes_[i])[0]), parts.size());
     if (is_new) parts.emplace_back();
     Part& part = parts[found->second];
@@ -349,45 +359,16 @@ std::vector<InitTape::Part> InitTape::parts_of(const std::vector<Need>& needs) c
 }
 
 /// Factories and fills give the same bits on any thread; how others add may depend on the number of threads they have.
-bool InitTape::may_run_beside_others(const Part& part, const std::vector<Need>& needs) const {
+bool InitTape::may_run_beside_others(const Part& part, const Needs& needs) const {
   return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
     const Node& node = nodes_[i];
     const bool is_plain = node.overwrites || node.patches.empty();
-    return needs[i] == Need::kStorageOnly || (is_plain && !shares_generator(node));
+    return needs.at(i) == Need::kStorageOnly || (is_plain && !shares_generator(node));
   });
 }
 
-namespace {
-
-/// `task(i)` for i < count, each on one of `threads` threads, this one among them. (at::parallel_for has more than one
-/// only in code that is compiled with OpenMP.) Rethrows what a task threw first.
-void on_threads(std::size_t count, std::size_t threads, const std::function<void(std::size_t)>& task) {
-  std::atomic<std::size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (std::size_t i = next++; i < count; i = next++) task(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  constexpr std::size_t kMostThreads = 8;  // each may have LibTorch's threads below it
-  std::vector<std::thread> others;
-  try {
-    for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads: those there are do the rest
-  }
-  work();
-  for (std::thread& other : others) other.join();
-  if (failure) std::rethrow_exception(failure);
-}
-
-}  // namespace
-
 InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted) const {
-  const std::vector<Need> needs = needed_for(wanted);
+  const Needs needs = needed_for(wanted);
   std::vector<Part> parts = parts_of(needs);
   const auto alone =
       std::stable_partition(parts.begin(), parts.end(), [&](const Part& p) { return may_run_beside_others(p, needs); });
@@ -404,12 +385,12 @@ InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted)
   return storages;
 }
 
-InitTape::Storages InitTape::replay(const Part& part, const std::vector<Need>& needs) const {
+InitTape::Storages InitTape::replay(const Part& part, const Needs& needs) const {
   Storages storages;
   std::vector<std::pair<at::Generator, at::Tensor>> restore;  // shared generators go back to where they were
   for (const std::size_t i : part.nodes) {
     const Node& node = nodes_[i];
-    if (needs[i] == Need::kStorageOnly) {
+    if (needs.at(i) == Need::kStorageOnly) {
       for (const auto& [output, place] : node.creates) {
         const auto bytes = static_cast<std::int64_t>(place.storage_bytes);
         storages[place.storage] = at::empty({bytes}, at::kByte).storage();

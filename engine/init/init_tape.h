@@ -5,7 +5,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Storage.h>
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -35,22 +38,13 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     bool contiguous() const;  ///< ... and its elements are in order
   };
 
-  /// Runs `op` on the arguments at the end of `stack` for its shapes only, writes it down, and leaves its outputs on
-  /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
-  void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
-  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills on several threads.
-  Storages replay(const std::unordered_set<StorageId>& wanted) const;
-
-  std::size_t size() const { return nodes_.size(); }
-
- private:
   /// A deferred tensor among a node's arguments: argument `argument`, element `element` of it if that is a list.
   struct Patch {
     std::size_t argument = 0;
     std::ptrdiff_t element = -1;
     Place place;
   };
+  /// One operator.
   struct Node {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< as given (original device), undefined where a patch goes
@@ -60,8 +54,31 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     bool overwrites = false;     ///< gives the one storage it writes entirely new values, reading none of it
     at::Generator generator;     ///< undefined for operators that draw nothing
     at::Tensor generator_state;  ///< before the operator ran
+    /// The argument with this name, or null.
+    const c10::IValue* argument(const char* name) const;
   };
-  enum class Need : char { kNo, kStorageOnly, kYes };
+  enum class Need : char { kStorageOnly, kYes };
+  /// What storages depend on: nodes by their number, in order.
+  using Needs = std::map<std::size_t, Need>;
+
+  enum class Content {
+    kValues,      ///< generators move, and everything can be replayed
+    kShapesOnly,  ///< generators stay, nothing is written down, and nothing can be replayed
+  };
+  explicit InitTape(Content content) : content_(content) {}
+
+  /// Runs `op` on the arguments at the end of `stack` for its shapes only, writes it down, and leaves its outputs on
+  /// the stack. Called by the dispatcher's fallback, with DeferredInit excluded.
+  void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+  /// Real storages for `wanted`, by replaying what they depend on and nothing else; fills on several threads. Throws
+  /// c10::Error on a tape of shapes only, as do the others below.
+  Storages replay(const std::unordered_set<StorageId>& wanted) const;
+
+  Needs needed_for(std::unordered_set<StorageId> wanted) const;
+  const Node& node(std::size_t number) const { return nodes_[number]; }
+
+ private:
   struct Part {
     std::vector<std::size_t> nodes;
     std::size_t bytes = 0;  ///< that they make
@@ -72,21 +89,31 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   void run_with_values(const Node& node, torch::jit::Stack* stack) const;
   void note_outputs(Node& node, const torch::jit::Stack& stack);
   void draw(Node& node) const;
-  bool skip_draw(Node& node) const;
-  std::vector<Need> needed_for(std::unordered_set<StorageId> wanted) const;
+  void append(Node node);
   static bool shares_generator(const Node& node);
-  std::vector<Part> parts_of(const std::vector<Need>& needs) const;
-  bool may_run_beside_others(const Part& part, const std::vector<Need>& needs) const;
-  Storages replay(const Part& part, const std::vector<Need>& needs) const;
+  std::vector<Part> parts_of(const Needs& needs) const;
+  bool may_run_beside_others(const Part& part, const Needs& needs) const;
+  Storages replay(const Part& part, const Needs& needs) const;
   void play(const Node& node, Storages& storages, const at::Generator& generator) const;
+  void check_has_values() const;
 
+  const Content content_;
   std::vector<Node> nodes_;
+  std::unordered_map<StorageId, std::vector<std::size_t>>
+      touching_;  ///< nodes that create or write a storage, in order
   StorageId next_storage_ = 1;
 };
 
 /// The tape that made `tensor`, or null; and its place on that tape.
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
 InitTape::Place place_of(const at::Tensor& tensor);
+
+/// `visit(argument index, element or -1, tensor)` for every defined tensor in `arguments`.
+void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
+                     const std::function<void(std::size_t, std::ptrdiff_t, const at::Tensor&)>& visit);
+/// Puts `tensor` at the given place of `arguments`. Lists must be this call's own copies.
+void put(std::vector<c10::IValue>& arguments, std::size_t argument, std::ptrdiff_t element, at::Tensor tensor);
+std::vector<c10::IValue> copy_with_own_lists(const std::vector<c10::IValue>& arguments);
 
 /// A real tensor at `place` of `storage`.
 at::Tensor view_on(const c10::Storage& storage, const InitTape::Place& place);

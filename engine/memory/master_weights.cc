@@ -15,17 +15,19 @@ namespace {
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
 /// Both halves: the high one for the parameter part, the low one for what the optimizer updates.
-void write_split(FlatGroup& group, const float* values) {
-  const Extent part = group.parameter_part, owned = group.optimizer_part;
-  const HostView parameters(group.shard, part.numel * 2, group.device, HostView::kUndefined);
-  const HostView lows(group.master_low, owned.numel * 2, group.device, HostView::kUndefined);
+void write_split(FlatGroup& group, const float* values, Extent at) {
+  const Extent part = intersect(group.parameter_part, at), owned = intersect(group.optimizer_part, at);
+  const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * 2, part.numel * 2, group.device,
+                            HostView::kUndefined);
+  const HostView lows(group.master_low + (owned.offset - group.optimizer_part.offset), owned.numel * 2, group.device,
+                      HostView::kUndefined);
   auto* const high = reinterpret_cast<std::uint16_t*>(parameters.data());
   auto* const low = reinterpret_cast<std::int16_t*>(lows.data());
   for (std::int64_t i = 0; i < part.numel; ++i) {
-    high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[part.offset + i])));
+    high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[part.offset - at.offset + i])));
   }
   for (std::int64_t i = 0; i < owned.numel; ++i) {
-    low[i] = static_cast<std::int16_t>(split_low(bits_of(values[owned.offset + i])));
+    low[i] = static_cast<std::int16_t>(split_low(bits_of(values[owned.offset - at.offset + i])));
   }
   parameters.write_back();
   lows.write_back();
@@ -47,17 +49,23 @@ void keep_split(const FlatGroup& group, float* values) {
 
 }  // namespace
 
-void write_values(FlatGroup& group, const at::Tensor& flat) {
+void write_values(FlatGroup& group, const at::Tensor& values, Extent at) {
   if (group.trainable && group.master_kind == MasterKind::kSplitBF16) {
-    return write_split(group, flat.const_data_ptr<float>());
+    return write_split(group, values.const_data_ptr<float>(), at);
   }
-  const Extent part = group.parameter_part, owned = group.optimizer_part;
-  const HostView parameters(group.shard, part.numel * group.element_bytes(), group.device, HostView::kUndefined);
-  flat_view(parameters.data(), group.dtype, part.numel, at::kCPU).copy_(flat.narrow(0, part.offset, part.numel));
-  parameters.write_back();
-  if (!group.trainable || group.dtype == DType::kF32) return;
-  const HostView masters(group.master, owned.numel * 4, group.device, HostView::kUndefined);
-  std::memcpy(masters.data(), flat.const_data_ptr<float>() + owned.offset, owned.numel * 4);
+  const Extent part = intersect(group.parameter_part, at);
+  if (part.numel > 0) {
+    const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes(),
+                              part.numel * group.element_bytes(), group.device, HostView::kUndefined);
+    flat_view(parameters.data(), group.dtype, part.numel, at::kCPU)
+        .copy_(values.narrow(0, part.offset - at.offset, part.numel));
+    parameters.write_back();
+  }
+  const Extent owned = intersect(group.optimizer_part, at);
+  if (!group.trainable || group.dtype == DType::kF32 || owned.numel == 0) return;
+  const HostView masters(group.master + (owned.offset - group.optimizer_part.offset), owned.numel * 4, group.device,
+                         HostView::kUndefined);
+  std::memcpy(masters.data(), values.const_data_ptr<float>() + (owned.offset - at.offset), owned.numel * 4);
   masters.write_back();
 }
 

@@ -6,9 +6,10 @@
 
 namespace tessera {
 
-/// Writes this rank's parts of parameters and masters from `flat` [layout.numel()], the group's values in host memory:
-/// fp32 where it trains (the masters), else of its dtype. The same on every rank, so that copies of one parameter are rounded alike.
-void write_values(FlatGroup& group, const at::Tensor& flat);
+/// Writes what `values` [at.numel] has of this rank's parts of parameters and masters: elements `at` of the group's flat
+/// buffer, in host memory, fp32 where the group trains (the masters), else of its dtype. The same values on every rank,
+/// so that copies of one parameter are rounded alike. From several threads at once for pieces that do not overlap.
+void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
 /// What `flat` (see write_values) is made of: fp32 for parameters that train, else the group's dtype.
 at::ScalarType flat_type_of(const FlatGroup& group);

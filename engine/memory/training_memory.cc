@@ -156,26 +156,6 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   return MemoryPlan(std::move(input));
 }
 
-void load_parameters(Unit& unit, Collectives& control, KeptValues& kept) {
-  const Unrecorded unrecorded;
-  const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
-  for (auto& group : unit.groups) {
-    std::vector<at::Tensor> values;
-    for (const FlatParameter& parameter : group->parameters) values.push_back(kept.value_of(parameter.tensor.detach()));
-    values = materialize(values);
-    const at::Tensor flat = flatten(*group, values);
-    values.clear();
-    broadcast(flat, unit.name, control);
-    write_values(*group, flat);
-    if (replicated) group->attach(group->full);
-    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-      rebase(group->parameters[i], *group, group->layout.extent(i).offset);
-    }
-    if (!replicated) group->attach(nullptr);
-  }
-  if (replicated) unit.become(Unit::State::kGathered);
-}
-
 void store_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
@@ -184,7 +164,7 @@ void store_parameters(Unit& unit, Collectives& control) {
     const at::Tensor flat = flatten(*group, values);
     broadcast(flat, unit.name, control);
     keep_unchanged_masters(*group, flat);
-    write_values(*group, flat);
+    write_values(*group, flat, {0, group->layout.numel()});
     for (std::size_t i = 0; i < group->parameters.size(); ++i) put_back(*group, i);
   }
 }

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/memory/kept_group.h"
 #include "optim/optimizer.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
@@ -37,12 +36,9 @@ struct PlanScene {
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 
-/// Gives parameters their values and their places: takes what an earlier Engine kept, materialises deferred ones, sends rank 0's to all, writes masters
-/// and shards, and makes the user's tensors views of the flat buffers. One unit at a time; needs one unit of fp32 in
-/// host memory beyond the plan while it runs. Collective over `control` (MeshAxes).
-void load_parameters(Unit& unit, Collectives& control, KeptValues& kept);
-/// The same for values that are gathered now (after Gathered::kWrite): rank 0's become everybody's. A parameter that was
-/// given other memory gives its values and is put back. Throws tessera::Error (64) where those have other sizes.
+/// Makes rank 0's values, gathered now (after Gathered::kWrite), everybody's: writes masters and shards. A parameter that
+/// was given other memory gives its values and is put back. Throws tessera::Error (64) where those have other sizes. Needs
+/// one unit of fp32 in host memory beyond the plan while it runs. Collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
 /// Materialises buffers, moves them to `device` and gives every rank rank 0's. Collective over `control`.

@@ -14,15 +14,19 @@ class InitTape;
 /// While it lives, on this thread: operators that make tensors make *meta* tensors (shapes without memory), and every
 /// operator on them is written on a tape instead of being run. `materialize` plays the tape back.
 ///
-/// Random operators run once on scratch memory of their own size, so that the generator moves on as it would in
-/// eager construction; its state before each is kept on the tape. So the values, and whatever is drawn afterwards, are
-/// those of eager construction bit for bit, in whatever order tensors are materialised later.
+/// The generator moves on as it would in eager construction (without drawing, where it is known how much an operator
+/// draws); its state before each random operator is kept on the tape. So the values, and whatever is drawn afterwards,
+/// are those of eager construction bit for bit, in whatever order tensors are materialised later.
 ///
 /// An operator that needs a value (`item()`, `equal`, ...) computes the tensors it reads there and then. Code that
 /// takes `data_ptr()` of a deferred tensor gets a c10::Error that says so.
 class DeferredInitScope {
  public:
-  DeferredInitScope();
+  enum class Content {
+    kValues,
+    kShapesOnly,  ///< see `shapes_only`
+  };
+  explicit DeferredInitScope(Content content = Content::kValues);
   ~DeferredInitScope();
   DeferredInitScope(const DeferredInitScope&) = delete;
   DeferredInitScope& operator=(const DeferredInitScope&) = delete;
@@ -39,6 +43,20 @@ class DeferredInitScope {
 template <class Make>
 auto deferred_init(Make&& make) {
   DeferredInitScope scope;
+  return std::forward<Make>(make)();
+}
+
+/// As deferred_init, but for shapes alone: random operators leave the generator where it is, and the result can never be
+/// materialised. Takes no longer for a large model than for a small one of as many layers. For `plan_memory`:
+///
+///   const auto model = tessera::shapes_only([&] { return GPT(config); });
+///   std::cout << tessera::plan_memory(*model, strategy, topology).to_table();
+///
+/// To materialise it, to give it to an Engine, or to read a value in `make` (`item()`) is a c10::Error that says so. Inside
+/// an outer deferred_init, that one's rules hold.
+template <class Make>
+auto shapes_only(Make&& make) {
+  DeferredInitScope scope(DeferredInitScope::Content::kShapesOnly);
   return std::forward<Make>(make)();
 }
 

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <functional>
 
-#include "engine/init/skipped_draws.h"
+#include "engine/init/known_draws.h"
 
 namespace tessera {
 namespace {
@@ -148,7 +148,7 @@ TEST(DeferredInit, LargeFillsEqualEagerWhereverTheyBegin) {
 }
 
 TEST(DeferredInit, SkipsWhatTheGeneratorWouldHaveDrawn) {
-  for (const std::uint64_t words : {0, 1, 622, 623, 624, 625, 1247, 1248, 100'000}) {
+  for (const std::uint64_t words : {0, 1, 622, 623, 624, 625, 1247, 1248, 100'000, 8192 * 624, 8193 * 624 + 7}) {
     for (const int drawn : {0, 1, 623, 624, 1000}) {
       at::Generator generator = at::detail::createCPUGenerator(7), skipped = at::detail::createCPUGenerator(7);
       const auto draw = [](at::Generator& from, std::uint64_t count) {
@@ -160,6 +160,39 @@ TEST(DeferredInit, SkipsWhatTheGeneratorWouldHaveDrawn) {
       EXPECT_TRUE(at::equal(generator.get_state(), skipped.get_state())) << words << " after " << drawn;
     }
   }
+}
+
+TEST(DeferredInit, ShapesOnlyLeavesTheGeneratorAndHasNoValues) {
+  torch::manual_seed(5);
+  const at::Tensor next = at::randn({4});
+  torch::manual_seed(5);
+  auto module = shapes_only([] {
+    torch::nn::Linear linear(300, 200);
+    torch::nn::init::normal_(linear->weight, 0, 0.02);
+    return linear;
+  });
+  EXPECT_TRUE(same_bits(next, at::randn({4}))) << "a draw moved the generator";
+  EXPECT_TRUE(is_deferred(module->weight));
+  EXPECT_EQ(module->weight.sizes(), (at::IntArrayRef{200, 300}));
+  const auto message_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  EXPECT_NE(message_of([&] { materialize({module->weight}); }).find("shapes_only"), std::string::npos);
+  EXPECT_NE(message_of([&] { materialize_module(*module); }).find("shapes_only"), std::string::npos);
+  const auto reads = [] { return shapes_only([] { return at::randn({3}).sum().item<float>(); }); };
+  EXPECT_NE(message_of(reads).find("shapes_only"), std::string::npos);
+}
+
+/// What is drawn takes no time, however much: 4 Ti numbers.
+TEST(DeferredInit, RecordingAHugeDrawTakesNoTime) {
+  torch::manual_seed(5);
+  const at::Tensor weight = deferred_init([] { return at::empty({1 << 21, 1 << 21}).uniform_(); });
+  EXPECT_TRUE(is_deferred(weight));
 }
 
 TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {

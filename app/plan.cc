@@ -1,5 +1,3 @@
-#include "engine/plan.h"
-
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/step_traffic.h"
+#include "engine/detailed_plan.h"
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"

@@ -1,8 +1,6 @@
 # `cmake --install` puts the library, its public headers, the command and a package config where find_package(Tessera)
 # finds them. A user links tessera::tessera, installed or not (FetchContent), and sees include/tessera and LibTorch: the
 # layers are linked, but their include folders and their packages stay with them.
-include(CMakePackageConfigHelpers)
-
 add_library(tessera_all INTERFACE)
 target_include_directories(tessera_all INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
@@ -10,6 +8,11 @@ target_compile_features(tessera_all INTERFACE cxx_std_20)
 target_link_libraries(tessera_all INTERFACE $<LINK_ONLY:tessera_engine> tessera::torch)
 set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
 add_library(tessera::tessera ALIAS tessera_all)
+
+if(NOT TESSERA_INSTALL)
+  return()
+endif()
+include(CMakePackageConfigHelpers)
 
 # The layers that `target` stands on, itself among them. The command's own (app, launch, models, ...) stay behind.
 function(tessera_layers_below target result)
@@ -33,7 +36,16 @@ tessera_layers_below(tessera_engine tessera_installed_layers)
 install(TARGETS tessera_all ${tessera_installed_layers} EXPORT TesseraTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The command finds the LibTorch that it was linked with, and CUDA's runtime beside that; or libraries put into the prefix.
+if(TESSERA_PROGRAMS)
+  set(tessera_runpath $ORIGIN/../${CMAKE_INSTALL_LIBDIR} ${TESSERA_TORCH_ROOT}/lib)
+  if(TARGET tessera::cudart)
+    get_filename_component(tessera_cudart_folder ${TESSERA_CUDART} DIRECTORY)
+    list(APPEND tessera_runpath ${tessera_cudart_folder})
+  endif()
+  set_target_properties(tessera PROPERTIES INSTALL_RPATH "${tessera_runpath}")
+  install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 
 set(tessera_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
 install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${tessera_cmake_dir})

@@ -24,7 +24,7 @@ endif()
 add_library(tessera_xxhash INTERFACE)
 target_include_directories(tessera_xxhash SYSTEM INTERFACE ${TESSERA_XXHASH_INCLUDE})
 
-if(TESSERA_TORCH)
+if(TESSERA_TORCH AND TESSERA_PROGRAMS)
   tessera_find(CLI11 libcli11-dev)
 endif()
 if(TESSERA_TESTS)

@@ -6,9 +6,9 @@
 #include <exception>
 #include <list>
 
+#include "engine/detailed_plan.h"
 #include "engine/engine_state.h"
 #include "engine/mesh_shape.h"
-#include "engine/plan.h"
 #include "engine/run_scope.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"

@@ -1,13 +1,22 @@
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  message("${output}")
-  if(failed)
-    message(FATAL_ERROR "failed: ${ARGN}")
-  endif()
-endfunction()
+# Installs into a scratch prefix, runs the installed command, and builds and runs the program of README.md against the
+# installed copy.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
+
+# Users see public headers and no others.
+file(GLOB_RECURSE installed RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
+foreach(header ${installed})
+  if(NOT header MATCHES "^tessera/[a-z_]+\\.h$")
+    message(FATAL_ERROR "include/${header} was installed, which is no public header")
+  endif()
+endforeach()
+
+# The installed command finds LibTorch by itself.
+run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${SCRATCH}/prefix/bin/tessera --version)
+run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${SCRATCH}/prefix/bin/tessera doctor)
+
 set(flags "")
 if(FLAGS)
   set(flags "-DCMAKE_CXX_FLAGS=-fsanitize=${FLAGS}")
@@ -15,3 +24,21 @@ endif()
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -G Ninja -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix ${flags})
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
 run(${CMAKE_COMMAND} -E env TESSERA_LOG_LEVEL=warning ${SCRATCH}/build/consumer)
+if(NOT output MATCHES "step 0  loss ([0-9.e-]+)")
+  message(FATAL_ERROR "the program printed no first loss")
+endif()
+set(first ${CMAKE_MATCH_1})
+if(NOT output MATCHES "step 19  loss ([0-9.e-]+)")
+  message(FATAL_ERROR "the program printed no last loss")
+endif()
+if(NOT CMAKE_MATCH_1 LESS first)
+  message(FATAL_ERROR "the program did not learn")
+endif()
+
+# README shows this program.
+file(READ ${SOURCE}/main.cc program)
+file(READ ${CMAKE_CURRENT_LIST_DIR}/../../README.md readme)
+string(FIND "${readme}" "${program}" place)
+if(place EQUAL -1)
+  message(FATAL_ERROR "README.md does not show ${SOURCE}/main.cc as it is")
+endif()

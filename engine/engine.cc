@@ -1,13 +1,19 @@
 #include "tessera/engine.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <exception>
+#include <functional>
 #include <list>
+#include <tuple>
+#include <utility>
 
 #include "engine/detailed_plan.h"
 #include "engine/engine_state.h"
+#include "engine/memory/carried_states.h"
 #include "engine/mesh_shape.h"
 #include "engine/run_scope.h"
 #include "runtime/border/throw.h"
@@ -110,6 +116,73 @@ StepResult Engine::step() {
          " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
   expect(s.open_writes == 0, "step under Gathered(kWrite): close that guard first");
   return s.or_abort("step", [&] { return s.take_step(); });
+}
+
+namespace {
+
+/// What each rank says before a round of evaluation.
+struct EvaluationRound {
+  std::int64_t has_next = 0, batches = 0;
+  double loss = 0.0;  ///< summed so far
+};
+
+}  // namespace
+
+Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
+                                            const std::function<std::optional<double>()>& loss_of_next) {
+  State& s = *state_;
+  return s.or_abort("evaluate", [&] {
+    const at::NoGradGuard no_grad;
+    Collectives& control = *s.axes.control;
+    std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
+    EvaluationRound own;
+    for (bool is_first = true;; is_first = false) {
+      own.has_next = has_next() ? 1 : 0;
+      throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
+      const auto without = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next == 0; });
+      expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
+             " has no batch. hint: give every rank at least one");
+      if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
+      if (const std::optional<double> loss = loss_of_next()) own.loss += *loss, ++own.batches;
+    }
+    Evaluation result;
+    for (const EvaluationRound& round : rounds) {
+      result.loss += round.loss;
+      result.batches += round.batches;
+    }
+    result.loss /= static_cast<double>(result.batches);
+    return result;
+  });
+}
+
+void Engine::set_trainable(const std::string& pattern, bool trainable) {
+  State& s = *state_;
+  std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
+  expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
+  expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
+  s.or_abort("set_trainable", [&] {
+    s.expect_parameters();
+    const std::vector<FlatParameter*> parameters = s.matching(pattern);
+    const bool replans = s.replans(parameters, trainable);
+    std::vector<at::Tensor> tensors;
+    for (const FlatParameter* parameter : parameters) tensors.push_back(parameter->tensor);
+    if (!replans) {
+      for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
+      return;
+    }
+    const StepProgress progress = s.step->progress();
+    const CarriedStates states(s.units, s.plan, s.memory, s.axes);
+    const std::int64_t attempts = s.attempts;
+    const auto [module, strategy, mesh] = std::tuple(s.module, s.strategy, s.mesh);
+    s.detach_parameters();
+    for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
+    auto next = std::make_unique<State>(module, strategy, mesh);
+    states.write_to(next->units, *next->axes.control);
+    next->step->resume(progress);
+    next->attempts = attempts;
+    next->exceptions_at_start = s.exceptions_at_start;
+    replaced = std::exchange(state_, std::move(next));
+  });
 }
 
 void Engine::zero_grad() {

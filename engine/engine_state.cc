@@ -1,7 +1,9 @@
 #include "engine/engine_state.h"
 
+#include <fnmatch.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 
@@ -13,6 +15,7 @@
 #include "engine/step/queued_step.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/partition.h"
@@ -135,16 +138,21 @@ void Engine::State::set_up() {
   if (!device.is_queued) norm.emplace(units);
   reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), device,
                   norm ? &*norm : nullptr);
-  checks.emplace(units);
+  checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   if (device.is_queued) {
     step = std::make_unique<DeviceStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer);
   }
+  log.emplace(static_cast<std::size_t>(strategy.prefetch) + 2);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
-    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device,
+    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device, *log,
                       [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
+    if (strategy.check.values && !device.is_queued) residency->check_values();
+    watch.emplace();
+  } else if (strategy.check.as_across_hosts && plan.input().placement.shared) {
+    for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
   }
   expect_plan();
@@ -266,6 +274,36 @@ void Engine::State::keep_values(FlatGroup& group, bool sharded) {
            "values; to read them, make a tessera::Gathered while an Engine lives");
 }
 
+std::vector<FlatParameter*> Engine::State::matching(const std::string& pattern) {
+  std::vector<FlatParameter*> found;
+  std::vector<std::string> names;
+  const auto fits = [&](const std::string& name) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      for (FlatParameter& parameter : group->parameters) {
+        names.push_back(parameter.name);
+        const bool by_alias = std::any_of(parameter.aliases.begin(), parameter.aliases.end(), fits);
+        if (by_alias || fits(parameter.name)) found.push_back(&parameter);
+      }
+    }
+  }
+  if (!found.empty()) return found;
+  throw Error(ExitCode::kUsage,
+              "set_trainable: \"" + pattern + "\" matches no parameter" + did_you_mean(pattern, names));
+}
+
+bool Engine::State::replans(const std::vector<FlatParameter*>& parameters, bool trainable) const {
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      for (const FlatParameter& parameter : group->parameters) {
+        const bool is_named = std::find(parameters.begin(), parameters.end(), &parameter) != parameters.end();
+        if (is_named && group->trainable != trainable) return true;
+      }
+    }
+  }
+  return false;
+}
+
 void Engine::State::begin_backward() {
   expect_parameters();
   if (microbatch > 0) hooks->expect_untouched();
@@ -290,7 +328,7 @@ double Engine::State::communication_seconds() const {
 StepResult Engine::State::take_step() {
   expect_parameters();
   hooks->expect_untouched();
-  if (residency) local.gathered = residency->gathered();
+  local.gathered = log->entries();
   StepResult result;
   result.step = ++attempts;
   step->run(local, result);
@@ -320,6 +358,7 @@ void Engine::State::note_activations() {
 
 void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
+  log->reset();
   drop_microbatches();
   if (const std::vector<char>* used = step->known_used()) reducer->expect(*used);
   // Graphs made before the update must not be run backward on the new values.

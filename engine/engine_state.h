@@ -35,6 +35,10 @@ struct Engine::State {
   /// What was allocated is what was planned, to the byte.
   void expect_plan() const;
   void detach_parameters();
+  /// The parameters that `pattern` names; throws tessera::Error (64) if none.
+  std::vector<FlatParameter*> matching(const std::string& pattern);
+  /// Whether the set of parameters that have gradients and states would change.
+  bool replans(const std::vector<FlatParameter*>& parameters, bool trainable) const;
   void keep_values(FlatGroup& group, bool sharded);
 
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
@@ -84,9 +88,11 @@ struct Engine::State {
   std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;
   std::unique_ptr<Step> step;
+  std::optional<GatherLog> log;        ///< of this step
   std::optional<Residency> residency;  ///< where parameters are sharded
   std::optional<OpWatch> watch;
 
+  int open_guards = 0;          ///< Gathered guards that live
   int open_writes = 0;          ///< Gathered(kWrite) guards that live
   std::int64_t microbatch = 0;  ///< since the last step
   std::int64_t attempts = 0;

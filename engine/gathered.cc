@@ -63,14 +63,19 @@ struct Gathered::State {
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
       for (Unit* unit : units) {
+        engine.log->note_guard(unit->index);
         if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
       }
       if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
     });
-    if (mode == kWrite) ++engine.open_writes;
+    ++engine.open_guards;
+    if (mode == kRead) return;
+    ++engine.open_writes;
+    for (Unit* unit : units) unit->gathered_hash = 0;
   }
 
   void unpin() {
+    --engine.open_guards;
     if (mode == kWrite) --engine.open_writes;
     for (Unit* unit : units) {
       if (unit->residency()) unit->residency()->unpin(*unit);

@@ -1,5 +1,6 @@
 #include "engine/parameter_checks.h"
 
+#include "sharding/value_hash.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -18,6 +19,13 @@ std::uint32_t version_of(const FlatParameter& parameter) {
           "parameters in forward cannot be trained sharded");
 }
 
+[[noreturn]] void throw_written_secretly(const FlatParameter& parameter) {
+  throw Error(ExitCode::kUsage, "parameter " + parameter.name +
+                                    " was written through .data() or a raw pointer outside tessera::Gathered(engine, "
+                                    "tessera::Gathered::kWrite) (\"check.values\"). hint: make such a guard around the "
+                                    "write, on all ranks");
+}
+
 [[noreturn]] void throw_unfrozen(const FlatParameter& parameter) {
   throw Error(ExitCode::kUsage,
               "parameter " + parameter.name +
@@ -34,7 +42,11 @@ void ParameterChecks::accept() {
 
 void ParameterChecks::accept(Unit& unit) {
   for (const auto& group : unit.groups) {
-    for (FlatParameter& parameter : group->parameters) parameter.version = version_of(parameter);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      FlatParameter& parameter = group->parameters[i];
+      parameter.version = version_of(parameter);
+      if (checks_values_) parameter.hash = hash_of_part(*group, i);
+    }
   }
 }
 
@@ -45,6 +57,7 @@ void ParameterChecks::expect_accepted() const {
         const FlatParameter& parameter = group->parameters[i];
         expect_in_place(*group, i);
         if (version_of(parameter) != parameter.version) throw_written(parameter);
+        if (checks_values_ && hash_of_part(*group, i) != parameter.hash) throw_written_secretly(parameter);
         if (!group->trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
       }
     }

@@ -15,10 +15,13 @@ namespace tessera {
 ///    copy would be lost. Told by the tensor's version, which writes through `.data()` or a raw pointer do not change;
 /// 3. it was frozen when the Engine was made, and is to train now: there is no memory for its gradient.
 ///
+/// 4. with "check.values": this rank's part of it was written in any way.
+///
 /// A few loads a parameter; called at each backward and step.
 class ParameterChecks {
  public:
-  explicit ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units) : units_(units) {}
+  ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values)
+      : units_(units), checks_values_(checks_values) {}
 
   /// Parameters are as they should be: what they are now is compared with from here on.
   void accept();
@@ -28,6 +31,7 @@ class ParameterChecks {
 
  private:
   const std::vector<std::unique_ptr<Unit>>& units_;
+  const bool checks_values_;
 };
 
 }  // namespace tessera

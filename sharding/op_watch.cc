@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "sharding/gather_log.h"
 #include "sharding/residency.h"
 #include "sharding/unit.h"
 
@@ -58,7 +59,9 @@ void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
 void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
   if (value.isTensor()) {
     Unit* const unit = unit_of(value.toTensor());
-    if (unit && unit->residency()) gather_and_pin(*unit, pinned);
+    if (!unit) return;
+    if (unit->residency()) gather_and_pin(*unit, pinned);
+    if (unit->use_log) unit->use_log->note_use(unit->index);
   } else if (value.isList()) {
     if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;
     for (const c10::IValue& element : value.toListRef()) visit(element, pinned);

@@ -4,16 +4,18 @@
 
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "sharding/value_hash.h"
 #include "tessera/span.h"
 
 namespace tessera {
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
-                     ComputeDevice device, OnFailure on_failure)
+                     ComputeDevice device, GatherLog& log, OnFailure on_failure)
     : plan_(plan),
       units_(std::move(units)),
       group_(group),
       device_(device),
+      log_(log),
       on_failure_(std::move(on_failure)),
       memory_(std::move(slots)),
       pending_(units_.size()),
@@ -88,7 +90,7 @@ void Residency::gather(Unit& unit) {
   unit.become(Unit::State::kGathering);
   schedule_.hold(unit.index);
   const Span span("all_gather", unit.name, &counts_.gather_seconds);
-  note_gather(unit);
+  log_.note_gather(unit.index);
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
   for (auto& group : unit.groups) {
@@ -109,10 +111,18 @@ void Residency::wait(Unit& unit) {
   pending_[unit.index].clear();
   unit.become(Unit::State::kGathered);
   for (auto& group : unit.groups) group->attach(group->full);
+  if (checks_values_) unit.gathered_hash = hash_of_gathered(unit);
 }
 
 void Residency::release(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
+  if (checks_values_ && unit.gathered_hash != 0 && unit.gathered_hash != hash_of_gathered(unit)) {
+    throw Error(ExitCode::kUsage,
+                "unit " + unit.name +
+                    ": its gathered parameters were written through .data() or a raw pointer, and the "
+                    "write is lost (\"check.values\"). hint: write under tessera::Gathered(engine, "
+                    "tessera::Gathered::kWrite)");
+  }
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
   schedule_.give_up(unit.index);
@@ -128,12 +138,6 @@ void Residency::take(int slot, Unit& unit) {
   if (!free_slots_.empty() && free_slots_.back() == slot) free_slots_.pop_back();
   slots_[slot].holder = &unit;
   unit.slot = slot;
-}
-
-void Residency::note_gather(const Unit& unit) {
-  constexpr std::size_t kMost = std::size_t{1} << 16;
-  if (gathered_.size() == kMost) gathered_.erase(gathered_.begin(), gathered_.begin() + kMost / 2);
-  gathered_.push_back(unit.index);
 }
 
 void Residency::prefetch() {
@@ -187,7 +191,6 @@ int Residency::add_overflow_slot(const Unit& unit) {
 
 void Residency::release_all() {
   last_ = nullptr;
-  gathered_.clear();
   for (Unit* unit : units_) {
     TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);

@@ -12,6 +12,7 @@
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
+#include "sharding/gather_log.h"
 #include "sharding/layout/schedule.h"
 #include "sharding/unit.h"
 
@@ -42,8 +43,9 @@ class Residency {
 
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
+  /// `log` hears of every gather.
   Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, ComputeDevice device,
-            OnFailure on_failure);
+            GatherLog& log, OnFailure on_failure);
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
@@ -57,6 +59,10 @@ class Residency {
   /// Gives `unit`'s gathered values up, unless it is pinned.
   void drop(Unit& unit);
 
+  /// From now on gathered values must be, when they are given up, what they were when they came (unless
+  /// Unit::gathered_hash is 0): else tessera::Error (64). On the CPU.
+  void check_values() { checks_values_ = true; }
+
   /// A round is forward and backward of one microbatch.
   void end_round() { schedule_.end_round(); }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
@@ -65,9 +71,6 @@ class Residency {
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }
-  /// Indices of the units gathered since `release_all`, in order; where that is long ago (evaluation without end), of
-  /// the last ones, from the same on for every rank.
-  std::span<const int> gathered() const { return gathered_; }
   const ResidencyCounts& counts() const { return counts_; }
 
  private:
@@ -87,23 +90,23 @@ class Residency {
   bool fits(const Unit& unit, const Slot& slot) const;
   int add_overflow_slot(const Unit& unit);
   void take(int slot, Unit& unit);
-  void note_gather(const Unit& unit);
   void warn_of_overflow(const Unit& unit);
 
   const MemoryPlan& plan_;
   std::vector<Unit*> units_;
   Collectives& group_;
   const ComputeDevice device_;
+  GatherLog& log_;
   OnFailure on_failure_;
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan
   std::vector<int> free_slots_;             ///< of the shared ones
   std::vector<std::vector<Work>> pending_;  ///< by unit index
   Schedule schedule_;
-  std::vector<int> gathered_;
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;
   bool warned_ = false;
+  bool checks_values_ = false;
   ResidencyCounts counts_;
 };
 

@@ -14,6 +14,7 @@
 
 namespace tessera {
 
+class GatherLog;
 class Residency;
 class Unit;
 
@@ -24,8 +25,9 @@ struct FlatParameter {
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
+  std::uint64_t hash = 0;     ///< of this rank's part, likewise; 0: not looked at
   std::uint32_t version = 0;  ///< of `tensor`, when it last was as the Engine left it
-  std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
+  std::int64_t number = 0;    ///< in order of registration, of all the module's parameters; the same whatever units are
 };
 
 /// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.
@@ -106,6 +108,10 @@ class Unit {
   /// Who gathers this unit. Null: nobody, its parameters are always there.
   void watch(Residency* residency) { residency_ = residency; }
   Residency* residency() const { return residency_; }
+  /// Notes the operators that read this unit, where nobody gathers it.
+  GatherLog* use_log = nullptr;
+  /// Of the gathered values, under "check.values"; 0: they may change.
+  std::uint64_t gathered_hash = 0;
   /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
   void poison(const std::string& message);
 

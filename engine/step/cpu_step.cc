@@ -56,6 +56,18 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   if (scales_loss_) scaler_.update(result.overflow);
 }
 
+StepProgress CpuStep::progress() const {
+  StepProgress progress{applied_, scaler_.state(), {}};
+  update_.write_counts(progress.updates);
+  return progress;
+}
+
+void CpuStep::resume(const StepProgress& progress) {
+  applied_ = progress.applied;
+  scaler_.restore(progress.scaler);
+  update_.read_counts(progress.updates);
+}
+
 double CpuStep::communication_seconds() const { return agreement_.exchange_seconds() + update_.publish_seconds(); }
 
 }  // namespace tessera

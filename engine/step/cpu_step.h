@@ -24,6 +24,8 @@ class CpuStep final : public Step {
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
   std::int64_t applied() const override { return applied_; }
+  StepProgress progress() const override;
+  void resume(const StepProgress& progress) override;
   double communication_seconds() const override;
 
  private:

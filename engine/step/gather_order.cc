@@ -8,14 +8,18 @@
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
+#include "sharding/gather_log.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kNoUnit = -1;  // behind the end of a shorter order
 
-std::string describe(int unit, const std::vector<std::unique_ptr<Unit>>& units) {
-  return unit == kNoUnit ? "nothing more" : "unit " + units[static_cast<std::size_t>(unit)]->name;
+std::string describe(int entry, const std::vector<std::unique_ptr<Unit>>& units) {
+  if (entry == kNoUnit) return "nothing more";
+  const bool is_guard = entry < kNoUnit;
+  const Unit& unit = *units[static_cast<std::size_t>(is_guard ? GatherLog::guard_code(entry) : entry)];
+  return (is_guard ? "a Gathered guard over unit " : "unit ") + unit.name;
 }
 
 }  // namespace
@@ -39,13 +43,14 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
     if (orders[static_cast<std::size_t>(first)] == orders[static_cast<std::size_t>(rank)]) continue;
     std::size_t gather = 0;
     while (unit_of(first, gather) == unit_of(rank, gather)) ++gather;
-    throw Error(ExitCode::kInternal,
-                own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
-                    std::to_string(gather + 1) + " of this step was of " + describe(unit_of(first, gather), units) +
-                    " on rank " + std::to_string(first) + ", of " + describe(unit_of(rank, gather), units) +
-                    " on rank " + std::to_string(rank) +
-                    ". hint: forward must use units in the same order on every rank; a branch on a rank's data may "
-                    "choose only among replicated parameters");
+    throw Error(
+        ExitCode::kInternal,
+        own_name + ": ranks gathered units in different orders, so their values cannot be trusted: gather " +
+            std::to_string(gather + 1) + " of this step was of " + describe(unit_of(first, gather), units) +
+            " on rank " + std::to_string(first) + ", of " + describe(unit_of(rank, gather), units) + " on rank " +
+            std::to_string(rank) +
+            ". hint: all ranks make Gathered guards, and use units in forward, in the same order; a branch on a rank's "
+            "data may choose only among replicated parameters");
   }
   throw Error(ExitCode::kInternal, own_name + ": ranks' digests of their gathers differ, but not the gathers");
 }

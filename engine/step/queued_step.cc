@@ -245,6 +245,14 @@ StepRequest DeviceStep::request() const {
   return request;
 }
 
+StepProgress DeviceStep::progress() const {
+  throw Error(ExitCode::kConfig,
+              "set_trainable re-plans, which is not built yet for Engines on a GPU. hint: freeze and "
+              "unfreeze before the Engine is made");
+}
+
+void DeviceStep::resume(const StepProgress&) { progress(); }
+
 DeviceDecision DeviceStep::latest() const {
   if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
   DeviceDecision none{};

@@ -43,6 +43,9 @@ class DeviceStep final : public Step {
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
+  /// Not built yet: throw tessera::Error (78).
+  StepProgress progress() const override;
+  void resume(const StepProgress& progress) override;
   /// Only the device knows, and StepResult::wait asks it.
   double communication_seconds() const override { return 0; }
 

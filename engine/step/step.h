@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "engine/step/step_agreement.h"
+#include "optim/loss_scale_rule.h"
 #include "tessera/engine.h"
 
 namespace tessera {
@@ -14,6 +16,13 @@ namespace tessera {
 struct LossSeed {
   at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
   at::Tensor factor;  ///< what every gradient has to be multiplied by afterwards (a scalar); undefined: nothing
+};
+
+/// How far training has come: what a step needs of the steps before, beside parameters and optimizer states.
+struct StepProgress {
+  std::int64_t applied = 0;
+  LossScalerState scaler;
+  std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< of each trainable parameter
 };
 
 /// The largest power of two that fp16 holds.
@@ -47,6 +56,10 @@ class Step {
   virtual double loss_scale() const = 0;
   /// Steps that updated parameters.
   virtual std::int64_t applied() const = 0;
+  virtual StepProgress progress() const = 0;
+  /// Goes on from there. Parameters without an entry begin anew.
+  virtual void resume(const StepProgress& progress) = 0;
+
   /// Spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
 };

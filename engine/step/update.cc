@@ -26,6 +26,25 @@ void Update::apply(float gradient_scale, float lr, const std::vector<char>& used
   publisher_.finish();
 }
 
+void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {
+  auto steps = steps_.begin();
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (const FlatParameter& parameter : group.parameters) {
+      counts[parameter.tensor.unsafeGetTensorImpl()] = *steps++;
+    }
+  });
+}
+
+void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts) {
+  auto steps = steps_.begin();
+  for_each_trainable(units_, [&](const FlatGroup& group) {
+    for (const FlatParameter& parameter : group.parameters) {
+      const auto found = counts.find(parameter.tensor.unsafeGetTensorImpl());
+      *steps++ = found == counts.end() ? 0 : found->second;
+    }
+  });
+}
+
 void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {
   const std::size_t count = group.parameters.size();
   for (std::size_t i = 0; i < count; ++i) steps[i] += used[i] ? 1 : 0;

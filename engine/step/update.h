@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -20,6 +21,10 @@ class Update {
   /// `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and all, and its
   /// bias correction counts only the steps it took part in, as in PyTorch.
   void apply(float gradient_scale, float lr, const std::vector<char>& used);
+
+  /// How often each trainable parameter was updated: what its bias correction counts.
+  void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
+  void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
   /// Spent so far on making values known.
   double publish_seconds() const { return publisher_.seconds(); }

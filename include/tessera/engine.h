@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -127,6 +129,40 @@ class Engine {
   /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
   void zero_grad();
 
+  /// Makes the parameters whose name matches `pattern` (`*` and `?` as in file names, over the whole path: "layers.*.bias")
+  /// trainable or frozen, and plans memory anew: what trains has gradients and optimizer states, what is frozen has none.
+  /// Values, masters, the states of what trained before and goes on, and the schedule's place are kept. Between steps;
+  /// collective, with equal arguments on all ranks. Needs both plans' memory while it runs. On the CPU.
+  /// Errors: 64 if nothing matches or microbatches were begun.
+  void set_trainable(const std::string& pattern, bool trainable);
+
+  /// What `evaluate` found.
+  struct Evaluation {
+    double loss = 0.0;         ///< mean over all batches of all ranks
+    std::int64_t batches = 0;  ///< on all ranks
+  };
+
+  /// The mean of `loss_of(batch)` (a scalar tensor) over the batches of `loader`, a range; without gradients. Ranks may have
+  /// different numbers of batches, but each at least one: who has fewer runs its last one again, uncounted, so that all
+  /// ranks gather alike. (Own loops under NoGradGuard or InferenceMode work too where all ranks make the same number of
+  /// forwards.) Between steps; collective. Put the module in eval mode first. Errors: 64 on all ranks if one has no batch.
+  template <class Loader, class LossOf>
+  Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
+    auto next = std::begin(loader);
+    const auto end = std::end(loader);
+    std::optional<std::decay_t<decltype(*next)>> batch;
+    const auto loss_of_next = [&]() -> std::optional<double> {
+      const bool is_new = next != end;
+      if (is_new) {
+        batch.emplace(*next);
+        ++next;
+      }
+      const at::Tensor loss = loss_of(*batch);
+      return is_new ? std::optional<double>(loss.template item<double>()) : std::nullopt;
+    };
+    return evaluate_batches([&] { return next != end; }, loss_of_next);
+  }
+
   /// Throws if a collective that had been queued on a GPU has failed there. Then what was read from the GPU since is
   /// worthless: call it after reading a loss in an evaluation, say. StepResult::wait and Gathered::close do. Waits for
   /// nothing.
@@ -158,6 +194,10 @@ class Engine {
  private:
   friend class Gathered;
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
+  /// `has_next`: has this rank a batch that was not counted? `loss_of_next`: its loss, or nothing if it was counted before.
+  Evaluation evaluate_batches(const std::function<bool()>& has_next,
+                              const std::function<std::optional<double>()>& loss_of_next);
+
   struct State;
   std::unique_ptr<State> state_;
 };

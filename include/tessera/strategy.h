@@ -99,6 +99,12 @@ struct CommConfig {
   double init_timeout_s = 300.0;  ///< rendezvous
 };
 
+/// Checks that cost something, for finding mistakes.
+struct CheckConfig {
+  bool as_across_hosts = false;  ///< on one host too, ranks must use units in the same order, as several hosts would
+  bool values = false;           ///< parameters are hashed, so that writes through `.data()` are found
+};
+
 /// When gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
@@ -120,6 +126,7 @@ struct Strategy {
   LrScheduleConfig lr_schedule;
   MemoryConfig memory;
   CommConfig comm;
+  CheckConfig check;
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

@@ -421,6 +421,21 @@ std::vector<StrategyKey> platform_keys() {
        .doc = "LibTorch's CPU tensors come from malloc, which reuses freed blocks, not from posix_memalign, which "
               "before glibc 2.38 seldom does. For the whole process, from the first Engine on.",
        .cost = "64 bytes a tensor. false: a heap of several times the live activations and gradients."},
+      {.pointer = "/check/as_across_hosts",
+       .field = boolean_field(AT(check.as_across_hosts)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "Where the ranks of a host hold one copy of the parameters, watches operators as if they did not, and "
+           "refuses at the step what several hosts would refuse: a forward on some ranks only, another order of units.",
+       .cost = "About half a microsecond an operator."},
+      {.pointer = "/check/values",
+       .field = boolean_field(AT(check.values)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Hashes each rank's parameters after a step, and compares before they are used and updated: finds writes "
+              "through .data() or a raw pointer outside Gathered(kWrite), which carry no version.",
+       .cost = "Reads the rank's parameters twice a step, and gathered units twice more."},
       {.pointer = "/comm/transport",
        .field = choice_field(AT(comm.transport), transport_choices()),
        .default_json = R"("auto")",
@@ -478,6 +493,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/optimizer", "The update of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
       {"/memory", "What a rank may use."},
+      {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};
   return groups;
 }

@@ -1,0 +1,101 @@
+#include "engine/memory/carried_states.h"
+
+#include <cstring>
+#include <set>
+#include <unordered_map>
+
+#include "runtime/border/throw.h"
+
+namespace tessera {
+namespace {
+
+struct Place {
+  FlatGroup* group = nullptr;
+  std::size_t parameter = 0;
+};
+
+std::unordered_map<const c10::TensorImpl*, Place> places_in(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::unordered_map<const c10::TensorImpl*, Place> places;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      places[group.parameters[i].tensor.unsafeGetTensorImpl()] = {&group, i};
+    }
+  });
+  return places;
+}
+
+MeshPosition position_of(int rank, const MeshPosition& mesh) {
+  return {mesh.replicate_size, mesh.shard_size, rank / mesh.shard_size, rank % mesh.shard_size};
+}
+
+void copy_bytes(void* to, const void* from, std::int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+}  // namespace
+
+CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                             const TrainingMemory& memory, const MeshAxes& axes)
+    : transport_(axes.reduce),
+      memory_(memory.optimizer),
+      placement_(plan.input().placement.optimizer),
+      mesh_(plan.input().mesh),
+      dtype_(plan.input().state_dtype),
+      count_(plan.input().optimizer_states) {
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    FlatGroup& carried = groups_.emplace_back(group);
+    carried.unit = nullptr;
+    carried.storage.reset();
+  });
+}
+
+void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
+  const auto places = places_in(units);
+  for (const FlatGroup& group : groups_) {
+    for (int state = 0; state < count_; ++state) {
+      const Joined joined = join(group, state, control);
+      for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+        const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
+        if (place == places.end()) continue;  // it trains no longer
+        hand_out(joined, group.layout.extent(i).offset, *place->second.group, place->second.parameter, state);
+      }
+    }
+  }
+}
+
+CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Collectives& control) const {
+  const std::int64_t numel = group.layout.numel();
+  const StateBytes whole = state_bytes(dtype_, numel), own = state_bytes(dtype_, group.optimizer_part.numel);
+  const StateBytes begin = state_bytes(dtype_, group.optimizer_part.offset);
+  Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
+                std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
+  copy_bytes(joined.data.data() + begin.data, group.state[state].data, own.data);
+  copy_bytes(joined.scales.data() + begin.scales, group.state[state].scales, own.scales);
+  const auto send = [&](std::byte* bytes, std::int64_t size, int rank) {
+    if (size == 0) return;
+    throw_if_error(control.broadcast("optimizer state", bytes, static_cast<std::size_t>(size), rank).wait());
+  };
+  std::set<std::int64_t> sent;
+  for (int rank = 0; rank < control.size(); ++rank) {
+    const Extent part = owned(placement_, position_of(rank, mesh_), numel);
+    if (!sent.insert(part.offset).second) continue;
+    const StateBytes at = state_bytes(dtype_, part.offset), size = state_bytes(dtype_, part.numel);
+    send(joined.data.data() + at.data, size.data, rank);
+    send(joined.scales.data() + at.scales, size.scales, rank);
+  }
+  return joined;
+}
+
+void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i,
+                             int state) const {
+  const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
+  if (mine.numel <= 0) return;
+  const StateBytes from = state_bytes(dtype_, begin + mine.offset - place.offset);
+  const StateBytes to = state_bytes(dtype_, mine.offset - target.optimizer_part.offset);
+  const StateBytes size = state_bytes(dtype_, mine.numel);
+  copy_bytes(target.state[state].data + to.data, joined.data.data() + from.data, size.data);
+  copy_bytes(reinterpret_cast<std::byte*>(target.state[state].scales) + to.scales, joined.scales.data() + from.scales,
+             size.scales);
+}
+
+}  // namespace tessera

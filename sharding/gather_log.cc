@@ -1,0 +1,30 @@
+#include "sharding/gather_log.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+void GatherLog::note_use(int unit) {
+  if (!recent_.empty() && recent_.back() == unit) return;
+  const auto known = std::find(recent_.begin(), recent_.end(), unit);
+  if (known != recent_.end()) {
+    recent_.erase(known);
+  } else {
+    add(unit);
+    if (recent_.size() == most_recent_) recent_.erase(recent_.begin());
+  }
+  recent_.push_back(unit);
+}
+
+void GatherLog::reset() {
+  entries_.clear();
+  recent_.clear();
+}
+
+void GatherLog::add(int entry) {
+  constexpr std::size_t kMost = std::size_t{1} << 16;
+  if (entries_.size() == kMost) entries_.erase(entries_.begin(), entries_.begin() + kMost / 2);
+  entries_.push_back(entry);
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+/// What ranks must do alike between two steps: the order of gathers, and of Gathered guards. Ranks compare digests of it in
+/// every step's agreement (engine/step/gather_order.h).
+///
+/// Entries are unit indices; a guard over unit u is `guard_code(u)`, a unit's use where nothing is gathered `u`. Of a log
+/// without end (evaluation) the last entries are kept, from the same on for every rank.
+class GatherLog {
+ public:
+  static constexpr int guard_code(int unit) { return -2 - unit; }
+
+  /// `recent`: how many units several hosts would hold gathered at once (see `note_use`).
+  explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
+
+  void note_gather(int unit) { add(unit); }
+  void note_guard(int unit) { add(guard_code(unit)); }
+  /// An operator reads a unit that every rank of this host has at hand. Noted if ranks on several hosts would have to
+  /// gather it: it is not among the last ones used.
+  void note_use(int unit);
+
+  std::span<const int> entries() const { return entries_; }
+  /// A step is over.
+  void reset();
+
+ private:
+  void add(int entry);
+
+  std::vector<int> entries_;
+  std::size_t most_recent_;
+  std::vector<int> recent_;  ///< the last units used, the latest at the end
+};
+
+}  // namespace tessera

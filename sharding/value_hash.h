@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// 64 bits that tell values from changed ones, of host memory; never 0.
+std::uint64_t hash_of_values(const std::byte* memory, std::int64_t bytes);
+
+/// Of all gathered values of a unit. REQUIRES: it is gathered, on the CPU.
+std::uint64_t hash_of_gathered(const Unit& unit);
+
+/// Of this rank's part of parameter `i`, on the CPU; of nothing where the rank has no part of it.
+std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i);
+
+}  // namespace tessera

@@ -12,6 +12,8 @@
 namespace tessera {
 namespace {
 
+constexpr std::size_t kLongestMessage = 32 * 1024;
+
 thread_local LogRank this_thread_rank;
 
 // stderr belongs to the process, and so does this: the one object here that ranks share.
@@ -30,8 +32,9 @@ void write(LogLevel level, spdlog::level::level_enum tag, const std::string& mes
   Sink& to = sink();
   if (level < to.level.load(std::memory_order_relaxed)) return;
   const LogRank rank = this_thread_rank;
-  if (rank.world_size <= 1) return to.logger.log(tag, message);
-  to.logger.log(tag, "[rank {}/{}] {}", rank.rank, rank.world_size, message);
+  const std::string text = clipped(message, kLongestMessage);
+  if (rank.world_size <= 1) return to.logger.log(tag, text);
+  to.logger.log(tag, "[rank {}/{}] {}", rank.rank, rank.world_size, text);
 }
 
 bool read_level(const std::string& name, LogLevel& level) {

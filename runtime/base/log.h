@@ -9,7 +9,7 @@ namespace tessera {
 ///     12:00:01.250 info    [rank 3/8] 12 units, 112.00 MiB of parameters
 ///
 /// A facade, so that no header and no file that includes LibTorch sees spdlog or fmt (LibTorch bundles
-/// another fmt). All functions may be called from any thread.
+/// another fmt). All functions may be called from any thread. A message longer than 32 KiB is cut there.
 
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 

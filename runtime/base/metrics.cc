@@ -49,7 +49,10 @@ bool ends_in_half_a_line(int fd) {
   return ::pread(fd, &last, 1, info.st_size - 1) == 1 && last != '\n';
 }
 
-int open_for_append(const std::filesystem::path& path) {
+int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
+  using enum MetricsWriter::Start;
+  if (start == kReplace) ::unlink(path.c_str());  // what keeps it from going, keeps the next line from working too
+  if (start != kAppend) return ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   // Reading is wanted only to look at the last byte; a device or file that may not be read will do as well.
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   return fd >= 0 || errno != EACCES ? fd : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -57,8 +60,8 @@ int open_for_append(const std::filesystem::path& path) {
 
 }  // namespace
 
-absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path) {
-  const int fd = open_for_append(path);
+absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, Start start) {
+  const int fd = open_for(path, start);
   if (fd < 0) {
     const int error = errno;
     const bool denied = error == EACCES || error == EPERM || error == EROFS;

@@ -24,21 +24,23 @@ struct Metric {
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
 /// Invariants:
-///  1. A line is handed to the system in one write, at once: after a crash the file holds every line written,
-///  and lines
-///     of several processes that append to one file do not mix.
-///  2. A line cut short by a crash or a full disk is ended before the next one begins: it spoils no other
-///  line.
-///  3. NaN and infinities are written as null, since JSON has no word for them; the key stays, so that a plot
-///  shows a gap.
-///     Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
+///  1. A line is handed to the system at once, in one write. So after a crash the file holds every line that was
+///     written, and lines of several processes that append to one file do not mix.
+///  2. A line that a crash or a full disk cut short is ended before the next one begins, so it spoils no other line.
+///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
+///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
 /// Not thread-safe. Move-only; the destructor closes.
 class MetricsWriter {
  public:
-  /// Creates the file or appends to it. Errors name path and errno: exit code 73 (cannot be created), 77
-  /// (permission).
-  static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path);
+  /// What becomes of a file that is there already.
+  enum class Start {
+    kAppend,   ///< lines go behind its own
+    kReplace,  ///< it is removed first
+    kNew,      ///< an error (73)
+  };
+  /// Errors name path and errno: exit code 73 (cannot be created), 77 (permission).
+  static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();
   MetricsWriter(MetricsWriter&& other) noexcept;
   MetricsWriter& operator=(MetricsWriter&& other) noexcept;

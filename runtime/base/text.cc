@@ -11,6 +11,13 @@ bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0)
 
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 
+// 1234567 as "1,234,567".
+std::string grouped(std::size_t number) {
+  std::string text = std::to_string(number);
+  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+  return text;
+}
+
 // Longer words are never slips of a known name, and would make the distance costly.
 constexpr std::size_t kLongestWord = 64;
 
@@ -36,6 +43,27 @@ std::string quoted_text(std::string_view text, std::size_t max_length) {
   std::string shown = cut.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (end < text.size()) shown.insert(shown.size() - 1, "...");
   return shown;
+}
+
+std::string clipped(std::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  std::size_t end = max_bytes;
+  while (end > 0 && continues_character(text[end])) --end;
+  return std::string(text.substr(0, end)) + "... (" + grouped(text.size() - end) + " bytes more)";
+}
+
+std::string number_ranges(const std::vector<int>& numbers, std::size_t max_ranges) {
+  std::string text;
+  std::size_t at = 0;
+  for (std::size_t ranges = 0; at < numbers.size() && ranges < max_ranges; ++ranges) {
+    std::size_t last = at;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[at]);
+    if (last > at) text += (last == at + 1 ? ", " : "-") + std::to_string(numbers[last]);
+    at = last + 1;
+  }
+  if (at < numbers.size()) text += " and " + grouped(numbers.size() - at) + " more";
+  return text;
 }
 
 std::size_t text_width(std::string_view text) {

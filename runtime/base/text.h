@@ -16,6 +16,13 @@ std::string joined(const std::vector<std::string>& words, std::string_view separ
 /// to `max_length` characters ("..." marks the cut): safe to print whatever a file holds.
 std::string quoted_text(std::string_view text, std::size_t max_length = 60);
 
+/// Messages have a bound: what a user, a file or a large job makes long is cut here before it is printed.
+///
+/// `text`, or its beginning and how many bytes were left out: "abc... (9,999 bytes more)". Never cuts a character.
+std::string clipped(std::string_view text, std::size_t max_bytes);
+/// Rising numbers as ranges, at most `max_ranges` of them: "0-3, 7, 9-12 and 99,980 more".
+std::string number_ranges(const std::vector<int>& numbers, std::size_t max_ranges = 8);
+
 /// Number of characters of UTF-8 text; in invalid text every stray byte counts where it does not continue a
 /// character.
 std::size_t text_width(std::string_view text);

@@ -54,5 +54,22 @@ TEST(Joined, PutsSeparatorsBetween) {
   EXPECT_EQ(joined({"a", "b", "c"}), "a, b, c");
 }
 
+TEST(Clipped, SaysHowMuchIsLeftOut) {
+  EXPECT_EQ(clipped("short", 10), "short");
+  EXPECT_EQ(clipped(std::string(12345, 'x'), 3), "xxx... (12,342 bytes more)");
+  EXPECT_EQ(clipped("a\xC3\xA4z", 2), "a... (3 bytes more)");  // not half of a character
+}
+
+TEST(NumberRanges, AreShort) {
+  EXPECT_EQ(number_ranges({}), "");
+  EXPECT_EQ(number_ranges({3}), "3");
+  EXPECT_EQ(number_ranges({3, 4}), "3, 4");
+  EXPECT_EQ(number_ranges({0, 1, 2, 3, 7, 9, 10, 11}), "0-3, 7, 9-11");
+  EXPECT_EQ(number_ranges({1, 3, 5, 7, 9}, 2), "1, 3 and 3 more");
+  std::vector<int> odd;
+  for (int i = 1; i < 200000; i += 2) odd.push_back(i);
+  EXPECT_LT(number_ranges(odd).size(), 100u);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -202,8 +202,8 @@ TEST(StrategyFile, FilesThatCannotBeReadNamePathAndErrno) {
   EXPECT_THAT(std::string(missing.status().message()),
               HasSubstr("/nonexistent/strategy.json: cannot be opened: No such"));
   const auto folder = read_strategy("/");
-  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kIo);
-  EXPECT_THAT(std::string(folder.status().message()), HasSubstr("(errno 21)"));
+  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kCorruptData);
+  EXPECT_THAT(std::string(folder.status().message()), HasSubstr("is a directory, want a regular file"));
 }
 
 TEST(StrategyFile, SizeIsLimited) {
@@ -228,6 +228,15 @@ TEST(StrategyFile, APipeWillDo) {
   const auto strategy = read_strategy(path);
   ASSERT_TRUE(strategy.ok()) << strategy.status();
   EXPECT_EQ(strategy->prefetch, 5);
+  std::filesystem::remove(path);
+}
+
+TEST(StrategyFile, APipeWithoutAWriterIsAnErrorAndNoWait) {
+  const auto path = temporary("silent");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto strategy = read_strategy(path);
+  EXPECT_EQ(exit_code_of(strategy.status()), ExitCode::kCorruptData);
+  EXPECT_THAT(std::string(strategy.status().message()), HasSubstr("is a pipe that nobody wrote to"));
   std::filesystem::remove(path);
 }
 

@@ -1,0 +1,127 @@
+#include "runtime/base/input_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+ExitCode exit_code_of_errno(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case ENAMETOOLONG:
+    case ELOOP:
+      return ExitCode::kNoInput;
+    case EACCES:
+    case EPERM:
+      return ExitCode::kPermission;
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+      return ExitCode::kOsResource;
+    default:
+      return ExitCode::kIo;
+  }
+}
+
+std::string name_of(const std::filesystem::path& path, const std::string& kind) {
+  return kind.empty() ? path.string() : kind + " " + path.string();
+}
+
+const char* word_for(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a pipe";
+  return "a device or socket";
+}
+
+absl::Status refuse(const std::filesystem::path& path, const std::string& kind, mode_t mode) {
+  return make_error(ExitCode::kCorruptData, fmt::format("{} is {}, want a regular file. hint: name the file itself",
+                                                        name_of(path, kind), word_for(mode)));
+}
+
+/// Any kind of file, and what it is. The open itself waits for nobody: O_NONBLOCK, since opening a pipe would wait for
+/// its writer before fstat can tell what it is.
+absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info) {
+  if (path.native().empty()) return make_error(ExitCode::kUsage, (kind.empty() ? "file" : kind) + ": an empty path");
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return input_error(path, kind, "cannot be opened", errno);
+  if (::fstat(fd, &info) == 0) return fd;
+  const int error = errno;
+  ::close(fd);
+  return input_error(path, kind, "cannot be looked at", error);
+}
+
+/// Data, or the end of a pipe whose writer has gone. False: neither in kPipeSeconds.
+bool wait_for_pipe(int fd) {
+  pollfd poll_for{fd, POLLIN, 0};
+  int got;
+  do {
+    got = ::poll(&poll_for, 1, kPipeSeconds * 1000);
+  } while (got < 0 && errno == EINTR);
+  return got > 0;
+}
+
+}  // namespace
+
+absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error) {
+  return make_error(exit_code_of_errno(error), fmt::format("{}: {}: {} (errno {})", name_of(path, kind), what,
+                                                           std::generic_category().message(error), error));
+}
+
+absl::StatusOr<InputFile> InputFile::open(const std::filesystem::path& path, const std::string& kind) {
+  struct stat info {};
+  TESSERA_ASSIGN_OR_RETURN(const int fd, open_any(path, kind, info));
+  InputFile file(fd, static_cast<std::size_t>(info.st_size));
+  if (!S_ISREG(info.st_mode)) return refuse(path, kind, info.st_mode);
+  return file;
+}
+
+InputFile::InputFile(InputFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+InputFile::~InputFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
+                                            std::size_t most_bytes) {
+  struct stat info {};
+  TESSERA_ASSIGN_OR_RETURN(const int fd, open_any(path, kind, info));
+  const struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  const bool is_pipe = S_ISFIFO(info.st_mode);
+  if (!is_pipe && !S_ISREG(info.st_mode)) return refuse(path, kind, info.st_mode);
+  // Nobody knows a pipe's size, so one byte more than allowed is asked for.
+  std::string text(most_bytes + 1, '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    if (is_pipe && !wait_for_pipe(fd))
+      return make_error(ExitCode::kCorruptData,
+                        fmt::format("{} is a pipe that nobody wrote to for {} s. hint: name a regular file",
+                                    name_of(path, kind), kPipeSeconds));
+    const ssize_t got = ::read(fd, text.data() + done, text.size() - done);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got < 0) return input_error(path, kind, "cannot be read", errno);
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  if (done > most_bytes)
+    return make_error(ExitCode::kConfig, fmt::format("{}:1:1: /: larger than {}: this is not a {}", path.string(),
+                                                     format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
+  text.resize(done);
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+/// Reading what a user named as an input, without ever waiting for good: a directory or an endless device is an error
+/// at once, and a pipe that nobody writes to is one after kPipeSeconds. Used for strategy, model, data and weights.
+
+inline constexpr int kPipeSeconds = 3;
+
+/// A regular file, open for reading, and its size at that time.
+class InputFile {
+ public:
+  /// `kind` stands in front of messages, such as "model file"; it may be empty.
+  /// Errors: 66 missing, 77 no permission, 65 a directory, pipe or device, 71 too many open files, 74 other.
+  static absl::StatusOr<InputFile> open(const std::filesystem::path& path, const std::string& kind);
+
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+  ~InputFile();
+
+  int fd() const { return fd_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  InputFile(int fd, std::size_t size) : fd_(fd), size_(size) {}
+  int fd_;
+  std::size_t size_;
+};
+
+/// The whole text of a file or pipe, of at most `most_bytes`: what is larger is not of this kind (78).
+/// Other errors: as InputFile::open; 65 for a pipe that is silent for kPipeSeconds.
+absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
+                                            std::size_t most_bytes);
+
+/// "model file x.json: cannot be opened: No such file or directory (errno 2)", with the exit code for `error`, an errno.
+absl::Status input_error(const std::filesystem::path& path, const std::string& kind, const char* what, int error);
+
+}  // namespace tessera

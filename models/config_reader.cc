@@ -23,7 +23,7 @@ void ConfigReader::wrong(const std::string& key, const std::string& message) {
   diagnostics_.add(found == root_.children.end() ? root_.offset : found->offset, json_pointer("", key), message);
 }
 
-void ConfigReader::integer(const std::string& key, std::int64_t& value, const IntegerRule& rule) {
+void ConfigReader::integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char*) {
   const JsonNode* node = find(key, rule.required);
   if (node == nullptr) return;
   // Values above 2^63 - 1 are unsigned in nlohmann's tree, and not ours.
@@ -36,7 +36,7 @@ void ConfigReader::integer(const std::string& key, std::int64_t& value, const In
   value = given;
 }
 
-void ConfigReader::number(const std::string& key, double& value, const NumberRule& rule) {
+void ConfigReader::number(const std::string& key, double& value, const NumberRule& rule, const char*) {
   const JsonNode* node = find(key, false);
   if (node == nullptr) return;
   const double given = node->value.is_number() ? node->value.get<double>() : -1.0;
@@ -48,7 +48,7 @@ void ConfigReader::number(const std::string& key, double& value, const NumberRul
   value = given;
 }
 
-void ConfigReader::boolean(const std::string& key, bool& value) {
+void ConfigReader::boolean(const std::string& key, bool& value, const char*) {
   const JsonNode* node = find(key, false);
   if (node == nullptr) return;
   if (!node->value.is_boolean()) return wrong(key, fmt::format("must be true or false, got {}", describe(*node)));

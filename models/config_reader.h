@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "models/config_fields.h"
 #include "runtime/base/diagnostics.h"
 #include "runtime/config/json_document.h"
 
@@ -13,28 +14,18 @@ namespace tessera::models {
 /// key, `finish` reports the keys that nobody asked for.
 ///
 ///     ConfigReader reader(root, diagnostics);
-///     reader.integer("layers", config.layers, {.required = true, .least = 1});
-///     reader.boolean("bias", config.bias);
+///     reader.word("model", {"gpt", "llama"});
+///     visit_fields(config, reader);
 ///     reader.finish();
-class ConfigReader {
+class ConfigReader final : public ConfigVisitor {
  public:
-  struct IntegerRule {
-    bool required = false;
-    std::int64_t least = 0;
-    std::int64_t most = std::int64_t{1} << 40;
-  };
-  struct NumberRule {
-    double least = 0.0;
-    double below = 1e30;          ///< least <= value < below
-    bool least_excluded = false;  ///< least < value < below
-  };
-
   /// REQUIRES: `root` is an object; both outlive the reader.
   ConfigReader(const JsonNode& root, Diagnostics& diagnostics) : root_(root), diagnostics_(diagnostics) {}
 
-  void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule);
-  void number(const std::string& key, double& value, const NumberRule& rule);
-  void boolean(const std::string& key, bool& value);
+  void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override;
+  void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) override;
+  void boolean(const std::string& key, bool& value, const char* doc) override;
+  /// One of the words of `allowed`; "" if the file gives none of them.
   std::string word(const std::string& key, const std::vector<std::string>& allowed);
 
   /// A rule between keys: reported at `key` unless one of `keys` is wrong already.

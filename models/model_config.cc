@@ -2,37 +2,24 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
+#include <nlohmann/json.hpp>
 
+#include "models/config_fields.h"
 #include "models/config_reader.h"
+#include "runtime/base/input_file.h"
 #include "runtime/base/status.h"
 
 namespace tessera::models {
 namespace {
 
-constexpr ConfigReader::IntegerRule kNeeded{.required = true, .least = 1};
-constexpr ConfigReader::IntegerRule kPositive{.least = 1};
-constexpr ConfigReader::NumberRule kAboveZero{.least_excluded = true};
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
-GPTConfig read_gpt(ConfigReader& reader) {
-  GPTConfig config;
-  reader.integer("vocab_size", config.vocab_size, kNeeded);
-  reader.integer("seq_len", config.seq_len, kNeeded);
-  reader.integer("layers", config.layers, kNeeded);
-  reader.integer("width", config.width, kNeeded);
-  reader.integer("heads", config.heads, kNeeded);
-  reader.integer("mlp_ratio", config.mlp_ratio, kPositive);
-  reader.number("dropout", config.dropout, {.below = 1.0});
-  reader.boolean("bias", config.bias);
-  reader.boolean("tie_head", config.tie_head);
-  reader.boolean("recompute", config.recompute);
+void check(ConfigReader& reader, const GPTConfig& config) {
   reader.require(config.heads == 0 || config.width % config.heads == 0, "width", {"width", "heads"},
                  fmt::format("must be a multiple of heads: {} is not one of {}", config.width, config.heads));
-  return config;
 }
 
-void check_llama_heads(ConfigReader& reader, const LlamaConfig& config) {
+void check(ConfigReader& reader, const LlamaConfig& config) {
   const std::int64_t heads = config.num_attention_heads;
   if (heads == 0) return;  // reported already
   reader.require(config.head_dim > 0 || config.hidden_size % heads == 0, "hidden_size",
@@ -49,64 +36,87 @@ void check_llama_heads(ConfigReader& reader, const LlamaConfig& config) {
       fmt::format("must divide num_attention_heads: {} does not divide {}", config.num_key_value_heads, heads));
 }
 
-LlamaConfig read_llama(ConfigReader& reader) {
-  LlamaConfig config;
-  reader.integer("vocab_size", config.vocab_size, kNeeded);
-  reader.integer("hidden_size", config.hidden_size, kNeeded);
-  reader.integer("intermediate_size", config.intermediate_size, kNeeded);
-  reader.integer("num_hidden_layers", config.num_hidden_layers, kNeeded);
-  reader.integer("num_attention_heads", config.num_attention_heads, kNeeded);
-  reader.integer("num_key_value_heads", config.num_key_value_heads, kPositive);
-  reader.integer("head_dim", config.head_dim, kPositive);
-  reader.integer("max_position_embeddings", config.max_position_embeddings, kPositive);
-  reader.number("rms_norm_eps", config.rms_norm_eps, kAboveZero);
-  reader.number("rope_theta", config.rope_theta, kAboveZero);
-  reader.number("initializer_range", config.initializer_range, {});
-  reader.boolean("attention_bias", config.attention_bias);
-  reader.boolean("mlp_bias", config.mlp_bias);
-  reader.boolean("tie_word_embeddings", config.tie_word_embeddings);
-  reader.boolean("recompute", config.recompute);
-  check_llama_heads(reader, config);
+/// Counts in `Number`: in double to see whether 64 bits will do, in std::int64_t where that is known.
+template <class Number>
+Number linear(Number in, Number out, bool bias) {
+  return in * out + (bias ? out : Number{0});
+}
+
+template <class Number>
+Number count(const GPTConfig& c) {
+  const auto width = static_cast<Number>(c.width), tokens = static_cast<Number>(c.vocab_size) * width;
+  const Number norm = 2 * width, hidden = static_cast<Number>(c.mlp_ratio) * width;
+  const Number attention = linear(width, 3 * width, c.bias) + linear(width, width, c.bias);
+  const Number mlp = linear(width, hidden, c.bias) + linear(hidden, width, c.bias);
+  return tokens + static_cast<Number>(c.seq_len) * width +
+         static_cast<Number>(c.layers) * (2 * norm + attention + mlp) + norm + (c.tie_head ? Number{0} : tokens);
+}
+
+template <class Number>
+Number count(const LlamaConfig& c) {
+  const auto hidden = static_cast<Number>(c.hidden_size), inner = static_cast<Number>(c.intermediate_size);
+  const auto head = static_cast<Number>(c.head_size()), tokens = static_cast<Number>(c.vocab_size) * hidden;
+  const Number queries = static_cast<Number>(c.num_attention_heads) * head;
+  const Number keys = static_cast<Number>(c.key_value_heads()) * head;
+  const Number attention = linear(hidden, queries, c.attention_bias) + 2 * linear(hidden, keys, c.attention_bias) +
+                           linear(queries, hidden, c.attention_bias);
+  const Number mlp = 2 * linear(hidden, inner, c.mlp_bias) + linear(inner, hidden, c.mlp_bias);
+  return tokens + static_cast<Number>(c.num_hidden_layers) * (2 * hidden + attention + mlp) + hidden +
+         (c.tie_word_embeddings ? Number{0} : tokens);
+}
+
+template <class Config>
+Config read_fields(ConfigReader& reader, const JsonNode& root, Diagnostics& diagnostics) {
+  Config config;
+  visit_fields(config, reader);
+  check(reader, config);
+  reader.finish();
+  if (!diagnostics.empty()) return config;
+  if (const double parameters = count<double>(config); parameters > kMostParameters)
+    diagnostics.add(root.offset, "",
+                    fmt::format("a model of {:.3g} parameters; want {:g} at most", parameters, kMostParameters));
   return config;
 }
 
 ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
-  ModelConfig config;
   if (!root.is_object()) {
     diagnostics.add(root.offset, "", "must be an object, got " + describe(root));
-    return config;
+    return {};
   }
   ConfigReader reader(root, diagnostics);
   const std::string model = reader.word("model", {"gpt", "llama"});
-  if (model.empty()) return config;  // whose keys to expect is not known
-  if (model == "gpt") config = read_gpt(reader);
-  if (model == "llama") config = read_llama(reader);
-  reader.finish();
-  return config;
+  if (model == "gpt") return read_fields<GPTConfig>(reader, root, diagnostics);
+  if (model == "llama") return read_fields<LlamaConfig>(reader, root, diagnostics);
+  return {};  // whose keys to expect is not known
 }
 
-std::int64_t linear(std::int64_t in, std::int64_t out, bool bias) { return in * out + (bias ? out : 0); }
+/// One member a key, with the value the model is built with.
+class ConfigWriter final : public ConfigVisitor {
+ public:
+  explicit ConfigWriter(const char* model) : json_{{"model", model}} {}
+  void integer(const std::string& key, std::int64_t& value, const IntegerRule&, const char*) override {
+    json_[key] = value;
+  }
+  void number(const std::string& key, double& value, const NumberRule&, const char*) override { json_[key] = value; }
+  void boolean(const std::string& key, bool& value, const char*) override { json_[key] = value; }
+  const nlohmann::ordered_json& json() const { return json_; }
 
-std::int64_t count(const GPTConfig& c) {
-  const std::int64_t norm = 2 * c.width;
-  const std::int64_t attention = linear(c.width, 3 * c.width, c.bias) + linear(c.width, c.width, c.bias);
-  const std::int64_t hidden = c.mlp_ratio * c.width;
-  const std::int64_t mlp = linear(c.width, hidden, c.bias) + linear(hidden, c.width, c.bias);
-  const std::int64_t tokens = c.vocab_size * c.width;
-  return tokens + c.seq_len * c.width + c.layers * (2 * norm + attention + mlp) + norm + (c.tie_head ? 0 : tokens);
+ private:
+  nlohmann::ordered_json json_;
+};
+
+nlohmann::ordered_json json_of(GPTConfig config) {
+  ConfigWriter writer("gpt");
+  visit_fields(config, writer);
+  return writer.json();
 }
 
-std::int64_t count(const LlamaConfig& c) {
-  const std::int64_t queries = c.num_attention_heads * c.head_size();
-  const std::int64_t keys = c.key_value_heads() * c.head_size();
-  const std::int64_t attention = linear(c.hidden_size, queries, c.attention_bias) +
-                                 2 * linear(c.hidden_size, keys, c.attention_bias) +
-                                 linear(queries, c.hidden_size, c.attention_bias);
-  const std::int64_t mlp = 2 * linear(c.hidden_size, c.intermediate_size, c.mlp_bias) +
-                           linear(c.intermediate_size, c.hidden_size, c.mlp_bias);
-  const std::int64_t tokens = c.vocab_size * c.hidden_size;
-  return tokens + c.num_hidden_layers * (2 * c.hidden_size + attention + mlp) + c.hidden_size +
-         (c.tie_word_embeddings ? 0 : tokens);
+nlohmann::ordered_json json_of(LlamaConfig config) {
+  config.head_dim = config.head_size();
+  config.num_key_value_heads = config.key_value_heads();
+  ConfigWriter writer("llama");
+  visit_fields(config, writer);
+  return writer.json();
 }
 
 }  // namespace
@@ -115,21 +125,23 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
   Diagnostics diagnostics(name, text);
   ModelConfig config;
   if (const auto root = parse_json(text, diagnostics)) config = read_root(*root, diagnostics);
-  TESSERA_RETURN_IF_ERROR(diagnostics.to_status());
-  return config;
+  const absl::Status status = diagnostics.to_status();
+  if (status.ok()) return config;
+  return make_error(exit_code_of(status),
+                    message_of(status) + "\nhint: docs/models.md lists every key of a model file");
 }
 
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) {
-    return make_error(ExitCode::kNoInput, fmt::format("{}: the model file cannot be read", path.string()));
-  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "model file", kMaxFileBytes));
   return parse_model_config(text, path.string());
 }
 
 std::int64_t parameter_count(const ModelConfig& config) {
-  return std::visit([](const auto& c) { return count(c); }, config);
+  return std::visit([](const auto& c) { return count<std::int64_t>(c); }, config);
+}
+
+std::string to_json(const ModelConfig& config) {
+  return std::visit([](const auto& c) { return json_of(c); }, config).dump(2);
 }
 
 }  // namespace tessera::models

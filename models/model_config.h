@@ -48,11 +48,15 @@ struct LlamaConfig {
 /// A language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
 using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 
-/// Reads and checks a model file. On failure the status (exit code 66 for a file that cannot be read, else 78) lists
-/// *all* errors: unknown keys, wrong types, values out of range, sizes that do not divide.
+/// Reads and checks a model file (docs/models.md). On failure the status lists *all* errors with exit code 78: unknown
+/// keys, wrong types, values out of range, sizes that do not divide, more than 1e14 parameters. A file that cannot be
+/// read: 66 missing, 77 no permission, 65 no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
 /// The same for text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
+
+/// The file that says the same with every key in place: what was left out has the value that the model is built with.
+std::string to_json(const ModelConfig& config);
 
 /// Number of parameters of the model, a tied weight counted once, by formula: no tensor is made.
 std::int64_t parameter_count(const ModelConfig& config);

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 
 #include "models/language_model.h"
+#include "models/model_docs.h"
 #include "runtime/base/status.h"
 
 namespace tessera::models {
@@ -95,6 +97,60 @@ TEST(ModelConfig, MakesTheModel) {
     ASSERT_TRUE(model.ok());
     EXPECT_EQ((*model)->vocab_size(), 61);
   }
+}
+
+TEST(ModelConfig, BoundsSizesBeforeAnythingIsBuilt) {
+  const auto gpt = [](const std::string& key, const std::string& value) {
+    const std::string first = "{\"" + key + "\": " + value + ", ";
+    std::string rest = R"("model": "gpt", "vocab_size": 256, "seq_len": 64, "layers": 2, "width": 64, "heads": 2})";
+    const auto at = rest.find("\"" + key + "\": ");
+    if (at != std::string::npos) rest.erase(at, rest.find_first_of(",}", at) + 2 - at);
+    return first + rest;
+  };
+  for (const char* key : {"vocab_size", "seq_len", "layers", "width", "heads", "mlp_ratio"}) {
+    for (const char* value : {"1000000000", "9223372036854775807", "0", "-1", "1.5", "\"8\""})
+      EXPECT_THAT(errors_of(gpt(key, value)), HasSubstr(std::string("/") + key + ": must be an integer from 1 to "));
+  }
+  // Each size is allowed, all of them together are not, though their product would not fit 64 bits.
+  EXPECT_THAT(errors_of(R"({"model": "gpt", "vocab_size": 134217728, "seq_len": 1048576, "layers": 10000,
+    "width": 1048576, "heads": 2, "mlp_ratio": 1024})"),
+              HasSubstr("parameters; want 1e+14 at most"));
+}
+
+TEST(ModelConfig, ErrorsPointAtThePageOfModels) { EXPECT_THAT(errors_of("{}"), HasSubstr("hint: docs/models.md")); }
+
+TEST(ModelConfig, WritesWhatItReads) {
+  for (const char* text : {kGpt, kLlama}) {
+    const std::string written = to_json(*parse_model_config(text));
+    const auto again = parse_model_config(written);
+    ASSERT_TRUE(again.ok()) << message_of(again.status());
+    EXPECT_EQ(to_json(*again), written);
+    EXPECT_EQ(parameter_count(*again), parameter_count(*parse_model_config(text)));
+  }
+}
+
+TEST(ModelConfig, SaysWhatIsNoFile) {
+  const auto folder = read_model_config(::testing::TempDir());
+  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(folder.status()), HasSubstr("is a directory"));
+}
+
+TEST(ModelDocs, CommittedPageIsUpToDate) {
+  std::ifstream stream(std::string(TESSERA_DOCS) + "/models.md", std::ios::binary);
+  const std::string committed{std::istreambuf_iterator<char>(stream), {}};
+  EXPECT_TRUE(committed == model_reference())
+      << "docs/models.md is not what the fields of model files say. Build tessera_model_docs and run, from the root of "
+         "the tree: <build>/models/tessera_model_docs docs";
+}
+
+TEST(ModelDocs, ExamplesAndErrorsOfThePageAreTrue) {
+  for (const std::string& text : {gpt_example(), llama_example()})
+    EXPECT_TRUE(parse_model_config(text).ok()) << message_of(parse_model_config(text).status());
+  const auto wrong = parse_model_config(
+      R"({"model": "gpt", "vocab_size": 256, "seq_len": 0, "layer": 6, "layers": 6, "width": 8, "heads": 1})",
+      "model.json");
+  const std::string message = message_of(wrong.status());
+  EXPECT_THAT(model_reference(), HasSubstr("```\n" + message.substr(0, message.find("\nhint:")) + "\n```"));
 }
 
 }  // namespace

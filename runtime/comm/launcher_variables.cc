@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 
 namespace tessera {
 
@@ -30,22 +31,22 @@ constexpr Dialect kMpi[] = {
     {"mvapich2", "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
      "MV2_COMM_WORLD_LOCAL_SIZE", 1, "use mpirun_rsh with hosts in blocks"}};
 
-absl::Status config_error(std::string message) { return make_error(ExitCode::kConfig, std::move(message)); }
+constexpr std::size_t kLongestError = 1000, kLongestValue = 80;
 
 // ---------------------------------------------------------------------------------------------- one launcher's set
 
 absl::Status check_ranges(const Candidate& c) {
   const Dialect& d = *c.dialect;
   if (c.rank >= c.world_size)
-    return config_error(fmt::format("{}={} but {}={} ({}): a rank is below the world size", d.rank, c.rank,
-                                    d.world_size, c.world_size, d.title));
+    return launcher_error(fmt::format("{}={} but {}={} ({}): a rank is below the world size", d.rank, c.rank,
+                                      d.world_size, c.world_size, d.title));
   if (!c.knows_locals()) return absl::OkStatus();
   if (c.local_rank >= c.local_world_size)
-    return config_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host", d.local_rank,
-                                    c.local_rank, c.local_origin, c.local_world_size, d.title));
+    return launcher_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host", d.local_rank,
+                                      c.local_rank, c.local_origin, c.local_world_size, d.title));
   if (c.local_world_size > c.world_size)
-    return config_error(fmt::format("{}={} but {}={} ({}): a host cannot hold more ranks than the world",
-                                    c.local_origin, c.local_world_size, d.world_size, c.world_size, d.title));
+    return launcher_error(fmt::format("{}={} but {}={} ({}): a host cannot hold more ranks than the world",
+                                      c.local_origin, c.local_world_size, d.world_size, c.world_size, d.title));
   return absl::OkStatus();
 }
 
@@ -78,7 +79,7 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
   if (variables.has("GROUP_RANK")) {  // torchrun's index of the host
     TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
     if (group != c.rank / c.local_world_size)
-      return config_error(
+      return launcher_error(
           fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
                       "hint: {}",
                       group, c.rank, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
@@ -129,13 +130,14 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     const auto text = variables.text(name);
     if (!text) continue;
     const auto tasks = parse_tasks_per_node(*text);
-    if (!tasks) return config_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
+    if (!tasks)
+      return launcher_error(fmt::format("{}={} (Slurm): want tasks for each node, such as 4(x2)", name, *text));
     if (std::accumulate(tasks->begin(), tasks->end(), std::int64_t{0}) != c.world_size) {
       other = fmt::format("{}={}", name, *text);
       continue;
     }
     if (std::any_of(tasks->begin(), tasks->end(), [&](int count) { return count != tasks->front(); }))
-      return config_error(
+      return launcher_error(
           fmt::format("{}={} (Slurm): every node must hold as many tasks. hint: give srun "
                       "--ntasks-per-node",
                       name, *text));
@@ -147,8 +149,8 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
     c.local_origin = "SLURM_NTASKS_PER_NODE";
   } else if (!other.empty()) {
-    return config_error(fmt::format("{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node",
-                                    other, c.world_size));
+    return launcher_error(fmt::format(
+        "{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node", other, c.world_size));
   }
   return absl::OkStatus();
 }
@@ -171,7 +173,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
   if (c.knows_locals() && variables.has("SLURM_NODEID")) {
     TESSERA_ASSIGN_OR_RETURN(const int node, variables.number(d, "SLURM_NODEID", 0, kMostRanks));
     if (node != c.rank / c.local_world_size)
-      return config_error(
+      return launcher_error(
           fmt::format("SLURM_NODEID={} but SLURM_PROCID={} with {}={} lies on host {} (Slurm): ranks "
                       "are numbered host by host. hint: {}",
                       node, c.rank, c.local_origin, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
@@ -210,7 +212,7 @@ std::string say(const Candidate& c) {
 absl::Status refuse_batch_script(const LauncherVariables& variables) {
   const std::string tasks = variables.text("SLURM_NTASKS").value_or("1");
   if (!is_batch_script(variables) || tasks == "1") return absl::OkStatus();
-  return config_error(
+  return launcher_error(
       fmt::format("this is the batch script of a Slurm job with SLURM_NTASKS={}, not one of its "
                   "tasks. hint: start the program with srun, or with `tessera launch`",
                   tasks));
@@ -225,7 +227,7 @@ absl::StatusOr<Candidate> choose(const std::vector<Candidate>& candidates, bool 
     } else if (is_agent_of(best, next, torchrun_agent)) {
       best = next;
     } else if (!is_agent_of(next, best, torchrun_agent)) {
-      return config_error(
+      return launcher_error(
           fmt::format("two launchers disagree: {}, but {}. hint: unset the variables of the one that "
                       "did not start this program",
                       say(best), say(next)));
@@ -249,17 +251,26 @@ absl::StatusOr<std::vector<Candidate>> read_candidates(const LauncherVariables& 
 
 }  // namespace
 
+absl::Status launcher_error(std::string message) {
+  message = clipped(message, kLongestError);
+  if (message.find("hint:") == std::string::npos)
+    message +=
+        ". hint: the launcher sets these variables (torchrun, srun, mpirun or `tessera launch`): start the program "
+        "through it, or unset them for one rank";
+  return make_error(ExitCode::kConfig, std::move(message));
+}
+
 absl::Status partial_error(const LauncherVariables& variables, const Dialect& d,
                            const std::vector<const char*>& wanted) {
   std::string set, missing;
   for (const char* name : wanted) {
     if (auto value = variables.text(name)) {
-      set += fmt::format("{}{}={}", set.empty() ? "" : ", ", name, *value);
+      set += fmt::format("{}{}={}", set.empty() ? "" : ", ", name, clipped(*value, kLongestValue));
     } else {
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", name);
     }
   }
-  return config_error(
+  return launcher_error(
       fmt::format("only a part of {}'s variables is set: {} without {}. hint: start the program with "
                   "torchrun, srun, mpirun or `tessera launch`, or unset them for one rank",
                   d.title, set, missing));
@@ -276,8 +287,8 @@ absl::StatusOr<int> LauncherVariables::number(const Dialect& dialect, const std:
   int result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
   if (error != std::errc() || end != value.data() + value.size() || result < low || result > high)
-    return config_error(
-        fmt::format("{}={} ({}): want a whole number from {} to {}", name, value, dialect.title, low, high));
+    return launcher_error(fmt::format("{}={} ({}): want a whole number from {} to {}", name,
+                                      clipped(value, kLongestValue), dialect.title, low, high));
   return result;
 }
 

@@ -27,6 +27,9 @@ struct Dialect {
 extern const Dialect kTorchrun;  ///< whose words `tessera launch` uses too
 extern const Dialect kSlurm;
 
+/// 78, with a hint at where these variables come from unless `message` has one; cut where a variable is absurdly long.
+absl::Status launcher_error(std::string message);
+
 /// What one launcher said about this process.
 struct Candidate {
   const Dialect* dialect = nullptr;

@@ -16,8 +16,6 @@ namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's own default
 
-absl::Status config_error(std::string message) { return make_error(ExitCode::kConfig, std::move(message)); }
-
 /// First host of a Slurm list: "node[03-05,9],x1" gives "node03"; "a[1-2]b[07-09]c" gives "a1b07c".
 std::string first_host(std::string_view list) {
   std::string host;
@@ -47,10 +45,10 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, local_size});
   }
   if (c.world_size % c.local_world_size != 0)
-    return config_error(fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: {}", d.world_size,
-                                    c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
+    return launcher_error(fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: {}", d.world_size,
+                                      c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
   if (c.rank % c.local_world_size != c.local_rank)
-    return config_error(
+    return launcher_error(
         fmt::format("{}={} but {}={} with {} ranks a host ({}): ranks are numbered host by host. "
                     "hint: {}",
                     d.rank, c.rank, d.local_rank, c.local_rank, c.local_world_size, d.title, d.order_hint));
@@ -67,7 +65,7 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   const auto name = variables.text("TESSERA_LAUNCHER");
   if (!name || topology.launcher != "torchrun") return absl::OkStatus();
   if (*name != "tessera")
-    return config_error(fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera", *name));
+    return launcher_error(fmt::format("TESSERA_LAUNCHER={}: only `tessera launch` sets it, to tessera", *name));
   topology.launcher = "tessera";
   return absl::OkStatus();
 }
@@ -101,12 +99,12 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
       const std::string list = variables.text(name).value_or("");
       topology.master_addr = first_host(list);
       if (topology.master_addr.empty())
-        return config_error(
+        return launcher_error(
             fmt::format("{}={} (Slurm): want a list of hosts such as node[03-05,9],x1. hint: set "
                         "MASTER_ADDR to the host of rank 0",
                         name, list));
     } else {
-      return config_error(
+      return launcher_error(
           fmt::format("MASTER_ADDR is not set, and the {} ranks ({}) lie on {} hosts. hint: set it to "
                       "the host of rank 0",
                       topology.world_size, d.title, topology.num_hosts()));
@@ -129,7 +127,7 @@ absl::Status read_restarts(const LauncherVariables& variables, const Dialect& d,
   const auto agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").value_or("False");
   if (!torch_like) return absl::OkStatus();
   if (agent != "True" && agent != "true" && agent != "1" && agent != "False" && agent != "false" && agent != "0")
-    return config_error(fmt::format("TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False", agent));
+    return launcher_error(fmt::format("TORCHELASTIC_USE_AGENT_STORE={} (torchrun): want True or False", agent));
   topology.agent_store = agent == "True" || agent == "true" || agent == "1";
   return absl::OkStatus();
 }
@@ -142,11 +140,11 @@ absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topolog
   TESSERA_ASSIGN_OR_RETURN(const int hosts, variables.number(self, "TESSERA_HOSTS", 1, kMostRanks));
   if (hosts == topology.num_hosts()) return absl::OkStatus();
   if (topology.num_hosts() > 1)
-    return config_error(fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({})", hosts,
-                                    topology.num_hosts(), topology.launcher));
+    return launcher_error(fmt::format("TESSERA_HOSTS={}, but the ranks already lie on {} hosts ({})", hosts,
+                                      topology.num_hosts(), topology.launcher));
   if (topology.world_size % hosts != 0)
-    return config_error(fmt::format("TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly", hosts,
-                                    topology.world_size, topology.launcher));
+    return launcher_error(fmt::format("TESSERA_HOSTS={} does not divide the {} ranks ({}) evenly", hosts,
+                                      topology.world_size, topology.launcher));
   topology.local_world_size = topology.world_size / hosts;
   topology.host = topology.rank / topology.local_world_size;
   topology.local_rank = topology.rank % topology.local_world_size;

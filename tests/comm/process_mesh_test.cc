@@ -127,6 +127,37 @@ TEST(TcpStore, ARankThatNobodyServesSaysWhere) {
   EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
 }
 
+TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
+  for (const int rank : {0, 1}) {
+    Topology topology = topology_of(rank, 2, 1, free_port());
+    topology.master_addr = "no-such-host.invalid";
+    const auto begin = Clock::now();
+    const auto store = tcp_store(topology, 1.0);
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(4));
+    EXPECT_EQ(exit_code_of(store.status()), ExitCode::kPeerLost);
+    EXPECT_THAT(message_of(store.status()), AllOf(HasSubstr("no-such-host.invalid"), HasSubstr("hint: MASTER_ADDR")));
+  }
+}
+
+TEST(TcpStore, AnIPv6LoopbackServes) {
+  const int port = free_port();
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    Topology topology = topology_of(rank, 2, 1, port);
+    topology.master_addr = "::1";
+    return tcp_store(topology, 5.0).status();
+  });
+  // A machine without IPv6 says so at rank 0; then the others find nobody.
+  const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
+  for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
+}
+
+TEST(TcpStore, AWorldOfManyMissingRanksIsAShortMessage) {
+  const auto store = tcp_store(topology_of(0, 100'000, 1, free_port()), 0.5);
+  EXPECT_EQ(exit_code_of(store.status()), ExitCode::kPeerLost);
+  EXPECT_THAT(message_of(store.status()), HasSubstr("99999 of 100000 ranks are still missing"));
+  EXPECT_LT(message_of(store.status()).size(), 500u);
+}
+
 TEST(TcpStore, ARankClaimedTwiceIsRefused) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int process, KeyValueStore&) -> absl::Status {

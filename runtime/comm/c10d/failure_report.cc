@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 #include "runtime/comm/c10d/in_time.h"
 
 namespace tessera {
@@ -15,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
 constexpr std::chrono::milliseconds kForTheStore{2000};
+constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 500;  // in a message
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
@@ -84,14 +86,23 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
       !ends_in_time([shared = shared_, answers] { *answers = shared->answers(); }, kForTheStore))
     return make_error(ExitCode::kPeerLost, text + "; the store, and so rank 0, does not answer");
   ExitCode code = ExitCode::kPeerLost;
+  std::vector<int> silent;
+  std::size_t told = 0;
   for (int q = 0; q < group.size(); ++q) {
     if (q == group.rank) continue;
     const std::string& answer = (*answers)[q];
-    text += "; " + group.who(q) + " " + (answer.empty() ? "does not answer" : answer);
+    if (answer.empty()) {
+      silent.push_back(group.world_rank(q));
+      continue;
+    }
+    if (++told <= kMostAnswers) text += "; " + group.who(q) + " " + clipped(answer, kLongestAnswer);
     const bool is_a_call = answer.starts_with("was in ");
     if (is_a_call && answer != "was in " + call.describe() && ends_with(answer, number_of(call)))
       code = ExitCode::kInternal;
   }
+  if (told > kMostAnswers) text += "; and " + std::to_string(told - kMostAnswers) + " more";
+  if (!silent.empty())
+    text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
   if (code == ExitCode::kInternal) text += "; ranks disagree: every rank must make the same calls in the same order";
   return make_error(code, text);
 }

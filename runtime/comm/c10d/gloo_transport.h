@@ -18,8 +18,8 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
                                                               std::shared_ptr<C10dStore> store);
 
-/// The address of this host from which `host` is reached; nothing is sent. Exit code 78 if `host` is unknown,
-/// or if it is another machine's name but leads back to this one by loopback.
-absl::StatusOr<std::string> address_towards(const std::string& host);
+/// The address of this host from which `host` is reached; nothing is sent. Exit code 75 if `host` is not known within
+/// `timeout_s`, 78 if it is another machine's name but leads back to this one by loopback.
+absl::StatusOr<std::string> address_towards(const std::string& host, double timeout_s);
 
 }  // namespace tessera

@@ -1,14 +1,16 @@
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <memory>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/c10d/endpoint.h"
 #include "runtime/comm/c10d/gloo_transport.h"
 #include "runtime/comm/c10d/tcp_store.h"
 
@@ -21,12 +23,19 @@ absl::Status address_error(const std::string& host, const std::string& why) {
 }
 
 // A connected UDP socket knows the address it would send from.
-absl::StatusOr<std::string> source_address(const addrinfo& destination, const std::string& host) {
-  const int fd = socket(destination.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+absl::StatusOr<std::string> source_address(HostAddress destination, const std::string& host) {
+  const in_port_t any = htons(9);  // a port that nothing is sent to
+  if (destination.is_ipv6()) {
+    reinterpret_cast<sockaddr_in6&>(destination.address).sin6_port = any;
+  } else {
+    reinterpret_cast<sockaddr_in&>(destination.address).sin_port = any;
+  }
+  const auto* towards = reinterpret_cast<const sockaddr*>(&destination.address);
+  const int fd = socket(towards->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return address_error(host, std::strerror(errno));
   sockaddr_storage source{};
   socklen_t length = sizeof source;
-  const bool known = connect(fd, destination.ai_addr, destination.ai_addrlen) == 0 &&
+  const bool known = connect(fd, towards, destination.length) == 0 &&
                      getsockname(fd, reinterpret_cast<sockaddr*>(&source), &length) == 0;
   const int error = errno;
   close(fd);
@@ -39,13 +48,11 @@ absl::StatusOr<std::string> source_address(const addrinfo& destination, const st
 
 }  // namespace
 
-absl::StatusOr<std::string> address_towards(const std::string& host) {
+absl::StatusOr<std::string> address_towards(const std::string& host, double timeout_s) {
   if (is_loopback(host)) return std::string("127.0.0.1");
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (const int error = getaddrinfo(host.c_str(), "9", &hints, &found)) return address_error(host, gai_strerror(error));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  TESSERA_ASSIGN_OR_RETURN(std::string source, source_address(*found, host));
+  const auto limit = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
+  TESSERA_ASSIGN_OR_RETURN(const HostAddress known, resolve_in_time(host, std::chrono::steady_clock::now() + limit));
+  TESSERA_ASSIGN_OR_RETURN(std::string source, source_address(known, host));
   if (is_loopback(source)) return address_error(host, "its name leads to the loopback address " + source + " here");
   return source;
 }

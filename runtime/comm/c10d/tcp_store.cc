@@ -4,19 +4,26 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "runtime/comm/c10d/endpoint.h"
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kMostAskedFor = 1024;  // ranks that an error looks for one by one
 
 std::string endpoint(const Topology& topology) {
   return topology.master_addr + ":" + std::to_string(topology.master_port);
@@ -35,40 +42,66 @@ absl::Status port_error(const Topology& topology, int error) {
                                                 "; " + hint);
 }
 
-// Bound here rather than by c10d, which always listens on all interfaces.
-absl::StatusOr<int> bound_socket(const Topology& topology, bool loopback_only) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+// Bound here rather than by c10d, which always listens on all interfaces. For IPv6 addresses of several hosts, the
+// socket takes IPv4 too.
+absl::StatusOr<int> bound_socket(const Topology& topology, bool ipv6, bool loopback_only) {
+  const int fd = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return port_error(topology, errno);
-  const int yes = 1;
+  const int yes = 1, no = 0;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(topology.master_port));
-  address.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  sockaddr_storage address{};
+  socklen_t length = sizeof(sockaddr_in);
+  const in_port_t port = htons(static_cast<std::uint16_t>(topology.master_port));
+  if (ipv6) {
+    auto& six = reinterpret_cast<sockaddr_in6&>(address);
+    six.sin6_family = AF_INET6;
+    six.sin6_port = port;
+    six.sin6_addr = loopback_only ? in6addr_loopback : in6addr_any;
+    length = sizeof six;
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  } else {
+    auto& four = reinterpret_cast<sockaddr_in&>(address);
+    four.sin_family = AF_INET;
+    four.sin_port = port;
+    four.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
+  }
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
   const int error = errno;
   close(fd);
   return port_error(topology, error);
 }
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology, std::chrono::milliseconds timeout) {
+absl::Status no_store(const Topology& topology, double init_timeout_s, const std::string& why) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", init_timeout_s);
+  return make_error(ExitCode::kPeerLost, self(topology) + ": no store at " + endpoint(topology) + " within " + seconds +
+                                             " s: did rank 0 start, and can this host reach it? (" + why + ")");
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology, double init_timeout_s,
+                                                        Clock::time_point deadline) {
+  const auto known = resolve_in_time(topology.master_addr, deadline);
+  if (!known.ok()) return make_error(exit_code_of(known.status()), self(topology) + ": " + message_of(known.status()));
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(topology.master_port);
   options.isServer = topology.rank == 0 && !topology.agent_store;
   options.waitWorkers = false;
-  options.timeout = timeout;
   if (options.isServer) {
-    TESSERA_ASSIGN_OR_RETURN(const int fd,
-                             bound_socket(topology, topology.num_hosts() == 1 && is_loopback(topology.master_addr)));
+    const bool loopback_only = topology.num_hosts() == 1 && is_loopback(topology.master_addr);
+    TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
     options.masterListenFd = fd;
+  } else if (const absl::Status there = wait_for_listener(*known, topology.master_port, deadline); !there.ok()) {
+    return no_store(topology, init_timeout_s, message_of(there));
   }
+  // Time of its own for what is left to do, so that a listener that came late is not refused.
+  options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
+                             std::chrono::milliseconds(1000));
   try {
-    return c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(topology.master_addr, options));
+    c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(known->text, options);
+    store->setTimeout(std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000)));
+    return store;
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kPeerLost, self(topology) + ": no store at " + endpoint(topology) + " within " +
-                                               std::to_string(timeout.count() / 1000) +
-                                               " s: did rank 0 start, and can this host reach it? (" +
-                                               text_of_c10_exception(error) + ")");
+    return no_store(topology, init_timeout_s, text_of_c10_exception(error));
   }
 }
 
@@ -103,14 +136,18 @@ class RollCall {
   }
 
   absl::Status missing_error(std::int64_t present) {
-    std::string missing;
-    for (int rank = 0; rank < topology_.world_size; ++rank) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < std::min(topology_.world_size, kMostAskedFor); ++rank) {
       TESSERA_ASSIGN_OR_RETURN(const bool is_present, store_.has(key(rank)));
-      if (!is_present) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      if (!is_present) missing.push_back(rank);
     }
     TESSERA_RETURN_IF_ERROR(linger(present));
-    return make_error(ExitCode::kPeerLost, self(topology_) + ": still missing at the store of " + endpoint(topology_) +
-                                               ": rank " + missing + " (comm.init_timeout_s sets the limit)");
+    return make_error(ExitCode::kPeerLost, self(topology_) + ": " + std::to_string(topology_.world_size - present) +
+                                               " of " + std::to_string(topology_.world_size) +
+                                               " ranks are still missing at the store of " + endpoint(topology_) +
+                                               ": rank " + number_ranges(missing) +
+                                               (topology_.world_size > kMostAskedFor ? ", ..." : "") +
+                                               " (comm.init_timeout_s sets the limit)");
   }
 
   // The store goes with the rank that serves it, so that one lets the others look first.
@@ -149,7 +186,7 @@ bool is_loopback(const std::string& address) {
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s) {
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
   const auto deadline = Clock::now() + timeout;
-  TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, timeout));
+  TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, init_timeout_s, deadline));
   C10dStore whole(connected);
   TESSERA_RETURN_IF_ERROR(check_owner(topology, whole, timeout));
   const std::string prefix = "tessera/" + topology.run_id + "/" + std::to_string(topology.restart_count);

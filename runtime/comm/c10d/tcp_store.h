@@ -16,8 +16,10 @@ namespace tessera {
 /// are prefixed with the run's id and restart count, so neither another job nor an earlier life of this one
 /// is met.
 ///
-/// Errors: 69 port in use, or the store is another job's; 75 ranks that did not come within `init_timeout_s`,
-/// by number; 78 two processes claim one rank.
+/// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
+///
+/// Errors: 69 port in use, or the store is another job's; 75 a name that is not known, a store that does not answer, or
+/// ranks that did not come within `init_timeout_s`, by number; 78 two processes claim one rank.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s);
 
 /// True for "localhost", "::1" and 127.0.0.0/8.

@@ -44,9 +44,9 @@ bool needs_gloo(const Topology& topology, const CommConfig& comm) {
 }
 
 // This host's address for gloo: loopback where all ranks are here anyway.
-absl::StatusOr<std::string> own_address(const Topology& topology) {
+absl::StatusOr<std::string> own_address(const Topology& topology, double init_timeout_s) {
   if (topology.num_hosts() == 1 || std::getenv("GLOO_SOCKET_IFNAME")) return std::string("127.0.0.1");
-  return address_towards(topology.master_addr);
+  return address_towards(topology.master_addr, init_timeout_s);
 }
 
 /// How one transport joins ranks on GPUs; `gpu` is this rank's.
@@ -105,7 +105,7 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   std::string address;
   if (needs_gloo(topology, comm)) {
-    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology));
+    TESSERA_ASSIGN_OR_RETURN(address, own_address(topology, comm.init_timeout_s));
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };

@@ -1,0 +1,114 @@
+#include "runtime/comm/c10d/endpoint.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/c10d/in_time.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{20}, kLongestPause{1000};
+
+milliseconds left_until(Clock::time_point deadline) {
+  return std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
+}
+
+std::string numeric(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
+}
+
+/// One look-up. `error`: the resolver's, 0 if it is found.
+struct LookUp {
+  int error = EAI_AGAIN;
+  HostAddress found;
+};
+
+LookUp look_up(const std::string& host) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  LookUp result;
+  result.error = ::getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (result.error != 0) return result;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
+  const addrinfo* chosen = list;
+  for (const addrinfo* each = list; each; each = each->ai_next) {
+    if (each->ai_family != AF_INET) continue;
+    chosen = each;
+    break;
+  }
+  std::memcpy(&result.found.address, chosen->ai_addr, chosen->ai_addrlen);
+  result.found.length = chosen->ai_addrlen;
+  result.found.text = numeric(chosen->ai_addr, chosen->ai_addrlen);
+  return result;
+}
+
+/// 0 once connected, else an errno.
+int try_to_connect(const HostAddress& host, int port, milliseconds limit) {
+  sockaddr_storage address = host.address;
+  const in_port_t number = htons(static_cast<std::uint16_t>(port));
+  if (host.is_ipv6()) {
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in&>(address).sin_port = number;
+  }
+  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  int error = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), host.length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd writable{fd, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    error = ETIMEDOUT;
+    if (::poll(&writable, 1, static_cast<int>(limit.count())) > 0)
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  ::close(fd);
+  return error;
+}
+
+}  // namespace
+
+absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time_point deadline) {
+  const auto error = [&](const std::string& why) {
+    return make_error(ExitCode::kPeerLost, "no address of host " + host + " is known: " + why +
+                                               ". hint: MASTER_ADDR must name the host of rank 0 as this host knows it "
+                                               "(comm.init_timeout_s is how long it is looked for)");
+  };
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    // A resolver may take half a minute for a name it does not know; then its thread is left behind.
+    const auto latest = std::make_shared<LookUp>();
+    const auto limit = left_until(deadline);
+    if (!ends_in_time([host, latest] { *latest = look_up(host); }, limit))
+      return error("the resolver did not answer within " + std::to_string(limit.count() / 1000) + " s");
+    if (latest->error == 0) return latest->found;
+    if (left_until(deadline) <= pause) return error(::gai_strerror(latest->error));
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+absl::Status wait_for_listener(const HostAddress& host, int port, Clock::time_point deadline) {
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    const int error = try_to_connect(host, port, left_until(deadline));
+    if (error == 0) return absl::OkStatus();
+    if (left_until(deadline) <= pause) return make_error(ExitCode::kPeerLost, std::strerror(error));
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace tessera

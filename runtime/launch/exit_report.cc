@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kLongestErrorFile = 1 << 20;
 constexpr std::size_t kLongestMessage = 4000;
+constexpr std::size_t kMostLines = 32;  // of ranks in a report
 
 std::string meaning_of(int code) {
   switch (static_cast<ExitCode>(code)) {
@@ -68,6 +69,23 @@ std::string state_of(const RankRecord& record) {
   return record.exit.failed() ? explain(record.exit) : "exit code 0";
 }
 
+bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
+
+/// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before.
+const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
+  const RankRecord* best = nullptr;
+  if (!lost_a_peer(cause)) return best;
+  for (const RankRecord& record : records) {
+    if (record.exit.failed() || record.ended_by_launcher || record.exit.when > cause.exit.when) continue;
+    if (!best || record.exit.when < best->exit.when) best = &record;
+  }
+  return best;
+}
+
+double seconds_between(std::chrono::system_clock::time_point from, std::chrono::system_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 }  // namespace
 
 std::chrono::system_clock::time_point RankRecord::failure_time() const {
@@ -76,13 +94,10 @@ std::chrono::system_clock::time_point RankRecord::failure_time() const {
 
 const RankRecord* first_cause(const std::vector<RankRecord>& records) {
   const RankRecord* best = nullptr;
-  const auto is_consequence = [](const RankRecord& r) {
-    return r.exit.code() == static_cast<int>(ExitCode::kPeerLost);
-  };
   for (const RankRecord& record : records) {
     if (!record.failed()) continue;
     const auto before = [&](const RankRecord& other) {
-      if (is_consequence(record) != is_consequence(other)) return is_consequence(other);
+      if (lost_a_peer(record) != lost_a_peer(other)) return lost_a_peer(other);
       return record.failure_time() < other.failure_time();
     };
     if (!best || before(*best)) best = &record;
@@ -100,9 +115,19 @@ std::string explain(const RankExit& exit) {
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause) {
   constexpr const char* kRule = "------------------------------------------------------------------------\n";
   std::string text = kRule;
-  for (const RankRecord& record : records)
-    text += fmt::format("rank {} (pid {}): {}\n", record.rank, record.pid, state_of(record));
+  std::size_t lines = 0;
+  for (const RankRecord& record : records) {
+    if (records.size() > kMostLines && !record.exit.failed()) continue;
+    if (++lines <= kMostLines) text += fmt::format("rank {} (pid {}): {}\n", record.rank, record.pid, state_of(record));
+  }
+  if (lines > kMostLines) text += fmt::format("and {} more that did not end well\n", lines - kMostLines);
   text += fmt::format("{}first cause: rank {} (pid {}): {}\n", kRule, cause.rank, cause.pid, state_of(cause));
+  if (const RankRecord* early = ended_early(records, cause))
+    text += fmt::format(
+        "  rank {} had ended early, and with success (exit code 0), {:.1f} s before. hint: ranks must make the same "
+        "number "
+        "of steps and calls; a loader with fewer batches, or a return on one rank alone, is the usual reason\n",
+        early->rank, seconds_between(early->exit.when, cause.exit.when));
   if (!cause.message.empty()) text += fmt::format("  it reported: {}\n", cause.message);
   if (!cause.last_errors.empty()) text += "  its last lines on stderr:\n";
   for (const std::string& line : cause.last_errors) text += fmt::format("    {}\n", line);

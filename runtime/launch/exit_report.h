@@ -34,7 +34,9 @@ const RankRecord* first_cause(const std::vector<RankRecord>& records);
 /// "exit code 65 (corrupt data)", "signal 9 (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
 std::string explain(const RankExit& exit);
 
-/// The block that is printed last: all ranks in one line each, then the first cause with its last words.
+/// The block that is printed last: ranks in one line each (those that failed, where there are many), then the first
+/// cause with its last words. Where the cause is "a peer was lost" and a rank had ended with success before, it says so:
+/// nothing failed, that rank did less than the others.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
 /// Fills in message and message_time from the file in torchrun's form,

@@ -10,11 +10,13 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <system_error>
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 
 namespace tessera {
 
@@ -111,13 +113,22 @@ struct ChildPlan {
   ::_exit(127);
 }
 
+const char* hint_for(ExitCode code) {
+  if (code == ExitCode::kNoInput) return ". hint: give its path, or put its folder in PATH";
+  if (code == ExitCode::kPermission) return ". hint: the file must be a program that may be executed (chmod +x)";
+  return "";
+}
+
 absl::Status exec_error(const std::string& program, int error) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(program, ignored) && program.find('/') != std::string::npos)
+    return make_error(ExitCode::kPermission,
+                      fmt::format("launch: cannot start {}: is a directory. hint: name the program itself", program));
   const ExitCode code = error == ENOENT || error == ENOTDIR   ? ExitCode::kNoInput
                         : error == EACCES || error == ENOEXEC ? ExitCode::kPermission
                                                               : ExitCode::kOsResource;
-  return make_error(code,
-                    fmt::format("launch: cannot start {}: {}{}", program, std::generic_category().message(error),
-                                code == ExitCode::kNoInput ? ". hint: give its path, or put its folder in PATH" : ""));
+  return make_error(code, fmt::format("launch: cannot start {}: {}{}", clipped(program, 200),
+                                      std::generic_category().message(error), hint_for(code)));
 }
 
 /// The child's errno, or 0 once it has become the program.

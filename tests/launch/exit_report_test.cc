@@ -84,5 +84,22 @@ TEST(ExitReport, TheCauseIsTheLastThingSaid) {
   EXPECT_THAT(block, HasSubstr("    line a\n    line b\n"));
 }
 
+TEST(ExitReport, ARankThatEndedEarlyWithSuccessIsNamed) {
+  const auto lost = record(0, 75, 5);
+  const std::string text = failure_report({lost, record(1, 0, 2)}, lost);
+  EXPECT_THAT(text, HasSubstr("rank 1 had ended early, and with success (exit code 0), 3.0 s before"));
+  // Where something failed, that is the story.
+  const auto guilty = record(0, 74, 5);
+  EXPECT_THAT(failure_report({guilty, record(1, 0, 2)}, guilty), Not(HasSubstr("ended early")));
+  EXPECT_THAT(failure_report({lost, record(1, 0, 9)}, lost), Not(HasSubstr("ended early")));
+}
+
+TEST(ExitReport, ManyRanksDoNotFillTheScreen) {
+  std::vector<RankRecord> records;
+  for (int rank = 0; rank < 1000; ++rank) records.push_back(record(rank, rank % 2 ? 75 : 0, 3));
+  EXPECT_LT(failure_report(records, records[1]).size(), 4000u);
+  EXPECT_THAT(failure_report(records, records[1]), HasSubstr("and 468 more"));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -29,9 +29,10 @@ const char* hint_for(ExitCode code) {
     case ExitCode::kCannotCreate:
       return "check that the folder exists and can be written";
     case ExitCode::kIo:
-      return "is the disk full?";
+      return "the system's own message says why; a full disk or a file server that went away are usual";
     case ExitCode::kPeerLost:
-      return "the rank named failed first, and its own message says why; the job can be started again";
+      return "the rank named ended first: its own message says why; if it ended with success, it did less than the "
+             "others, such as a loader with fewer batches";
     case ExitCode::kPermission:
       return "check owner and mode of what is named";
     case ExitCode::kConfig:

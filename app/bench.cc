@@ -27,8 +27,8 @@ using Align = TextTable::Align;
 
 std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
-void write_json(const nlohmann::json& json, const std::string& path) {
-  if (!path.empty()) write_text(json.dump() + "\n", path);
+void write_json(const nlohmann::json& json, const BenchCommand& command) {
+  write_text(json.dump() + "\n", command.json, command);
 }
 
 std::string table_of(const CollectivesReport& report) {
@@ -89,10 +89,11 @@ int run_table(const std::string& section, const BenchCommand& command,
     if (mesh.world_size() < 2) {
       throw Error(ExitCode::kUsage, "bench " + section + " wants 2 ranks or more, got 1. hint: leave --ranks out");
     }
+    if (mesh.rank() == 0) check_outputs(command);
     set_threads_of_rank(mesh.topology().local_world_size);
     const BenchTable table = study(mesh);
     if (mesh.rank() != 0) return;
-    write_json(to_json(table), command.json);
+    write_json(to_json(table), command);
     std::printf("%d ranks\n%s", mesh.world_size(), to_text(table).c_str());
   });
 }
@@ -103,20 +104,22 @@ int run_bench_collectives(const BenchCommand& command) {
   if (starts_ranks(command)) return launch_ranks("collectives", command);
   return run([&] {
     const Mesh mesh = join_ranks(command);
+    if (mesh.rank() == 0) check_outputs(command);
     const CollectivesReport report = value_or_throw(bench_collectives(mesh, options_of(command)));
     if (mesh.rank() != 0) return;
-    write_json(to_json(report), command.json);
+    write_json(to_json(report), command);
     std::printf("%s, %d ranks\n%s", report.transport.c_str(), report.ranks, table_of(report).c_str());
   });
 }
 
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
+    check_outputs(command);
     const std::size_t numel = std::size_t{command.quick ? 1u : command.gpu ? 1024u : 32u} << 20;
     const int rounds = command.quick ? 3 : 9;
     const auto timings =
         command.gpu ? value_or_throw(bench_device_optimizer(numel, rounds)) : bench_optimizer(numel, rounds);
-    write_json(to_json(timings), command.json);
+    write_json(to_json(timings), command);
     std::printf("%s; the mixed steps take the gradient's norm first\n%s", command.gpu ? "GPU" : "one thread",
                 table_of(timings).c_str());
   });

@@ -39,15 +39,12 @@ int run_bench_buckets(const BenchCommand& command) {
                   "bench buckets measures reductions between ranks: want 2 ranks or more, got 1. hint: "
                   "leave --ranks out");
     }
-    if (mesh.rank() == 0) {
-      for (const std::string& path : {command.json, command.csv})
-        write_text("", path);  // what cannot be written ends here
-    }
+    if (mesh.rank() == 0) check_outputs(command);
     set_threads_of_rank(mesh.topology().local_world_size);
     const BucketReport report = study_buckets(mesh, options_of(command));
     if (mesh.rank() != 0) return;
-    write_text(to_json(report).dump() + "\n", command.json);
-    write_text(to_csv(report), command.csv);
+    write_text(to_json(report).dump() + "\n", command.json, command);
+    write_text(to_csv(report), command.csv, command);
     if (command.quick) std::fputs("a smoke test: its figures mean nothing\n", stdout);
     std::fputs(to_text(report).c_str(), stdout);
   });

@@ -1,13 +1,17 @@
 #include "app/bench_ranks.h"
 
-#include <fstream>
-
+#include "app/output_files.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/resolve_topology.h"
 #include "runtime/launch/launcher.h"
 #include "tessera/init.h"
 
 namespace tessera::app {
+namespace {
+
+Existing existing_of(const BenchCommand& command) { return command.overwrite ? Existing::kReplaced : Existing::kKept; }
+
+}  // namespace
 
 bool starts_ranks(const BenchCommand& command) {
   const auto topology = resolve_topology();
@@ -23,6 +27,7 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
     if (!value.empty()) launching.command.insert(launching.command.end(), {option, value});
   };
   if (command.quick) launching.command.push_back("--quick");
+  if (command.overwrite) launching.command.push_back("--overwrite");
   add("--json", command.json);
   add("--csv", command.csv);
   add("--cifar10", command.cifar10);
@@ -37,11 +42,13 @@ Mesh join_ranks(const BenchCommand& command) {
   return init(comm);
 }
 
-void write_text(const std::string& text, const std::string& path) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  if (!file.flush()) throw Error(ExitCode::kCannotCreate, path + ": cannot be written");
+void check_outputs(const BenchCommand& command) {
+  throw_if_error(check_outputs({{"--json", command.json}, {"--csv", command.csv}}, {{"--cifar10", command.cifar10}},
+                               existing_of(command)));
+}
+
+void write_text(const std::string& text, const std::string& path, const BenchCommand& command) {
+  if (!path.empty()) throw_if_error(write_output(path, text, existing_of(command), "bench"));
 }
 
 }  // namespace tessera::app

@@ -28,11 +28,17 @@ struct TrainCommand {
   std::int64_t seq_len = 0;  ///< 0: the model's
   std::uint64_t seed = 0;    ///< of the weights and of the order of the data
   bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
+  std::string out;           ///< run directory (run_outputs.h); empty: none
   std::string metrics;       ///< JSON lines, a step each; empty: none
   std::string trace;         ///< Chrome trace of the last steps; empty: none
-  std::int64_t log_every = 10;
   std::string save_weights;  ///< empty: not saved
+  bool overwrite = false;    ///< replace existing results
+  std::int64_t log_every = 10;
+  std::string eval_data;          ///< held out, in data_format; empty: no evaluation
+  std::int64_t eval_every = 0;    ///< steps between evaluations; 0: after the last step only
+  std::int64_t eval_batches = 0;  ///< of a rank and evaluation; 0: all
   TextSampling sample;
+  std::vector<std::string> command_line;  ///< the whole, for the run directory
 };
 /// Trains. One process a rank.
 int run_train(const TrainCommand& command);
@@ -56,11 +62,12 @@ struct PlanCommand {
 int run_plan(const PlanCommand& command);
 
 struct BenchCommand {
-  std::string json;       ///< file for all samples; empty: none
-  std::string csv;        ///< file for the table (buckets); empty: none
-  std::string cifar10;    ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
-  std::string transport;  ///< "host" or "gloo"; empty: the best there is
-  int ranks = 2;          ///< to start, where no launcher has
+  std::string json;        ///< file for all samples; empty: none
+  std::string csv;         ///< file for the table (buckets); empty: none
+  bool overwrite = false;  ///< replace existing results
+  std::string cifar10;     ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
+  std::string transport;   ///< "host" or "gloo"; empty: the best there is
+  int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
   bool gpu = false;  ///< the optimizer's step on the GPU
 };

@@ -1,74 +1,136 @@
 // tessera <command> ...: reads the command line, and nothing else.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "app/command_line.h"
 #include "app/commands.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 #include "runtime/config/strategy_docs.h"
 #include "runtime/launch/launcher.h"
 
 namespace tessera::app {
 namespace {
 
+constexpr std::int64_t kMostSteps = 1'000'000'000'000;
+constexpr std::int64_t kMostBatch = 1 << 20;
+constexpr std::int64_t kMostTokens = 1 << 27;
+constexpr std::int64_t kMostRanks = 1 << 24;  // of a plan: as many as a launcher may say there are
+constexpr std::int64_t kMostLaunched = 1024;  // on one machine
+
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {
   command.add_option("--prompt", sampling.prompt, "text to continue")->capture_default_str();
-  command.add_option(tokens_option, sampling.tokens, "bytes to generate")->check(CLI::NonNegativeNumber);
-  command.add_option("--temperature", sampling.temperature, "0: always the likeliest byte")->capture_default_str();
-  command.add_option("--top-k", sampling.top_k, "draw among the k likeliest; 0: among all")->capture_default_str();
+  command.add_option(tokens_option, sampling.tokens, "bytes to generate")->transform(integer_from(0, kMostTokens));
+  command.add_option("--temperature", sampling.temperature, "0: always the likeliest byte")
+      ->check(number_from(0, 1e6))
+      ->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "draw among the k likeliest; 0: among all")
+      ->transform(integer_from(0, kMostTokens))
+      ->capture_default_str();
+}
+
+void add_training(CLI::App& command, TrainCommand& train) {
+  command.add_option("--model", train.model, "model file (JSON, docs/models.md)")->required()->check(not_empty());
+  command.add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")
+      ->required()
+      ->check(not_empty());
+  command.add_option("--data", train.data, "file of tokens, or folder of text")->required()->check(not_empty());
+  command.add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
+  command.add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.add_option("--steps", train.steps, "optimizer steps")->required()->transform(integer_from(1, kMostSteps));
+  command.add_option("--batch", train.batch, "samples of one rank's microbatch")
+      ->required()
+      ->transform(integer_from(1, kMostBatch));
+  command.add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's")
+      ->transform(integer_from(1, kMostTokens));
+  command.add_option("--seed", train.seed, "of weights and data order; sampling takes it too")
+      ->transform(integer_from(0, INT64_MAX))
+      ->capture_default_str();
+  command.add_option("--tail", train.pad_tail, "an epoch's last, short step: drop or pad")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, bool>{{"drop", false}, {"pad", true}}));
+  command.add_option("--log-every", train.log_every, "steps between status lines")
+      ->transform(integer_from(1, kMostSteps))
+      ->capture_default_str();
+}
+
+void add_outputs(CLI::App& command, TrainCommand& train) {
+  command.add_option("--out", train.out, "run directory: config.json, metrics.jsonl, weights.pt")->check(not_empty());
+  command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
+      ->check(not_empty());
+  command.add_option("--metrics", train.metrics, "file that gets a header, and a JSON object a step")
+      ->check(not_empty());
+  command.add_option("--save-weights", train.save_weights, "file for the weights at the end")->check(not_empty());
+  command.add_flag("--overwrite", train.overwrite, "replace results that exist; otherwise they are kept, an error");
+}
+
+void add_evaluation(CLI::App& command, TrainCommand& train) {
+  command.add_option("--eval-data", train.eval_data, "held-out tokens, in --data-format: their loss is measured")
+      ->check(not_empty());
+  command.add_option("--eval-every", train.eval_every, "steps between evaluations; 0: after the last step only")
+      ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
+  command.add_option("--eval-batches", train.eval_batches, "of a rank, for one evaluation; 0: all there are")
+      ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
 }
 
 void add_train(CLI::App& app, TrainCommand& train) {
   CLI::App* command = app.add_subcommand("train", "train a model; one process a rank");
-  command->add_option("--model", train.model, "model file (JSON)")->required();
-  command->add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")->required();
-  command->add_option("--data", train.data, "file of tokens, or folder of text")->required();
-  command->add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
-  command->add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("--steps", train.steps, "optimizer steps")->required();
-  command->add_option("--batch", train.batch, "samples of one rank's microbatch")->required();
-  command->add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's");
-  command->add_option("--seed", train.seed, "of weights and data order; sampling takes it too")->capture_default_str();
-  command->add_option("--tail", train.pad_tail, "an epoch's last, short step: drop or pad")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, bool>{{"drop", false}, {"pad", true}}));
-  command->add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)");
-  command->add_option("--metrics", train.metrics, "file that gets a JSON object a step");
-  command->add_option("--log-every", train.log_every, "steps between status lines")->capture_default_str();
-  command->add_option("--save-weights", train.save_weights, "file for the weights at the end");
+  add_training(*command, train);
+  add_outputs(*command, train);
+  add_evaluation(*command, train);
   add_sampling(*command, train.sample, "--sample-tokens");
 }
 
 void add_sample(CLI::App& app, SampleCommand& sample) {
   CLI::App* command = app.add_subcommand("sample", "continue a text with saved weights, byte by byte");
-  command->add_option("--model", sample.model, "model file (JSON)")->required();
-  command->add_option("--weights", sample.weights, "file of tessera train --save-weights")->required();
+  command->add_option("--model", sample.model, "model file (JSON)")->required()->check(not_empty());
+  command->add_option("--weights", sample.weights, "file of tessera train --save-weights")
+      ->required()
+      ->check(not_empty());
   sample.sample.tokens = 200;
   add_sampling(*command, sample.sample, "--tokens");
-  command->add_option("--seed", sample.sample.seed, "the same seed draws the same text")->capture_default_str();
+  command->add_option("--seed", sample.sample.seed, "the same seed draws the same text")
+      ->transform(integer_from(0, INT64_MAX))
+      ->capture_default_str();
 }
 
 void add_plan(CLI::App& app, PlanCommand& plan) {
   CLI::App* command = app.add_subcommand("plan", "memory and traffic of every rank, without running anything");
-  command->add_option("--model", plan.model, "model file (JSON)")->required();
-  command->add_option("--strategy", plan.strategy, "strategy file (JSON)")->required();
-  command->add_option("--world-size", plan.world_size, "ranks")->required();
-  command->add_option("--hosts", plan.hosts, "hosts that the ranks are spread over")->capture_default_str();
+  command->add_option("--model", plan.model, "model file (JSON)")->required()->check(not_empty());
+  command->add_option("--strategy", plan.strategy, "strategy file (JSON)")->required()->check(not_empty());
+  command->add_option("--world-size", plan.world_size, "ranks")->required()->transform(integer_from(1, kMostRanks));
+  command->add_option("--hosts", plan.hosts, "hosts that the ranks are spread over")
+      ->transform(integer_from(1, kMostRanks))
+      ->capture_default_str();
   command->add_flag("--json", plan.json, "for programs");
 }
 
 void add_launch(CLI::App& app, LaunchOptions& launch) {
   CLI::App* command = app.add_subcommand("launch", "start ranks on this machine: tessera launch -n 4 -- program args");
-  command->add_option("-n,--ranks", launch.ranks, "ranks to start")->capture_default_str();
-  command->add_option("--hosts", launch.hosts, "pretended hosts, for tests")->capture_default_str();
-  command->add_option("--port", launch.port, "rendezvous port; 0: a free one")->capture_default_str();
-  command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")->capture_default_str();
+  command->add_option("-n,--ranks", launch.ranks, "ranks to start")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command->add_option("--hosts", launch.hosts, "pretended hosts, for tests")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+  command->add_option("--port", launch.port, "rendezvous port; 0: a free one")
+      ->transform(integer_from(0, 65535))
+      ->capture_default_str();
+  command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")
+      ->check(number_from(0, 1e6))
+      ->capture_default_str();
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
+  command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
 }
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
@@ -84,15 +146,17 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* overhead = command->add_subcommand("overhead", "what an operator costs the host");
   for (CLI::App* each : {collectives, buckets, step, memory, overhead}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
-        ->check(CLI::PositiveNumber)
+        ->transform(integer_from(1, kMostLaunched))
         ->capture_default_str();
     each->add_option("--transport", bench.transport, "host or gloo; default: the best there is")
         ->check(CLI::IsMember({"host", "gloo"}));
   }
-  buckets->add_option("--csv", bench.csv, "file that gets the table");
-  buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images");
+  buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
+  buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
+      ->check(not_empty());
   for (CLI::App* each : {collectives, optimizer, buckets, step, memory, overhead}) {
-    each->add_option("--json", bench.json, "file that gets every sample");
+    each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
+    each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
   }
 }
@@ -106,6 +170,24 @@ std::vector<std::string> take_program(int& argc, char** argv) {
     return program;
   }
   return {};
+}
+
+int refuse(const std::string& what) {
+  std::fprintf(stderr, "tessera: %s\n", what.c_str());
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+/// A program given without "--": its words are those that `launch` did not take. Returns what is wrong with them.
+std::string take_words(const CLI::App& command, LaunchOptions& launch) {
+  const std::vector<std::string> words = command.remaining();
+  if (words.empty()) return "";
+  if (words[0].starts_with("-"))
+    return "`tessera launch` has no option " + clipped(words[0], 80) + ". hint: tessera launch -n 4 -- program args";
+  if (!launch.command.empty())
+    return "`tessera launch` got two programs: " + clipped(words[0], 80) + ", and " +
+           clipped(launch.command.front(), 80) + " behind the \"--\". hint: tessera launch -n 4 -- program args";
+  launch.command = words;
+  return "";
 }
 
 int run(int argc, char** argv) {
@@ -128,12 +210,16 @@ int run(int argc, char** argv) {
   app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks");
   app.add_subcommand("schema", "print the JSON schema of the strategy file");
 
+  train.command_line.assign(argv, argv + argc);
   launching.command = take_program(argc, argv);
+  if (const std::string slip = unknown_word(app, {argv + std::min(argc, 1), argv + argc}); !slip.empty())
+    return refuse(slip);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
+  if (const std::string slip = take_words(*app.get_subcommand("launch"), launching); !slip.empty()) return refuse(slip);
   train.sample.seed = train.seed;
   if (app.got_subcommand("train")) return run_train(train);
   if (app.got_subcommand("sample")) return run_sample(sample);

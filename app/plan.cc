@@ -6,6 +6,8 @@
 #include "app/commands.h"
 #include "app/step_traffic.h"
 #include "engine/detailed_plan.h"
+#include "engine/memory/training_memory.h"
+#include "engine/mesh_shape.h"
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
@@ -59,13 +61,34 @@ std::string units_table(const MemoryPlan& plan) {
   return table.to_string();
 }
 
+/// What one rank sends, and receives, of a collective where it goes over a wire: of a buffer that n ranks share, a part
+/// of (n - 1)/n for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both.
+std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
+  const std::int64_t ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
+  const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
+  return each.operation == "all_reduce" ? 2 * once : once;
+}
+
+std::int64_t wire_bytes_of_step(const MemoryPlan& plan) {
+  std::int64_t bytes = 0;
+  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, plan.input().mesh);
+  return bytes;
+}
+
 std::string traffic_table(const MemoryPlan& plan) {
   using Align = TextTable::Align;
-  TextTable table({{"collective"}, {"axis"}, {"calls", Align::kRight}, {"bytes", Align::kRight}, {"of"}});
+  TextTable table({{"collective"},
+                   {"axis"},
+                   {"calls", Align::kRight},
+                   {"bytes", Align::kRight},
+                   {"a rank sends", Align::kRight},
+                   {"of"}});
   for (const StepCollective& each : collectives_of_step(plan)) {
-    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes), each.what});
+    table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes),
+                   format_bytes(wire_bytes(each, plan.input().mesh)), each.what});
   }
-  return table.to_string();
+  return table.to_string() + "all together: a rank sends " + format_bytes(wire_bytes_of_step(plan)) +
+         " a step, and receives as much; ranks that share memory read instead\n";
 }
 
 nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
@@ -89,8 +112,10 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
                                    {"axis", each.axis},
                                    {"of", each.what},
                                    {"calls", each.calls},
-                                   {"bytes", each.bytes}});
+                                   {"bytes", each.bytes},
+                                   {"wire_bytes_of_a_rank", wire_bytes(each, mesh)}});
   }
+  json["wire_bytes_of_a_rank"] = wire_bytes_of_step(plan);
   return json;
 }
 
@@ -104,6 +129,19 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
   const std::string traffic = traffic_table(plan);
   return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
          " microbatches)\n" + (mesh.world_size() > 1 ? traffic : "none: one rank\n");
+}
+
+absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().total() <= limit) return absl::OkStatus();
+  const bool shares_memory = would_share_memory(mesh_shape(strategy, topology), topology, strategy.comm.transport);
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
+  return make_error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                                           format_bytes(plan.use().total()) + " a rank, the limit is " +
+                                           format_bytes(limit) + ". hint: " +
+                                           (cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 "
+                                                              "parameters would"
+                                                            : "the next cheaper strategy that fits is " + cheaper));
 }
 
 }  // namespace
@@ -120,11 +158,7 @@ int run_plan(const PlanCommand& command) {
     } else {
       std::cout << to_text(plan, strategy, parameters);
     }
-    const std::int64_t limit = strategy.memory.limit_bytes;
-    if (limit > 0 && plan.use().total() > limit)
-      throw Error(ExitCode::kConfig, "/memory/limit: the plan needs " + format_bytes(plan.use().total()) +
-                                         " a rank, the limit is " + format_bytes(limit) +
-                                         ". hint: more ranks, bf16 parameters, or a strategy that shards more");
+    throw_if_error(check_limit(plan, strategy, topology));
   });
 }
 

@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -7,6 +8,8 @@
 
 #include "app/agreement.h"
 #include "app/commands.h"
+#include "app/evaluation.h"
+#include "app/run_outputs.h"
 #include "app/text_sample.h"
 #include "app/threads.h"
 #include "app/train_report.h"
@@ -14,6 +17,7 @@
 #include "engine/token_stream.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
+#include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
@@ -33,8 +37,14 @@ struct Prepared {
   models::ModelConfig config;
   std::shared_ptr<models::LanguageModel> model;  ///< deferred
   std::optional<TokenBatches> batches;
+  std::optional<Evaluation> evaluation;
+  RunOutputs outputs;
   std::int64_t seq_len = 0;
 };
+
+std::string counted(std::int64_t count, const std::string& word) {
+  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+}
 
 absl::Status check_numbers(const TrainCommand& command) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
@@ -42,7 +52,26 @@ absl::Status check_numbers(const TrainCommand& command) {
   if (command.batch < 1) return refuse("--batch must be 1 or more");
   if (command.seq_len < 0) return refuse("--seq-len must be 1 or more");
   if (command.log_every < 1) return refuse("--log-every must be 1 or more");
+  if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
+    return refuse("--eval-every and --eval-batches want --eval-data, the file to evaluate on");
   return absl::OkStatus();
+}
+
+/// The ranks of a host hold at least this share of all parameters between them, whatever the strategy. A model that is
+/// too large for that is refused before anything is built.
+absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
+  const bool on_gpus =
+      strategy.comm.transport == TransportChoice::kNccl || strategy.comm.transport == TransportChoice::kCudaHost;
+  const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  const double wanted = static_cast<double>(models::parameter_count(config)) *
+                        static_cast<double>(size_of(strategy.mixed_precision.param)) / topology.num_hosts();
+  if (on_gpus || memory <= 0 || wanted <= memory) return absl::OkStatus();
+  return make_error(
+      ExitCode::kOsResource,
+      "the model has " + std::to_string(models::parameter_count(config)) + " parameters: on " +
+          counted(topology.num_hosts(), "host") + " each holds " + format_bytes(static_cast<std::int64_t>(wanted)) +
+          " of them at least, and this one has " + format_bytes(static_cast<std::int64_t>(memory)) +
+          " of memory. hint: a smaller model, or more hosts; tessera plan shows what each strategy needs");
 }
 
 absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const models::ModelConfig& config,
@@ -70,10 +99,23 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
   return TokenStream::batches_of(std::move(dataset), seq_len, vocab_size, sampling);
 }
 
+absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Mesh& mesh, std::int64_t seq_len,
+                                           std::int64_t vocab_size) {
+  EvaluationOptions options{command.eval_data, command.data_format, command.extensions};
+  options.batch = command.batch;
+  options.most_batches = command.eval_batches;
+  options.seq_len = seq_len;
+  options.vocab_size = vocab_size;
+  options.rank = mesh.rank();
+  options.world_size = mesh.world_size();
+  return Evaluation::open(options);
+}
+
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   TESSERA_RETURN_IF_ERROR(check_numbers(command));
   Prepared run;
   TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(command.model));
+  TESSERA_RETURN_IF_ERROR(check_size(run.config, strategy, mesh.topology()));
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
   run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
@@ -81,39 +123,19 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
                                              std::to_string(run.model->seq_len()) + ". hint: leave it out");
   if (command.sample.tokens > 0) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
   TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
-  return run;
-}
-
-nlohmann::json json_of(const models::ModelConfig& config) {
-  if (const auto* c = std::get_if<models::GPTConfig>(&config)) {
-    return {{"model", "gpt"},    {"vocab_size", c->vocab_size}, {"seq_len", c->seq_len},     {"layers", c->layers},
-            {"width", c->width}, {"heads", c->heads},           {"mlp_ratio", c->mlp_ratio}, {"dropout", c->dropout},
-            {"bias", c->bias},   {"tie_head", c->tie_head},     {"recompute", c->recompute}};
+  if (!command.eval_data.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size()));
   }
-  const auto& c = std::get<models::LlamaConfig>(config);
-  return {{"model", "llama"},
-          {"vocab_size", c.vocab_size},
-          {"hidden_size", c.hidden_size},
-          {"intermediate_size", c.intermediate_size},
-          {"num_hidden_layers", c.num_hidden_layers},
-          {"num_attention_heads", c.num_attention_heads},
-          {"num_key_value_heads", c.key_value_heads()},
-          {"head_dim", c.head_size()},
-          {"max_position_embeddings", c.max_position_embeddings},
-          {"rms_norm_eps", c.rms_norm_eps},
-          {"rope_theta", c.rope_theta},
-          {"initializer_range", c.initializer_range},
-          {"attention_bias", c.attention_bias},
-          {"mlp_bias", c.mlp_bias},
-          {"tie_word_embeddings", c.tie_word_embeddings},
-          {"recompute", c.recompute}};
+  run.outputs = outputs_of(command, mesh.topology().restart_count);
+  if (mesh.rank() == 0) TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
+  return run;
 }
 
 /// What must be the same on every rank.
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run) {
   return {{"tessera", TESSERA_VERSION},
           {"strategy", nlohmann::json::parse(strategy.to_json())},
-          {"model", json_of(run.config)},
+          {"model", nlohmann::json::parse(models::to_json(run.config))},
           {"data", {{"tokens", run.batches->num_tokens()}}},
           {"options",
            {{"steps", command.steps},
@@ -123,12 +145,11 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"tail", command.pad_tail ? "pad" : "drop"},
             {"sample-tokens", command.sample.tokens},
             {"prompt", command.sample.prompt},
-            {"trace", !command.trace.empty()},
-            {"save-weights", !command.save_weights.empty()}}}};
-}
-
-std::string counted(std::int64_t count, const std::string& word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+            {"eval-tokens", run.evaluation ? run.evaluation->dataset().num_tokens() : 0},
+            {"eval-every", command.eval_every},
+            {"eval-batches", command.eval_batches},
+            {"trace", !run.outputs.trace.empty()},
+            {"save-weights", !run.outputs.weights.empty()}}}};
 }
 
 void print_start(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
@@ -223,33 +244,82 @@ void print_sample(models::LanguageModel& model, const TextSampling& sampling, at
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
+/// The metrics file's header, beside run id and time.
+std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
+  return {{"tessera", TESSERA_VERSION},
+          {"steps", command.steps},
+          {"ranks", std::int64_t{mesh.world_size()}},
+          {"strategy", name_of(engine.strategy().strategy)},
+          {"model", command.model},
+          {"parameters", models::parameter_count(run.config)},
+          {"data", command.data},
+          {"seed", static_cast<std::int64_t>(command.seed)},
+          {"restart", std::int64_t{mesh.topology().restart_count}}};
+}
+
+/// Evaluates after every --eval-every steps and after the last.
+class Evaluator {
+ public:
+  Evaluator(const TrainCommand& command, const Prepared& run, const Mesh& mesh) : command_(command), run_(run) {
+    if (run.evaluation) axes_ = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
+  }
+  bool is_due(std::int64_t steps_done) const {
+    const bool regular = command_.eval_every > 0 && steps_done % command_.eval_every == 0;
+    return run_.evaluation && (regular || steps_done == command_.steps);
+  }
+  EvaluationResult run(const Engine& engine) { return run_.evaluation->run(*run_.model, engine, *axes_.control); }
+
+ private:
+  const TrainCommand& command_;
+  const Prepared& run_;
+  MeshAxes axes_;
+};
+
+/// A trace that cannot be written is worth a warning, since the training it shows is done.
+void try_to_write_trace(const std::string& path, const Mesh& mesh) {
+  try {
+    write_trace(path, mesh);
+  } catch (const Error& error) {
+    if (error.exit_code() != ExitCode::kCannotCreate) throw;
+    if (mesh.rank() == 0) log_warning(error.message());
+  }
+}
+
 void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   const bool speaks = mesh.rank() == 0;
-  TrainReport report({command.steps, command.log_every, command.metrics});
+  TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs});
   std::optional<double> entropy;
   if (speaks) {
-    throw_if_error(report.open());
+    throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
+    throw_if_error(report.open(about(command, run, engine, mesh)));
     print_start(command, run, engine, mesh, threads);
     entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }
   const auto report_step = [&](FinishedStep& step) {
     step.result.wait();
-    if (speaks) throw_if_error(report.add(step.result, step.epoch, step.traffic));
+    if (speaks) report.add(step.result, step.epoch, step.traffic);
   };
+  Evaluator evaluator(command, run, mesh);
   BatchesAhead batches(*run.batches, engine, command.steps * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
+  const std::string trace = run.outputs.trace;
   for (std::int64_t step = 0; step < command.steps; ++step) {
-    if (!command.trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
+    if (!trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (unknown) report_step(*unknown);
     unknown.reset();
-    now.result.is_known() ? report_step(now) : void(unknown = std::move(now));
+    const bool evaluates = evaluator.is_due(step + 1);
+    now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
+    if (!evaluates) continue;
+    const EvaluationResult result = evaluator.run(engine);
+    if (speaks) report.add(result, step + 1, engine.traffic());
   }
   if (unknown) report_step(*unknown);
-  if (speaks) throw_if_error(report.finish(entropy));
-  if (!command.trace.empty()) write_trace(command.trace, mesh);
-  if (!command.save_weights.empty())
-    throw_if_error(save_weights(engine, *run.model, mesh.rank(), command.save_weights));
+  // What took longest to make is made safe first.
+  if (!run.outputs.weights.empty())
+    throw_if_error(save_weights(engine, *run.model, mesh.rank(), run.outputs.weights, run.outputs.existing));
+  if (speaks) report.finish(entropy);
+  if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (command.sample.tokens > 0) print_sample(*run.model, command.sample, engine.device(), speaks);
 }
 

@@ -1,10 +1,13 @@
 #include "app/train_report.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace tessera::app {
@@ -15,70 +18,110 @@ std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& pla
          format_bytes(allocated.total() - planned.total()) + ")";
 }
 
-absl::Status TrainReport::open() {
-  if (options_.metrics.empty()) return absl::OkStatus();
-  const std::filesystem::path path = options_.metrics;
-  std::error_code error;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
-  TESSERA_ASSIGN_OR_RETURN(metrics_, MetricsWriter::open(path));
+std::string duration_text(double seconds) {
+  if (!(seconds < 1e9)) return "more than 30 years";
+  const auto whole = static_cast<std::int64_t>(std::max(0.0, std::round(seconds)));
+  const auto pair = [](std::int64_t first, const char* unit, std::int64_t second, const char* smaller) {
+    return std::to_string(first) + unit + std::to_string(second) + smaller;
+  };
+  if (whole < 60) return std::to_string(whole) + " s";
+  if (whole < 3600) return pair(whole / 60, " min ", whole % 60, " s");
+  if (whole < 24 * 3600) return pair(whole / 3600, " h ", whole % 3600 / 60, " min");
+  return pair(whole / (24 * 3600), " d ", whole % (24 * 3600) / 3600, " h");
+}
+
+absl::Status TrainReport::open(const std::vector<Metric>& about) {
+  const RunOutputs& outputs = options_.outputs;
+  if (outputs.metrics.empty()) return absl::OkStatus();
+  const auto start = outputs.is_restart                        ? MetricsWriter::Start::kAppend
+                     : outputs.existing == Existing::kReplaced ? MetricsWriter::Start::kReplace
+                                                               : MetricsWriter::Start::kNew;
+  TESSERA_ASSIGN_OR_RETURN(metrics_, MetricsWriter::open(outputs.metrics, start));
+  std::vector<Metric> header = {{"event", "start"}, {"started", utc_now()}};
+  header.insert(header.end(), about.begin(), about.end());
+  write(std::move(header));
   return absl::OkStatus();
 }
 
-absl::Status TrainReport::add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
+void TrainReport::add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
   times_.add(result.seconds);
   recent_loss_ += result.loss;
   ++recent_steps_;
   if (result.step % options_.log_every == 0 || result.step == options_.steps) {
-    print(result);
     last_mean_loss_ = recent_loss_ / static_cast<double>(recent_steps_);
     last_mean_steps_ = recent_steps_;
     recent_loss_ = 0.0;
     recent_steps_ = 0;
+    print(result);
   }
-  const absl::Status written = write(result, epoch, traffic);
+  write({{"step", result.step},
+         {"epoch", epoch},
+         {"loss", result.loss},
+         {"grad_norm", result.grad_norm},
+         {"lr", result.lr},
+         {"overflow", result.overflow},
+         {"loss_scale", result.loss_scale},
+         {"tokens", result.tokens},
+         {"tokens_per_second", result.tokens_per_second},
+         {"seconds", result.seconds},
+         {"communication_seconds", result.communication_seconds},
+         {"seconds_p50", times_.p50()},
+         {"seconds_p95", times_.p95()},
+         {"bytes_allocated", result.allocated.total()},
+         {"bytes_planned", result.planned.total()},
+         {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
+         {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes}});
   before_ = traffic;
-  return written;
+}
+
+void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic) {
+  std::printf("evaluation after step %lld  loss %.4f  (%lld tokens, %s)\n", static_cast<long long>(after_step),
+              result.loss, static_cast<long long>(result.tokens), duration_text(result.seconds).c_str());
+  std::fflush(stdout);
+  write({{"event", "evaluation"},
+         {"after_step", after_step},
+         {"eval_loss", result.loss},
+         {"eval_tokens", result.tokens},
+         {"eval_seconds", result.seconds}});
+  before_ = traffic;
 }
 
 void TrainReport::print(const StepResult& result) const {
   const int width = static_cast<int>(std::to_string(options_.steps).size());
-  std::printf("step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s\n", width,
-              static_cast<long long>(result.step), static_cast<long long>(options_.steps), result.loss,
-              result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(),
-              memory_against_plan(result.allocated, result.planned).c_str(),
-              result.overflow ? "  overflow, skipped" : "");
+  const double epochs = static_cast<double>(result.step) / static_cast<double>(options_.steps_per_epoch);
+  const std::int64_t left = options_.steps - result.step;
+  const std::string time_left =
+      left == 0 ? "" : "left " + duration_text(static_cast<double>(left) * times_.p50()) + "  ";
+  std::printf(
+      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s%s\n",
+      width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
+      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), time_left.c_str(),
+      memory_against_plan(result.allocated, result.planned).c_str(), result.overflow ? "  overflow, skipped" : "");
   std::fflush(stdout);
 }
 
-absl::Status TrainReport::write(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
-  if (!metrics_) return absl::OkStatus();
-  return metrics_->write({{"step", result.step},
-                          {"epoch", epoch},
-                          {"loss", result.loss},
-                          {"grad_norm", result.grad_norm},
-                          {"lr", result.lr},
-                          {"overflow", result.overflow},
-                          {"loss_scale", result.loss_scale},
-                          {"tokens", result.tokens},
-                          {"tokens_per_second", result.tokens_per_second},
-                          {"seconds", result.seconds},
-                          {"communication_seconds", result.communication_seconds},
-                          {"seconds_p50", times_.p50()},
-                          {"seconds_p95", times_.p95()},
-                          {"bytes_allocated", result.allocated.total()},
-                          {"bytes_planned", result.planned.total()},
-                          {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
-                          {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes}});
+void TrainReport::write(std::vector<Metric> metrics) {
+  if (!metrics_) return;
+  metrics.insert(metrics.begin(), {"run", options_.outputs.run_id});
+  warn_unless(metrics_->write(metrics));
 }
 
-absl::Status TrainReport::finish(std::optional<double> unigram_entropy) {
+void TrainReport::warn_unless(const absl::Status& status) {
+  if (status.ok()) return;
+  log_warning(message_of(status) + "; training goes on without metrics from here");
+  metrics_.reset();
+}
+
+void TrainReport::finish(std::optional<double> unigram_entropy) {
   std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_,
               static_cast<long long>(last_mean_steps_));
   if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
   std::printf("\n");
-  if (!options_.metrics.empty()) std::printf("metrics are in %s\n", options_.metrics.c_str());
+  if (metrics_) warn_unless(metrics_->close());
+  const RunOutputs& outputs = options_.outputs;
+  if (metrics_) std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), outputs.metrics.c_str());
+  if (!outputs.weights.empty()) std::printf("weights are in %s\n", outputs.weights.c_str());
   std::fflush(stdout);
-  return metrics_ ? metrics_->close() : absl::OkStatus();
 }
 
 }  // namespace tessera::app

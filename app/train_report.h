@@ -3,9 +3,13 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "app/evaluation.h"
+#include "app/run_outputs.h"
 #include "runtime/base/metrics.h"
 #include "tessera/engine.h"
 
@@ -13,27 +17,43 @@ namespace tessera::app {
 
 /// What rank 0 says of a run: a line every `log_every` steps on stdout, an object every step in the metrics file.
 ///
-///     step   20/300  loss 3.1042  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.12 s, p95 1.20 s  44.10 MiB = plan
+///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
+///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
+///
+/// The loss of a line is the mean of the steps since the line before; all else is the line's own step.
+///
+/// The metrics file holds a header, then an object a step, and one an evaluation. All carry the run's id:
+///
+///     {"run":"20261122-082250-9f3c","event":"start","started":"2026-11-22T08:22:50Z","steps":300,...}
+///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
+///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
+///
+/// A metrics file that can no longer be written is worth a warning, not the training: it is warned about once, with the
+/// cause, and left alone from then on.
 class TrainReport {
  public:
   struct Options {
     std::int64_t steps = 0;
     std::int64_t log_every = 10;
-    std::string metrics;  ///< file; empty: none
+    std::int64_t steps_per_epoch = 1;
+    RunOutputs outputs;
   };
 
   explicit TrainReport(const Options& options) : options_(options) {}
 
-  /// Creates the metrics file, and its folder. 73, 77.
-  absl::Status open();
+  /// Creates the metrics file with its header: run id, start and `about`. 73, 77.
+  absl::Status open(const std::vector<Metric>& about);
   /// `epoch`: the one the step's last microbatch came from. `traffic`: the engine's counts after the step.
-  absl::Status add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
-  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file.
-  absl::Status finish(std::optional<double> unigram_entropy);
+  void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
+  /// `traffic`: the engine's counts after the evaluation, whose gathers belong to no step.
+  void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
+  /// "final loss 1.9 (mean of the last 10 steps); ..."; closes the file and says what is where.
+  void finish(std::optional<double> unigram_entropy);
 
  private:
   void print(const StepResult& result) const;
-  absl::Status write(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
+  void write(std::vector<Metric> metrics);
+  void warn_unless(const absl::Status& status);
 
   Options options_;
   std::optional<MetricsWriter> metrics_;
@@ -47,5 +67,8 @@ class TrainReport {
 
 /// "44.10 MiB = plan", or by how much the two differ.
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
+
+/// "12 s", "5 min 14 s", "3 h 20 min", "2 d 4 h".
+std::string duration_text(double seconds);
 
 }  // namespace tessera::app

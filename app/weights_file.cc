@@ -3,16 +3,16 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
-#include <system_error>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/input_file.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
 
@@ -36,35 +36,27 @@ Weights weights_of(torch::nn::Module& module) {
   return weights;
 }
 
-/// Through a neighbour and a rename, so that a file of this name is always whole.
-absl::Status write_file(const std::filesystem::path& path, const std::vector<char>& bytes) {
-  std::error_code error;
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
-  const std::filesystem::path partial = path.string() + ".partial";
-  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-  if (!file)
-    return make_error(ExitCode::kCannotCreate,
-                      "weights: cannot create " + partial.string() + ": " + std::generic_category().message(errno));
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  if (file.fail()) return make_error(ExitCode::kIo, "weights: cannot write " + partial.string());
-  std::filesystem::rename(partial, path, error);
-  if (error) return make_error(ExitCode::kCannotCreate, "weights: " + path.string() + ": " + error.message());
-  return absl::OkStatus();
+absl::StatusOr<std::vector<char>> read_bytes(const std::filesystem::path& path) {
+  TESSERA_ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path, "weights file"));
+  std::vector<char> bytes(file.size());
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t got = ::read(file.fd(), bytes.data() + done, bytes.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return input_error(path, "weights file", "cannot be read", errno);
+    if (got == 0) bytes.resize(done);  // cut short meanwhile
+    done += static_cast<std::size_t>(got);
+  }
+  return bytes;
 }
 
-absl::StatusOr<Weights> read_file(const std::filesystem::path& path) {
-  std::error_code error;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path, error))
-    return make_error(ExitCode::kNoInput, "weights: cannot read " + path.string());
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+absl::StatusOr<Weights> read_weights(const std::filesystem::path& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<char> bytes, read_bytes(path));
   try {
     return c10::impl::toTypedDict<std::string, at::Tensor>(torch::jit::pickle_load(bytes).toGenericDict());
   } catch (const std::exception&) {
-    return make_error(ExitCode::kCorruptData, path.string() +
-                                                  ": not a file of weights (a dictionary from names to "
-                                                  "tensors, as torch.save writes it), or cut short");
+    return make_error(ExitCode::kCorruptData, "weights file " + path.string() +
+                                                  " is not a file of weights (a dictionary from names to tensors, as "
+                                                  "torch.save writes it), or cut short");
   }
 }
 
@@ -82,16 +74,18 @@ void take(const Weights& weights, const std::string& name, at::Tensor& tensor, s
 
 }  // namespace
 
-absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank, const std::filesystem::path& path) {
+absl::Status save_weights(Engine& engine, torch::nn::Module& module, int rank, const std::filesystem::path& path,
+                          Existing existing) {
   Gathered gathered(engine);
   std::vector<char> bytes;
   if (rank == 0) bytes = torch::jit::pickle_save(c10::IValue(weights_of(module)));
   gathered.close();
-  return rank == 0 ? write_file(path, bytes) : absl::OkStatus();
+  if (rank != 0) return absl::OkStatus();
+  return write_output(path, std::string_view(bytes.data(), bytes.size()), existing, "weights");
 }
 
 absl::Status load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const Weights weights, read_file(path));
+  TESSERA_ASSIGN_OR_RETURN(const Weights weights, read_weights(path));
   std::ostringstream problems;
   auto parameters = module.named_parameters();
   auto buffers = module.named_buffers();

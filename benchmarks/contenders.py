@@ -117,7 +117,7 @@ class TesseraRunner:
     def trace(self, contender, work, folder):
         """The Chrome trace of the last steps of a run."""
         file = folder / "trace.json"
-        self._train(contender, work, folder, steps=work.warm_up + 1, more=["--trace", file])
+        self._train(contender, work, folder, steps=work.warm_up + 1, more=["--trace", file, "--overwrite"])
         return json.loads(file.read_text())
 
     def _train(self, contender, work, folder, steps=None, watch=None, more=(), count=RANKS):
@@ -150,7 +150,9 @@ def measure_memory(runner, contender, work, folder):
 
 
 def read_metrics(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The objects of steps; a header and evaluations stand between them."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if "step" in line]
 
 
 def mean_used_bytes(pids):

@@ -187,9 +187,6 @@ void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device d
   }
 }
 
-namespace {
-
-/// The least sharded strategy that needs at most `limit`, and how much it needs; empty if there is none.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
   constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                                    ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
@@ -202,6 +199,8 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
   }
   return "";
 }
+
+namespace {
 
 /// What a unit needs at once while it is computed: its gathered values and its bucket.
 std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {

@@ -47,6 +47,9 @@ void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device d
 /// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
+/// "SHARD_GRADIENTS with 12.00 MiB": the least sharded strategy whose plan needs at most `limit` bytes; empty if none does.
+std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
+
 /// `what` (that a device is out of memory), and beside it the plan, its largest unit, the activations of the first step
 /// if they are known, and what would need less.
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,

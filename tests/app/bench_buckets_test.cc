@@ -77,7 +77,7 @@ TEST_F(BenchBuckets, RefusesWhatItCannotUse) {
   EXPECT_EQ(run_program(bench({"--cifar10", path("cifar")}), path("run")).code, 65);
   EXPECT_EQ(run_program(bench({"--ranks", "1"}), path("run")).code, 64);
   EXPECT_EQ(run_program(bench({"--transport", "mpi"}), path("run")).code, 64);
-  EXPECT_EQ(run_program(bench({"--csv", path("no/such.csv")}), path("run")).code, 73);
+  EXPECT_EQ(run_program(bench({"--csv", path("text/such.csv")}), path("run")).code, 73);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class Train : public Workplace {
 
   /// Memory and traffic of the run's last step are those of `tessera plan`.
   void expect_as_planned(const std::string& metrics, const json& plan) const {
-    const auto lines = read_lines(path(metrics));
+    const auto lines = steps(metrics);
     ASSERT_FALSE(lines.empty());
     const json& last = lines.back();
     EXPECT_EQ(last.at("bytes_allocated"), plan.at("total_bytes")) << metrics;
@@ -92,10 +92,6 @@ TEST_F(Train, ATraceShowsWhatEveryRankDid) {
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
-  const Ended refused =
-      run_program(launch(2) + train(file, "refused", {"--trace", path("no/such/folder/trace.json")}), path("run"));
-  EXPECT_EQ(refused.code, 73) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("the trace cannot be written"));
 }
 
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
@@ -172,6 +168,89 @@ TEST_F(Train, WeightsOfShardedRanksSpeakElsewhere) {
   const Ended wrong = run_program(sample, path("run"));
   EXPECT_EQ(wrong.code, 65);
   EXPECT_THAT(wrong.err, HasSubstr("the model has no such weight"));
+}
+
+TEST_F(Train, ARunDirectoryHoldsAllThatBelongsToARun) {
+  const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
+  Words command;  // without --metrics, which --out has its own of
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
+  const Ended ended = run(launch(2, {"--no-prefix"}) + command);
+  const json config = json::parse(read_file(path("runs/a/config.json")));
+  EXPECT_EQ(config.at("ranks"), 2);
+  EXPECT_EQ(config.at("model").at("mlp_ratio"), 4);  // resolved, not only what the file says
+  EXPECT_EQ(config.at("strategy").at("gradient_accumulation"), 2);
+  EXPECT_THAT(config.at("command").get<Words>(), ::testing::Contains("--batch"));
+  const auto lines = read_lines(path("runs/a/metrics.jsonl"));
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0].at("event"), "start");
+  EXPECT_EQ(lines[0].at("steps"), 3);
+  for (const json& line : lines) EXPECT_EQ(line.at("run"), config.at("run"));
+  EXPECT_TRUE(json::parse(read_file(path("runs/a/trace.json"))).contains("traceEvents"));
+  EXPECT_TRUE(std::filesystem::exists(path("runs/a/weights.pt")));
+  EXPECT_THAT(ended.out, HasSubstr("weights are in " + path("runs/a/weights.pt")));
+
+  // What is there is kept, unless it is said otherwise; and two runs are told apart.
+  EXPECT_EQ(run_program(command, path("run")).code, 73);
+  EXPECT_EQ(read_lines(path("runs/a/metrics.jsonl")), lines);
+  run(command + Words{"--overwrite"});
+  EXPECT_NE(read_lines(path("runs/a/metrics.jsonl"))[0].at("run"), config.at("run"));
+}
+
+TEST_F(Train, AFailingMetricsFileCostsAWarningAndNotTheTraining) {
+  // No file may grow beyond 8 KiB, which the objects of 20 steps fill.
+  std::string line = "trap '' XFSZ; ulimit -f 8; exec";
+  for (const std::string& word : train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"}))
+    line += " '" + word + "'";
+  const Ended ended = run({"/bin/bash", "-c", line});
+  EXPECT_THAT(ended.out, HasSubstr("step 40/40"));
+  const auto at = ended.err.find("training goes on without metrics");
+  ASSERT_NE(at, std::string::npos) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("File too large"));
+  EXPECT_EQ(ended.err.find("training goes on without metrics", at + 1), std::string::npos) << "said once";
+}
+
+TEST_F(Train, ARestartedJobGoesOnInItsMetrics) {
+  const Words command = train(strategy("FULL_SHARD"), "again", {"--save-weights", path("w.pt")});
+  run(command);
+  const std::map<std::string, std::string> restarted = {{"RANK", "0"},
+                                                        {"WORLD_SIZE", "1"},
+                                                        {"LOCAL_RANK", "0"},
+                                                        {"LOCAL_WORLD_SIZE", "1"},
+                                                        {"TORCHELASTIC_RESTART_COUNT", "1"}};
+  const Ended ended = run_program(command, path("run"), 60, restarted);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(steps("again").size(), 6u);
+}
+
+TEST_F(Train, EvaluationIsTheSameOnAnyRankAndChangesNothing) {
+  const std::string file = strategy("FULL_SHARD", R"(, "host_sharing": false)");
+  write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
+  const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2"};
+  run(launch(2) + train(file, "plain"));
+  const Ended ended = run(launch(2) + train(file, "evaluated", evaluate));
+  EXPECT_EQ(losses("evaluated"), losses("plain"));
+  EXPECT_THAT(ended.out, HasSubstr("evaluation after step 2  loss "));
+  std::vector<json> lines;
+  for (const json& line : read_lines(path("evaluated")))
+    if (line.contains("event") && line.at("event") == "evaluation") lines.push_back(line);
+  ASSERT_EQ(lines.size(), 2u);  // after step 2, and after the last
+  EXPECT_EQ(lines[0].at("after_step"), 2);
+  EXPECT_EQ(lines[1].at("after_step"), 3);
+  EXPECT_LT(lines[1].at("eval_loss").get<double>(), 5.6);
+  EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 / 4 * 4 * 16);  // whole batches of 2 on 2 ranks
+  // A step does not count what the evaluation before it gathered; it finds some of that still there.
+  EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
+}
+
+TEST_F(Train, TheStatusLineTellsTheMeanTheEpochAndTheTimeLeft) {
+  const Ended ended = run(train(strategy("FULL_SHARD"), "status", {"--steps", "8", "--log-every", "4"}));
+  double mean = 0;
+  for (const json& step : steps("status"))
+    if (step.at("step") <= 4) mean += step.at("loss").get<double>() / 4;
+  char wanted[64];
+  std::snprintf(wanted, sizeof wanted, "step 4/8  loss %.4f  epoch 0.", mean);
+  EXPECT_THAT(ended.out, HasSubstr(wanted));
+  EXPECT_THAT(ended.out, ::testing::ContainsRegex("left [0-9]+ s"));
 }
 
 TEST_F(Train, TheExampleOfTheReadmeLearns) {

@@ -14,8 +14,8 @@ from gpu.contenders import CONTENDERS, Runner, strategy_file
 from gpu.works import quick_works
 
 WORK = quick_works()[0]  # 2 steps of warm-up, 3 timed
-METRICS = [{"seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64}
-           for step in range(1, 6)]
+METRICS = [{"event": "start"}] + [{"step": step, "seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64}
+                                  for step in range(1, 6)]
 TRAIN = r"""#!/usr/bin/env python3
 import json, os, sys
 options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
@@ -76,7 +76,7 @@ class Contenders(unittest.TestCase):
         self.assertEqual(run["device_bytes"], 48)
 
     def test_a_failure_says_what_was_said_and_old_metrics_do_not_count(self):
-        (self.folder / "metrics.jsonl").write_text(json.dumps(METRICS[0]))
+        (self.folder / "metrics.jsonl").write_text(json.dumps(METRICS[1]))
         with self.assertRaisesRegex(ranks.ContenderFailed, "(?s)ended with 69.*no NCCL here"):
             self.train("tessera_full_shard", "#!/bin/sh\necho no NCCL here >&2\nexit 69\n")
         with self.assertRaises(FileNotFoundError):

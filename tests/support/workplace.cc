@@ -72,15 +72,21 @@ Ended Workplace::run(const Words& command, double seconds) const {
   return ended;
 }
 
+std::vector<nlohmann::json> Workplace::steps(const std::string& metrics) const {
+  std::vector<nlohmann::json> lines = read_lines(path(metrics));
+  std::erase_if(lines, [](const nlohmann::json& line) { return !line.contains("step"); });
+  return lines;
+}
+
 std::vector<std::string> Workplace::losses(const std::string& metrics) const {
-  std::vector<std::string> steps;
-  for (const nlohmann::json& line : read_lines(path(metrics))) {
+  std::vector<std::string> texts;
+  for (const nlohmann::json& line : steps(metrics)) {
     char text[128];
     std::snprintf(text, sizeof text, "%d %.17g %.17g", line.at("step").get<int>(), line.at("loss").get<double>(),
                   line.at("grad_norm").get<double>());
-    steps.push_back(text);
+    texts.push_back(text);
   }
-  return steps;
+  return texts;
 }
 
 std::string free_port() {

@@ -27,6 +27,8 @@ class Workplace : public ::testing::Test {
   static Words launch(int ranks, const Words& more = {});
   /// Runs and expects success.
   Ended run(const Words& command, double seconds = 60) const;
+  /// The metrics file's objects of steps, without its header and evaluations.
+  std::vector<nlohmann::json> steps(const std::string& metrics) const;
   /// "step, loss, norm" of each step, every bit of them.
   std::vector<std::string> losses(const std::string& metrics) const;
 

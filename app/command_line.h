@@ -1,0 +1,25 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::app {
+
+/// What Tessera's command line wants beyond CLI11: bounds that are said, slips that are recognised.
+
+/// An integer of [least, most], written as 1000, 1000.0 or 1e3 as in the strategy file. Refuses what 64 bits cannot
+/// hold, which CLI11 would cut. Use with `transform`.
+CLI::Validator integer_from(std::int64_t least, std::int64_t most);
+/// A finite number of [least, most].
+CLI::Validator number_from(double least, double most);
+/// A path or text that is not empty.
+CLI::Validator not_empty();
+
+/// What is wrong with the words behind the program's name before their values are looked at: a command that there is
+/// not, or an option that its command does not have, with the name that was probably meant. Empty: nothing. What
+/// follows `launch` is left alone, since it belongs to the program that is launched.
+std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
+
+}  // namespace tessera::app

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::app {
+
+/// A file of the command line, and the option that names it: "--metrics".
+struct NamedPath {
+  std::string option;
+  std::filesystem::path path;
+  std::vector<std::string> extensions = {};  ///< of an input folder: which of its files are read; empty: all
+};
+
+/// What becomes of a file that an output would replace.
+enum class Existing {
+  kKept,      ///< an error that names the file and --overwrite
+  kReplaced,  ///< `--overwrite`, and a job that a launcher starts again
+};
+
+/// Makes sure, before any work is done, that every output can be written and that none of them destroys anything. Makes
+/// missing folders, and creates and removes a file beside each output, so that a full disk or a folder without write
+/// permission is found now. Empty paths are outputs that nobody asked for.
+///
+/// | output                                                                     | code   |
+/// |----------------------------------------------------------------------------|--------|
+/// | is an input, lies in an input folder, or is another output                 | 64     |
+/// | is a folder, device, pipe or symbolic link                                 | 73     |
+/// | exists, or "<path>.partial" does, and existing files are kept              | 73     |
+/// | cannot be created, or its disk is full                                     | 73     |
+/// | no permission                                                              | 77     |
+absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
+                           Existing existing);
+
+/// Writes `bytes` through "<path>.partial" and a rename, so that a file of this name is always whole and its contents
+/// have reached the disk. With Existing::kKept a file that appeared meanwhile is left alone: the bytes stay in
+/// "<path>.partial", and the error says so. `what` stands in front of messages. Errors: 73, 74, 77.
+absl::Status write_output(const std::filesystem::path& path, std::string_view bytes, Existing existing,
+                          const std::string& what);
+
+}  // namespace tessera::app

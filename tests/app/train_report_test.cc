@@ -1,0 +1,23 @@
+#include "app/train_report.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace tessera::app {
+namespace {
+
+TEST(DurationText, IsShort) {
+  EXPECT_EQ(duration_text(0), "0 s");
+  EXPECT_EQ(duration_text(-1), "0 s");
+  EXPECT_EQ(duration_text(59.4), "59 s");
+  EXPECT_EQ(duration_text(59.6), "1 min 0 s");
+  EXPECT_EQ(duration_text(314), "5 min 14 s");
+  EXPECT_EQ(duration_text(12'000), "3 h 20 min");
+  EXPECT_EQ(duration_text(187'200), "2 d 4 h");
+  for (const double endless : {1e30, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_EQ(duration_text(endless), "more than 30 years");
+}
+
+}  // namespace
+}  // namespace tessera::app

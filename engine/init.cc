@@ -59,7 +59,7 @@ Mesh init(const Strategy& strategy) {
 }
 
 Mesh init(const CommConfig& comm, const MakeBackend& make) {
-  TORCH_CHECK(make, "init wants a MakeBackend, got an empty function");
+  if (!make) throw Error(ExitCode::kUsage, "tessera::init wants a MakeBackend, got an empty function");
   const double timeout = comm.init_timeout_s;
   return join_job([&](const Topology& topology) {
     return make_process_mesh(topology, comm,

@@ -11,7 +11,7 @@
 namespace tessera {
 
 int run(const std::function<void()>& body) {
-  TORCH_CHECK(RunScope::current == nullptr, "tessera::run inside tessera::run");
+  if (RunScope::current) throw Error(ExitCode::kUsage, "tessera::run was called inside tessera::run");
   RunScope scope;
   try {
     body();

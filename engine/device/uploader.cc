@@ -69,7 +69,9 @@ Upload Uploader::start(const std::vector<at::Tensor>& host) {
   std::vector<at::Tensor> dense;
   std::size_t bytes = 0;
   for (const at::Tensor& tensor : host) {
-    TORCH_CHECK(tensor.is_cpu(), "upload takes tensors of the CPU, got one of ", tensor.device());
+    if (!tensor.is_cpu()) {
+      throw Error(ExitCode::kUsage, c10::str("upload takes tensors of the CPU, got one of ", tensor.device()));
+    }
     bytes += staged_bytes(dense.emplace_back(tensor.contiguous()));
   }
   Source& source = idle_source(bytes);

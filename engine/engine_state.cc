@@ -128,9 +128,11 @@ void Engine::State::set_up() {
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
 
+  // Before memory: ranks whose modules differ are told which parameter, not which size.
+  FirstValues first_values(units, *axes.control);
   memory = TrainingMemory::allocate(plan, units, axes, device.device);
   memory_use = memory.allocated();
-  load_parameters(units, *axes.control);
+  for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
   load_buffers(*module, *axes.control, device.device);

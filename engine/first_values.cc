@@ -83,11 +83,12 @@ Summary summary_of(const std::vector<Source>& sources) {
   return summary;
 }
 
-/// Agrees on how each parameter gets its values, and gives it them, unit by unit.
-class FirstValues {
+}  // namespace
+
+/// Agrees on where each parameter gets its values from, and gives it them.
+class FirstValues::Sources {
  public:
-  FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control)
-      : control_(control), kept_(control) {
+  Sources(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) : control_(control), kept_(control) {
     std::vector<Source> sources = sources_of(units);
     if (control_.size() > 1) agree(sources);
     for (Source& source : sources) {
@@ -126,7 +127,7 @@ class FirstValues {
   bool sends_states_ = false;
 };
 
-void FirstValues::agree(std::vector<Source>& sources) {
+void FirstValues::Sources::agree(std::vector<Source>& sources) {
   const Summary own = summary_of(sources);
   std::vector<Summary> all(static_cast<std::size_t>(control_.size()), own);
   throw_if_error(control_.all_gather("first values", &own, all.data(), sizeof own).wait());
@@ -142,7 +143,7 @@ void FirstValues::agree(std::vector<Source>& sources) {
 }
 
 /// What is real on some rank is sent; of the rest every recipe must be rank 0's.
-void FirstValues::compare_recipes(std::vector<Source>& sources) {
+void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
   for (const Source& source : sources) recipes.push_back(source.recipe);
@@ -163,13 +164,17 @@ void FirstValues::compare_recipes(std::vector<Source>& sources) {
   }
 }
 
+namespace {
+
 std::string line_of(const std::string& text, std::size_t number) {
   std::size_t begin = 0;
   for (; number > 0 && begin < text.size(); --number) begin = std::min(text.find('\n', begin), text.size() - 1) + 1;
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-void FirstValues::throw_difference(const FlatParameter& parameter) {
+}  // namespace
+
+void FirstValues::Sources::throw_difference(const FlatParameter& parameter) {
   const auto texts = value_or_throw(gather_strings(control_, "first values", describe(parameter)));
   const auto other =
       std::find_if(texts.begin(), texts.end(), [&](const std::string& text) { return text != texts[0]; });
@@ -192,7 +197,7 @@ void FirstValues::throw_difference(const FlatParameter& parameter) {
                   ". hint: construct the module alike on every rank; seeds may differ, operators may not");
 }
 
-void FirstValues::throw_other_parameters(const std::vector<Source>& sources) {
+void FirstValues::Sources::throw_other_parameters(const std::vector<Source>& sources) {
   std::string names;
   for (const Source& source : sources) names += source.parameter->name + "\n";
   const auto texts = value_or_throw(gather_strings(control_, "first values", names));
@@ -211,7 +216,7 @@ void FirstValues::throw_other_parameters(const std::vector<Source>& sources) {
                                     ". hint: construct the module alike on every rank");
 }
 
-void FirstValues::take_states(FlatGroup& group) {
+void FirstValues::Sources::take_states(FlatGroup& group) {
   for (const FlatParameter& parameter : group.parameters) {
     const auto maker = makers_.find(&parameter);
     if (maker == makers_.end()) continue;
@@ -222,7 +227,7 @@ void FirstValues::take_states(FlatGroup& group) {
 }
 
 /// This rank's parts of what it makes itself, on several threads where memory is the host's.
-void FirstValues::make_parts(FlatGroup& group) {
+void FirstValues::Sources::make_parts(FlatGroup& group) {
   struct Task {
     std::size_t parameter;
     Extent range;  ///< of the parameter's elements
@@ -247,7 +252,7 @@ void FirstValues::make_parts(FlatGroup& group) {
   });
 }
 
-void FirstValues::make_part(FlatGroup& group, std::size_t i, Extent range, PieceMaker maker) {
+void FirstValues::Sources::make_part(FlatGroup& group, std::size_t i, Extent range, PieceMaker maker) {
   const Unrecorded unrecorded;
   const std::int64_t offset = group.layout.extent(i).offset;
   for (std::int64_t at = range.offset; at < range.end();) {
@@ -260,7 +265,7 @@ void FirstValues::make_part(FlatGroup& group, std::size_t i, Extent range, Piece
 }
 
 /// The parameter's values in the order of memory that the flat buffer has. Collective where an earlier Engine kept them.
-at::Tensor FirstValues::in_flat_order(const FlatParameter& parameter) {
+at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   at::Tensor values = materialize({kept_.value_of(parameter.tensor.detach())})[0].cpu();
   if (values.strides() != at::IntArrayRef(parameter.strides)) {
     values = at::empty_strided(parameter.sizes, parameter.strides, values.options()).copy_(values);
@@ -269,7 +274,7 @@ at::Tensor FirstValues::in_flat_order(const FlatParameter& parameter) {
 }
 
 /// Rank 0's values of parameters [begin, end), which lie one behind the other in the flat buffer.
-void FirstValues::send(FlatGroup& group, std::size_t begin, std::size_t end) {
+void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t end) {
   const Extent first = group.layout.extent(begin), last = group.layout.extent(end - 1);
   const at::ScalarType dtype = flat_type_of(group);
   const bool is_root = control_.rank() == 0;
@@ -293,23 +298,25 @@ void FirstValues::send(FlatGroup& group, std::size_t begin, std::size_t end) {
   }
 }
 
-}  // namespace
-
-void load_parameters(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) {
+FirstValues::FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) {
   const Unrecorded unrecorded;
-  FirstValues values(units, control);
-  for (const auto& unit : units) {
-    const bool replicated = unit->groups.empty() || unit->groups[0]->full != nullptr;
-    for (auto& group : unit->groups) {
-      values.load(*group);
-      if (replicated) group->attach(group->full);
-      for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-        rebase(group->parameters[i], *group, group->layout.extent(i).offset);
-      }
-      if (!replicated) group->attach(nullptr);
+  sources_ = std::make_unique<Sources>(units, control);
+}
+
+FirstValues::~FirstValues() = default;
+
+void FirstValues::load(Unit& unit) {
+  const Unrecorded unrecorded;
+  const bool replicated = unit.groups.empty() || unit.groups[0]->full != nullptr;
+  for (auto& group : unit.groups) {
+    sources_->load(*group);
+    if (replicated) group->attach(group->full);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      rebase(group->parameters[i], *group, group->layout.extent(i).offset);
     }
-    if (replicated) unit->become(Unit::State::kGathered);
+    if (!replicated) group->attach(nullptr);
   }
+  if (replicated) unit.become(Unit::State::kGathered);
 }
 
 }  // namespace tessera

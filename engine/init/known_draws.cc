@@ -61,7 +61,7 @@ std::optional<KnownDraw> known_draw(const InitTape::Node& node) {
     draw.second = number_or(node.argument("to"), 1);
     return draw;
   }
-  if ((name == "aten::normal_" || name == "aten::randn") && draw.numel >= KnownDraw::kGroup) {
+  if (name == "aten::normal_" || name == "aten::randn") {
     draw.kind = KnownDraw::Kind::kNormal;
     draw.first = number_or(node.argument("mean"), 0);
     draw.second = number_or(node.argument("std"), 1);
@@ -118,6 +118,12 @@ void DrawPieces::move_to(std::uint64_t word) {
 
 void DrawPieces::fill(at::Tensor piece, std::int64_t begin) {
   const std::int64_t end = begin + piece.numel();
+  if (piece.numel() == draw_.numel) {
+    move_to(0);
+    draw_.fill(piece, generator_);
+    word_ = kUnknown;
+    return;
+  }
   // What is drawn again at the end of a normal fill: the last group's worth, from the words behind all others.
   const std::int64_t rest = draw_.kind == KnownDraw::Kind::kNormal ? draw_.numel % KnownDraw::kGroup : 0;
   const std::int64_t body_end = std::min(end, draw_.numel - rest);

@@ -23,14 +23,14 @@ struct KnownDraw {
   /// Elements are made in groups of so many, which must not be cut.
   static constexpr std::int64_t kGroup = 16;
 
-  /// How many words fill `count` elements. A normal fill of 16 or more: one an element, and the last 16 elements again
-  /// where they do not end a group.
+  /// How many words fill `count` elements: one an element, and for a normal fill the last 16 elements again where they
+  /// do not end a group. REQUIRES: count >= kGroup; smaller normal fills draw in another way.
   std::uint64_t words(std::int64_t count) const;
   /// The operator itself, on `tensor` instead.
   void fill(at::Tensor tensor, at::Generator generator) const;
 };
 
-/// What `node` draws, if that is known: aten::uniform_ and rand, aten::normal_ and randn, the last two from 16 elements on.
+/// What `node` draws, if that is known: aten::uniform_ and rand, aten::normal_ and randn.
 std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 
 /// Leaves `generator`, one of the CPU, as if `words` words had been drawn from it. Takes some milliseconds at most
@@ -38,7 +38,7 @@ std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 void skip_words(at::Generator& generator, std::uint64_t words);
 
 /// Moves `generator` on as `draw` would, without drawing; false, and nothing done, where the operator itself, tried on a
-/// few elements, draws other than we know.
+/// few elements, draws other than we know. REQUIRES: draw.numel >= KnownDraw::kGroup.
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
 /// Makes any elements of one KnownDraw: those that the whole draw would have made, bit for bit. Going forward through
@@ -48,15 +48,16 @@ class DrawPieces {
   /// `state`: of a generator of the CPU before the draw.
   DrawPieces(const KnownDraw& draw, const at::Tensor& state);
   /// Elements [begin, begin + piece.numel()) into `piece`, fp32 and contiguous. REQUIRES: `begin` is a multiple of
-  /// kGroup, and so is the end, unless it is that of the draw.
+  /// kGroup, and so is the end, unless it is that of the draw. A draw of less than kGroup comes whole.
   void fill(at::Tensor piece, std::int64_t begin);
 
  private:
+  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
   void move_to(std::uint64_t word);
 
   KnownDraw draw_;
   at::Generator generator_, start_;
-  std::uint64_t word_ = 0;  ///< that generator_ draws next, counted from the draw's first
+  std::uint64_t word_ = 0;  ///< that generator_ draws next, counted from the draw's first; or kUnknown
 };
 
 }  // namespace tessera

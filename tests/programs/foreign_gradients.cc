@@ -1,0 +1,308 @@
+// Backwards that are not this Engine's: of another Engine, by hand, by code left over from plain LibTorch.
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "tests/programs/harness.h"
+
+namespace tessera::testing {
+namespace {
+
+/// A generative adversarial network of two small networks.
+struct Gan {
+  explicit Gan(Scene& scene)
+      : scene(scene),
+        generator(mlp(3, 7, 2)),
+        critic(mlp(2, 9, 1)),
+        of_generator(scene.trainer(generator)),
+        of_critic(scene.trainer(critic)) {}
+
+  void train_critic(std::int64_t step) {
+    // As PyTorch's example has it. The Engine has dropped what the generator's backward left here.
+    if (scene.is_plain()) of_critic->zero_grad();
+    const at::Tensor real = critic->forward(scene.rows(noise(step + 100, 2)));
+    const at::Tensor fake = critic->forward(generator->forward(scene.rows(noise(step, 3))).detach());
+    of_critic->backward(at::softplus(-real).mean() + at::softplus(fake).mean());
+    of_critic->step();
+  }
+  void train_generator(std::int64_t step) {
+    of_generator->backward(at::softplus(-critic->forward(generator->forward(scene.rows(noise(step, 3))))).mean());
+    of_generator->step();
+  }
+  void note() {
+    scene.note(*of_generator, *generator);
+    scene.note(*of_critic, *critic);
+  }
+
+  Scene& scene;
+  Mlp generator, critic;
+  std::unique_ptr<Trainer> of_generator, of_critic;
+};
+
+TEST(ForeignGradients, Gan) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Gan gan(scene);
+        for (std::int64_t step = 0; step < 4; ++step) gan.train_critic(step), gan.train_generator(step);
+        gan.note();
+      },
+      {linear_units});
+}
+
+// The generator's backward comes while the critic's gradients of this step already count.
+TEST(ForeignGradients, GanWhoseGeneratorTrainsInTheCriticsStep) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Gan gan(scene);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const at::Tensor fake = gan.generator->forward(scene.rows(noise(step, 3)));
+          const at::Tensor real = gan.critic->forward(scene.rows(noise(step + 100, 2)));
+          gan.of_critic->backward(at::softplus(-real).mean() + at::softplus(gan.critic->forward(fake.detach())).mean());
+          std::vector<at::Tensor> kept;  // plain LibTorch needs them put by
+          if (scene.is_plain()) {
+            for (at::Tensor& parameter : gan.critic->parameters()) kept.push_back(parameter.grad().clone());
+          }
+          gan.of_generator->backward(at::softplus(-gan.critic->forward(fake)).mean());
+          if (scene.is_plain()) {
+            auto parameters = gan.critic->parameters();
+            for (std::size_t i = 0; i < kept.size(); ++i) parameters[i].mutable_grad() = kept[i];
+          }
+          gan.of_critic->step();
+          gan.of_generator->step();
+        }
+        gan.note();
+      },
+      {linear_units});
+}
+
+TEST(ForeignGradients, OneLossTrainsTwoEngines) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp encoder = mlp(3, 7, 4), decoder = mlp(4, 9, 3);
+        const auto of_encoder = scene.trainer(encoder), of_decoder = scene.trainer(decoder);
+        for (std::int64_t step = 0; step < 4; ++step) {
+          const at::Tensor x = scene.rows(noise(step, 3));
+          of_encoder->backward_with((decoder->forward(encoder->forward(x)) - x).pow(2).mean(), {of_decoder.get()});
+          of_decoder->step();
+          of_encoder->step();
+        }
+        scene.note(*of_encoder, *encoder);
+        scene.note(*of_decoder, *decoder);
+      },
+      {linear_units});
+}
+
+// Each Engine gets gradients under its own loss scale, whichever comes first.
+TEST(ForeignGradients, OneLossTrainsEnginesOfDifferentLossScales) {
+  for (bool half_first : {false, true}) {
+    const Adjust half = [](Strategy& s) {
+      s.mixed_precision.param = DType::kF16;
+      s.mixed_precision.loss_scale.initial = 4096;
+    };
+    expect_like_plain(
+        [&](Scene& scene) {
+          Mlp encoder = mlp(3, 7, 4), decoder = mlp(4, 9, 3);
+          const auto of_encoder = scene.trainer(encoder, half), of_decoder = scene.trainer(decoder);
+          for (std::int64_t step = 0; step < 3; ++step) {
+            const at::Tensor x = scene.rows(noise(step, 3));
+            const at::Tensor code = encoder->forward(x.to(at::kHalf)).to(at::kFloat);
+            const at::Tensor loss = (decoder->forward(code) - x).pow(2).mean();
+            (half_first ? of_encoder : of_decoder)->backward_with(loss, {(half_first ? of_decoder : of_encoder).get()});
+            of_decoder->step();
+            of_encoder->step();
+          }
+          if (!scene.is_plain()) {
+            EXPECT_EQ(of_encoder->engine()->steps_applied(), 3);
+          }
+          scene.note(*of_encoder, *encoder);
+          scene.note(*of_decoder, *decoder);
+        },
+        {.adjust = linear_units, .tolerance = 1e-3, .loss_tolerance = 1e-3});
+  }
+}
+
+TEST(ForeignGradients, OneEngineTwiceIsRefusedAndHarmless) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(3, 7, 4);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 2; ++step) {
+          const at::Tensor loss = model->forward(scene.rows(noise(step, 3))).pow(2).mean();
+          scene.refused([&] { tessera::backward(loss, {trainer->engine(), trainer->engine()}); }, {{"twice", "hint"}});
+          scene.refused([&] { tessera::backward(loss, {trainer->engine(), nullptr}); }, {{"null"}});
+          trainer->backward(loss);
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+/// The gradient of the summed output by `input`, made by a backward by hand.
+double saliency(Mlp& model, const at::Tensor& input) {
+  const at::Tensor x = input.clone().requires_grad_();
+  model->forward(x).pow(2).sum().backward();
+  return x.grad().abs().sum().item<double>();
+}
+
+TEST(ForeignGradients, SaliencyMapBetweenSteps) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        scene.note(saliency(model, noise(7, 5)));
+        model->zero_grad();
+        for (std::int64_t step = 0; step < 4; ++step) {
+          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
+          trainer->step();
+          scene.note(saliency(model, noise(7, 5)));
+          scene.note(saliency(model, noise(8, 5)));
+          if (scene.is_plain() || step % 2 == 0) model->zero_grad();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 4; ++step) {
+          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
+          const at::Tensor x = noise(7, 5).requires_grad_();
+          const at::Tensor sum = model->forward(x).sum();
+          scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
+          // By parameters too, which take no gradient by it.
+          const at::Tensor again = model->forward(x).sum();
+          const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
+          scene.note(slopes[0].abs().sum().item<double>());
+          scene.note(slopes[1].abs().sum().item<double>());
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+// By hand in mid-step, where plain LibTorch would add: the Engine's gradients alone count.
+TEST(ForeignGradients, BackwardByHandInMidStepIsDropped) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model, [](Strategy& s) { s.gradient_accumulation = 2; });
+        for (std::int64_t step = 0; step < 3; ++step) {
+          for (std::int64_t m = 0; m < 2; ++m) {
+            trainer->backward(model->forward(scene.rows(noise(step, 5), m, 2)).pow(2).mean());
+            if (!scene.is_plain()) saliency(model, noise(7, 5));
+          }
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+// ---- gradients cleared -------------------------------------------------------------------------------------------
+
+TEST(ForeignGradients, ZeroGradDropsMicrobatchesBegun) {
+  for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+    const Adjust adjust = [&](Strategy& s) {
+      linear_units(s);
+      s.gradient_accumulation = 2;
+      s.gradient_sync = sync;
+    };
+    expect_like_plain(
+        [](Scene& scene) {
+          Mlp model = mlp(5, 9, 3);
+          const auto trainer = scene.trainer(model);
+          const auto microbatch = [&](std::int64_t step, std::int64_t m) {
+            trainer->backward(model->forward(scene.rows(noise(step, 5), m, 2)).pow(2).mean());
+          };
+          for (std::int64_t step = 0; step < 4; ++step) {
+            if (step > 0) microbatch(step + 10, 0);
+            if (step == 2) microbatch(step + 10, 1);
+            trainer->zero_grad();
+            if (!scene.is_plain()) {
+              EXPECT_FALSE(trainer->engine()->step_is_due());
+            }
+            microbatch(step, 0), microbatch(step, 1);
+            trainer->step();
+          }
+          scene.note(*trainer, *model);
+        },
+        {adjust});
+  }
+}
+
+TEST(ForeignGradients, GradientsClearedBeforeStepAreNoticed) {
+  on_matrix(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        const auto backward = [&](std::int64_t step) {
+          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
+        };
+        backward(0);
+        trainer->step();
+        model->zero_grad();  // between steps it means nothing
+        backward(1);
+        trainer->step();
+        backward(2);
+        model->zero_grad();
+        scene.refused([&] { trainer->step(); }, {{"first.weight", "cleared", "engine.zero_grad()"}});
+      },
+      {.adjust = linear_units, .timeout_s = 10});
+}
+
+// ---- code left over from plain LibTorch --------------------------------------------------------------------------
+
+template <class Optimizer, class Options>
+void expect_optimizer_is_refused(const Options& options, bool by_hand) {
+  on_matrix(
+      [&](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        Optimizer optimizer(model->parameters(), options);
+        const at::Tensor loss = model->forward(scene.rows(noise(0, 5))).pow(2).mean();
+        optimizer.zero_grad();
+        by_hand ? loss.backward() : trainer->backward(loss);
+        scene.refused([&] { optimizer.step(); }, {{"the gradient of", "engine.step()"}, std::nullopt});
+      },
+      {.adjust = linear_units, .timeout_s = 10});
+}
+
+TEST(ForeignGradients, OptimizersOfLibTorchAreRefused) {
+  for (bool by_hand : {true, false}) {
+    expect_optimizer_is_refused<torch::optim::SGD>(torch::optim::SGDOptions(0.1), by_hand);
+    expect_optimizer_is_refused<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1), by_hand);
+  }
+}
+
+TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
+  for (bool by_hand : {true, false}) {
+    on_matrix(
+        [&](Scene& scene) {
+          Mlp model = mlp(5, 9, 3);
+          const auto trainer = scene.trainer(model);
+          const at::Tensor loss = model->forward(scene.rows(noise(0, 5))).pow(2).mean();
+          by_hand ? loss.backward() : trainer->backward(loss);
+          const std::string remedy = by_hand ? "engine.backward(loss)" : "gradient_clipping";
+          scene.refused([&] { torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0); },
+                        {{"the gradient of", remedy}, std::nullopt});
+          scene.refused([&] { torch::nn::utils::clip_grad_value_(model->parameters(), 1.0); },
+                        {{"the gradient of", remedy}, std::nullopt});
+          scene.refused([&] { model->first->weight.mutable_grad().zero_(); },
+                        {{"the gradient of first.weight", remedy}, std::nullopt});
+        },
+        {.adjust = linear_units, .timeout_s = 10});
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

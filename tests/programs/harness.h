@@ -1,0 +1,140 @@
+#pragma once
+
+#include <torch/nn/pimpl.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/mesh.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+
+/// Trains one module: plainly as LibTorch does, or with an Engine on each rank. A program is written once for both.
+class Trainer {
+ public:
+  using Action = std::function<void()>;
+  virtual ~Trainer() = default;
+
+  virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
+  /// The same, and `others` get their gradients too.
+  virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
+  /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
+  virtual void step() = 0;
+  virtual void zero_grad() = 0;
+  /// Runs `action` where parameters may be read through pointers, or written.
+  virtual void read(const Action& action) = 0;
+  virtual void write(const Action& action) = 0;
+  /// A new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its strategy.
+  virtual void renew(const Adjust& adjust) = 0;
+  /// Null where training is plain.
+  virtual Engine* engine() { return nullptr; }
+};
+
+/// What a call must be refused with.
+struct Refusal {
+  std::vector<std::string> texts;                   ///< all of them are in the message
+  std::optional<ExitCode> code = ExitCode::kUsage;  ///< empty: any c10::Error
+};
+
+/// Where a program runs: once in this thread on the global batch, or on each rank on its rows of it. What it notes must
+/// be the same in both.
+class Scene {
+ public:
+  /// Plain.
+  explicit Scene(const Strategy& strategy) : strategy_(strategy) {}
+  Scene(const Strategy& strategy, const Mesh& mesh) : strategy_(strategy), mesh_(&mesh) {}
+
+  bool is_plain() const { return mesh_ == nullptr; }
+  const Mesh& mesh() const { return *mesh_; }
+  int rank() const { return mesh_ ? mesh_->rank() : 0; }
+  const Strategy& strategy() const { return strategy_; }
+  /// Parameters have no memory while nobody uses them.
+  bool is_sharded() const;
+
+  /// This rank's rows of microbatch `index` of `count` of a global batch.
+  at::Tensor rows(const at::Tensor& batch, std::int64_t index = 0, std::int64_t count = 1) const;
+  std::unique_ptr<Trainer> trainer(std::shared_ptr<torch::nn::Module> module, const Adjust& adjust = nullptr);
+  template <class Module>
+  std::unique_ptr<Trainer> trainer(const torch::nn::ModuleHolder<Module>& holder, const Adjust& adjust = nullptr) {
+    return trainer(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), adjust);
+  }
+
+  void note(double number) { numbers.push_back(number); }
+  void note(Trainer& trainer, const torch::nn::Module& module);
+  /// `call` must throw on this rank; a plain scene does not run it.
+  void refused(const Trainer::Action& call, const Refusal& wanted) const;
+
+  std::vector<double> numbers;
+  Values values;
+
+ private:
+  Strategy strategy_;
+  const Mesh* mesh_ = nullptr;
+};
+
+using Program = std::function<void(Scene&)>;
+
+/// One row of the matrix that every program runs on.
+struct Cell {
+  int ranks;
+  Placed placed;
+  std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
+};
+/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
+const std::vector<Cell>& matrix();
+
+struct ProgramOptions {
+  Adjust adjust = nullptr;
+  DType dtype = DType::kF32;
+  double tolerance = 1e-5;  ///< of |a - b| / (|b| + 1) in parameters
+  double loss_tolerance = 1e-5;
+  double timeout_s = 60;
+};
+
+/// Runs `program` plainly and on every cell, and compares what it noted.
+void expect_like_plain(const Program& program, const ProgramOptions& options = {});
+/// Runs `program` on every cell, without a plain run beside it: it ends in a refusal.
+void on_matrix(const Program& program, const ProgramOptions& options = {});
+
+/// Ranks are threads and share LibTorch's generator.
+std::unique_lock<std::mutex> lock_generator();
+
+/// What `make` makes from a fixed seed.
+template <class Make>
+auto seeded(const Make& make) {
+  const auto lock = lock_generator();
+  torch::manual_seed(1234);
+  return make();
+}
+
+/// Three layers, each a unit under `linear_units`.
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(std::int64_t in, std::int64_t hidden, std::int64_t out);
+  at::Tensor forward(const at::Tensor& x);
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Mlp);
+Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
+void linear_units(Strategy& strategy);
+/// Twelve rows of `width` numbers, the same for the same step.
+at::Tensor noise(std::int64_t step, std::int64_t width);
+
+/// Tiny made at once, or deferred.
+Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
+
+/// Text of six batches of 12 rows, which divide by all numbers of ranks and two microbatches.
+const Batch& batch_of(std::int64_t step);
+
+/// Tiny's loss of this scene's rows of batch `step`.
+at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
+
+}  // namespace tessera::testing

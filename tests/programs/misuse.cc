@@ -1,0 +1,205 @@
+// Calls that plain LibTorch does not have, made wrongly; ranks that do different things; exceptions.
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <stdexcept>
+
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/programs/harness.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kShort = 3;  // seconds
+
+at::Tensor mlp_loss(Scene& scene, Mlp& model, std::int64_t step) {
+  return model->forward(scene.rows(noise(step, 5))).pow(2).mean();
+}
+
+// ---- calls out of turn -------------------------------------------------------------------------------------------
+
+TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const at::Tensor loss = mlp_loss(scene, model, step);
+          scene.refused([&] { trainer->step(); }, {{"step wants 1 microbatches", "backward"}});
+          scene.refused([&] { trainer->backward(at::Tensor()); }, {{"scalar loss", "undefined"}});
+          const at::Tensor vector = model->forward(scene.rows(noise(step, 5))).pow(2).mean(1);
+          scene.refused([&] { trainer->backward(vector); }, {{"scalar loss", ".mean()"}});
+          scene.refused([&] { trainer->backward(loss.detach()); }, {{"requires no gradients", "hint"}});
+          scene.refused([&] { trainer->backward(at::ones({}, at::kLong)); }, {{"floating"}});
+          scene.refused([] { tessera::backward(at::ones({}), {}); }, {{"at least one Engine"}});
+          trainer->backward(loss);
+          scene.refused([&] { trainer->backward(mlp_loss(scene, model, step)); },
+                        {{"gradient_accumulation is 1", "step()"}});
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+TEST(Misuse, MissingSamplesAreHarmless) {
+  // The scaled rate is the strategy's own: 12 samples of 12.
+  const Adjust adjust = [](Strategy& s) {
+    linear_units(s);
+    s.lr_schedule.base_batch_size = 12;
+  };
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const at::Tensor loss = mlp_loss(scene, model, step);
+          scene.refused([&] { trainer->backward(loss); }, {{"base_batch_size", "MicrobatchInfo::samples"}});
+          // On one rank only, too.
+          if (scene.rank() == 0) {
+            scene.refused([&] { trainer->backward(loss, {.samples = -1}); }, {{"MicrobatchInfo::samples"}});
+          }
+          trainer->backward(loss, {.samples = scene.rows(noise(step, 5)).size(0)});
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {adjust});
+}
+
+TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
+  for (Gathered::Mode mode : {Gathered::kRead, Gathered::kWrite}) {
+    expect_like_plain(
+        [&](Scene& scene) {
+          Mlp model = mlp(5, 9, 3);
+          const auto trainer = scene.trainer(model);
+          for (std::int64_t step = 0; step < 3; ++step) {
+            const at::Tensor loss = mlp_loss(scene, model, step);
+            if (mode == Gathered::kWrite && !scene.is_plain()) {
+              Gathered guard(*trainer->engine(), mode);
+              scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
+              guard.close();
+            }
+            // What kWrite stored has moved the graph's parameters on, so this is a graph of its own.
+            trainer->backward(mlp_loss(scene, model, step));
+            if (!scene.is_plain()) {
+              Gathered guard(*trainer->engine(), mode);
+              scene.refused([&] { trainer->step(); }, {{"Gathered", "close that guard"}});
+              guard.close();
+            }
+            trainer->step();
+          }
+          scene.note(*trainer, *model);
+        },
+        {linear_units});
+  }
+}
+
+// A graph that is older than the step that changed its parameters must not be run backward.
+TEST(Misuse, BackwardOfAGraphOlderThanTheStepIsAnError) {
+  on_matrix(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        const at::Tensor first = mlp_loss(scene, model, 0), second = mlp_loss(scene, model, 1);
+        trainer->backward(first);
+        trainer->step();
+        scene.refused([&] { trainer->backward(second); }, {{"modified by an inplace operation"}, std::nullopt});
+      },
+      {.adjust = linear_units, .timeout_s = kShort});
+}
+
+// ---- ranks that do different things ------------------------------------------------------------------------------
+
+/// `body` must end in an error on every rank, soon.
+void expect_all_end(const std::function<void(Scene&)>& body, const Adjust& adjust = linear_units) {
+  on_matrix(
+      [&](Scene& scene) {
+        if (!scene.is_sharded()) return;
+        const auto begin = std::chrono::steady_clock::now();
+        scene.refused([&] { body(scene); }, {{"rank"}, std::nullopt});
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4 * static_cast<int>(kShort)));
+      },
+      {.adjust = adjust, .timeout_s = kShort});
+}
+
+TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
+  for (bool evaluates : {true, false}) {
+    expect_all_end([&](Scene& scene) {
+      Mlp model = mlp(5, 9, 3);
+      const auto trainer = scene.trainer(model);
+      if (scene.rank() == 0) {
+        const at::AutoGradMode mode(!evaluates);
+        (void)model->forward(noise(9, 5));
+      }
+      for (std::int64_t step = 0; step < 2; ++step) {
+        trainer->backward(mlp_loss(scene, model, step));
+        trainer->step();
+      }
+    });
+  }
+}
+
+TEST(Misuse, GatheredOnOneRankAloneEndsInAnError) {
+  for (Gathered::Mode mode : {Gathered::kRead, Gathered::kWrite}) {
+    expect_all_end([&](Scene& scene) {
+      Mlp model = mlp(5, 9, 3);
+      const auto trainer = scene.trainer(model);
+      if (scene.rank() == 0) Gathered(*trainer->engine(), mode).close();
+      for (std::int64_t step = 0; step < 2; ++step) {
+        trainer->backward(mlp_loss(scene, model, step));
+        trainer->step();
+      }
+    });
+  }
+}
+
+TEST(Misuse, ParameterReadOnOneRankAloneEndsInAnError) {
+  expect_all_end([](Scene& scene) {
+    Mlp model = mlp(5, 9, 3);
+    const auto trainer = scene.trainer(model);
+    for (std::int64_t step = 0; step < 2; ++step) {
+      trainer->backward(mlp_loss(scene, model, step));
+      trainer->step();
+      if (scene.rank() == 0) (void)model->second->weight.norm().item<double>();
+    }
+  });
+}
+
+// ---- exceptions --------------------------------------------------------------------------------------------------
+
+TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
+  for (const Cell& cell : matrix()) {
+    SCOPED_TRACE(cell.name());
+    for (int attempt = 0; attempt < 2; ++attempt) {  // and a process can go on
+      const auto begin = std::chrono::steady_clock::now();
+      std::string cause;
+      try {
+        run_ranks({.ranks = cell.ranks, .timeout_s = 60}, [&](const Mesh& mesh) {
+          Scene scene(strategy_for(cell.placed, linear_units), mesh);
+          Mlp model = mlp(5, 9, 3);
+          const auto trainer = scene.trainer(model);
+          for (std::int64_t step = 0; step < 4; ++step) {
+            const at::Tensor loss = mlp_loss(scene, model, step);
+            if (step == 2 && mesh.rank() == cell.ranks - 1) throw std::runtime_error("the data file has ended");
+            trainer->backward(loss);
+            trainer->step();
+          }
+        });
+      } catch (const std::exception& error) {
+        cause = error.what();
+      }
+      EXPECT_THAT(cause, HasSubstr("the data file has ended"));
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

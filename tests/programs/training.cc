@@ -1,0 +1,372 @@
+// Loops that train: what every user writes, and what a few write. Each gives plain LibTorch's numbers.
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/transformer.h>
+
+#include "tessera/recompute.h"
+#include "tests/programs/harness.h"
+
+namespace tessera::testing {
+namespace {
+
+void train(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t step = begin; step < end; ++step) {
+    trainer.backward(loss_of(scene, model, step));
+    trainer.step();
+  }
+}
+
+TEST(Training, Plainly) {
+  for (bool deferred : {false, true}) {
+    expect_like_plain([&](Scene& scene) {
+      Tiny model = tiny({}, deferred && !scene.is_plain());
+      const auto trainer = scene.trainer(model);
+      train(scene, *trainer, model, 0, 4);
+      scene.note(*trainer, *model);
+    });
+  }
+}
+
+TEST(Training, WithAccumulation) {
+  for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+    const Adjust adjust = [&](Strategy& s) { s.gradient_accumulation = 2, s.gradient_sync = sync; };
+    expect_like_plain(
+        [](Scene& scene) {
+          Tiny model = tiny();
+          const auto trainer = scene.trainer(model);
+          for (std::int64_t step = 0; step < 3; ++step) {
+            for (std::int64_t m = 0; m < 2; ++m) trainer->backward(loss_of(scene, model, step, m, 2));
+            trainer->step();
+          }
+          scene.note(*trainer, *model);
+        },
+        {adjust});
+  }
+}
+
+// ---- which parameters take part ----------------------------------------------------------------------------------
+
+TEST(Training, FreezesAndUnfreezesWhatCouldTrain) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    const auto set = [&](bool trains) {
+      for (at::Tensor& parameter : model->blocks[1]->parameters()) parameter.requires_grad_(trains);
+      model->head.requires_grad_(trains);
+    };
+    train(scene, *trainer, model, 0, 2);
+    set(false);
+    train(scene, *trainer, model, 2, 4);
+    set(true);
+    train(scene, *trainer, model, 4, 6);
+    scene.note(*trainer, *model);
+  });
+}
+
+/// Tiny's forward, where only the rows that `deep` [rows] names run through the last block.
+at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const at::Tensor& targets,
+                              const at::Tensor& deep) {
+  at::Tensor x = model.embedding(tokens);
+  for (std::int64_t i = 0; i + 1 < model.options.blocks; ++i) x = model.blocks->ptr<BlockImpl>(i)->forward(x);
+  const at::Tensor rows = deep.nonzero().flatten();
+  if (rows.numel() > 0) {
+    const auto last = model.blocks->ptr<BlockImpl>(model.options.blocks - 1);
+    x = x.index_copy(0, rows, last->forward(x.index_select(0, rows)));
+  }
+  return at::cross_entropy_loss(at::linear(x, model.head).flatten(0, 1), targets.flatten());
+}
+
+/// Trains with the last block run by rows `begin` and after of each batch.
+void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t step, std::int64_t begin) {
+  const Batch& batch = batch_of(step);
+  const at::Tensor deep = at::arange(12) >= begin;
+  trainer.backward(forward_with_depth(*model, scene.rows(batch.tokens), scene.rows(batch.targets), scene.rows(deep)));
+  trainer.step();
+}
+
+TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    std::int64_t overflows = 0;
+    for (std::int64_t step = 0; step < 9; ++step) {
+      train_from_row(scene, *trainer, model, step, step >= 3 && step < 6 ? 12 : 0);
+      if (scene.is_plain()) continue;
+      const Engine& engine = *trainer->engine();
+      EXPECT_EQ(engine.allocated(), engine.plan().use()) << "after step " << step;
+      const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order, which holds from the next on
+      if (settled) {
+        EXPECT_EQ(engine.traffic().overflow_buckets, overflows) << "in step " << step;
+      }
+      overflows = engine.traffic().overflow_buckets;
+    }
+    scene.note(*trainer, *model);
+  });
+}
+
+TEST(Training, UnitUsedOnSomeRanksOnly) {
+  expect_like_plain([](Scene& scene) {
+    // Rank 0 of two and of three does not run the block. Ranks that share nothing gather it together, so there this is
+    // refused by the agreement of gathers; it is trained where nobody gathers.
+    if (scene.is_sharded()) return;
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    for (std::int64_t step = 0; step < 4; ++step) train_from_row(scene, *trainer, model, step, step == 2 ? 0 : 6);
+    scene.note(*trainer, *model);
+  });
+}
+
+// ---- graphs ------------------------------------------------------------------------------------------------------
+
+TEST(Training, SeveralLossesAMicrobatch) {
+  for (std::int64_t accumulation : {1, 2}) {
+    for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+      const Adjust adjust = [&](Strategy& s) {
+        linear_units(s);
+        s.gradient_accumulation = accumulation;
+        s.gradient_sync = sync;
+      };
+      expect_like_plain(
+          [&](Scene& scene) {
+            Mlp model = mlp(5, 9, 3);
+            const auto trainer = scene.trainer(model);
+            for (std::int64_t step = 0; step < 3; ++step) {
+              for (std::int64_t m = 0; m < accumulation; ++m) {
+                const at::Tensor hidden = at::tanh(model->first(scene.rows(noise(step, 5), m, accumulation)));
+                const at::Tensor output = model->third(at::tanh(model->second(hidden)));
+                trainer->backward(output.pow(2).mean(), {.retain_graph = true});
+                trainer->backward((hidden - 0.5).pow(2).mean(), {.retain_graph = true});
+                trainer->backward(output.abs().mean() * 0.3);
+              }
+              trainer->step();
+            }
+            scene.note(*trainer, *model);
+          },
+          {adjust});
+    }
+  }
+}
+
+TEST(Training, GradientPenalty) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 1);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const at::Tensor x = scene.rows(noise(step, 5)).clone().requires_grad_();
+          const at::Tensor output = model->forward(x);
+          const at::Tensor slope = torch::autograd::grad({output.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+          trainer->backward(output.pow(2).mean() + (slope.norm(2, 1) - 1).pow(2).mean());
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+TEST(Training, EvaluationBetweenSteps) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    const Batch& held_out = batch_of(5);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      train(scene, *trainer, model, step, step + 1);
+      {
+        const at::NoGradGuard no_grad;
+        scene.note(model->forward(held_out.tokens, held_out.targets).item<double>());
+      }
+      {
+        const c10::InferenceMode inference;
+        scene.note(model->forward(held_out.tokens, held_out.targets).item<double>());
+      }
+    }
+    scene.note(*trainer, *model);
+  });
+}
+
+TEST(Training, EvaluationBeforeTheFirstStepAndBetweenBackwardAndStep) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    const Batch& held_out = batch_of(5);
+    const auto evaluate = [&] {
+      const c10::InferenceMode inference;
+      scene.note(model->forward(held_out.tokens, held_out.targets).item<double>());
+    };
+    evaluate();
+    for (std::int64_t step = 0; step < 2; ++step) {
+      trainer->backward(loss_of(scene, model, step));
+      evaluate();
+      trainer->step();
+    }
+    scene.note(*trainer, *model);
+  });
+}
+
+TEST(Training, RecomputationWithAnUndefinedInput) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        const TensorFunction run = [&](const std::vector<at::Tensor>& inputs) {
+          at::Tensor hidden = at::tanh(model->second(inputs[0]));
+          if (inputs[1].defined()) hidden = hidden * inputs[1];
+          return std::vector<at::Tensor>{hidden};
+        };
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const at::Tensor hidden = model->first(scene.rows(noise(step, 5)));
+          trainer->backward(model->third(checkpoint(run, {hidden, at::Tensor()}).at(0)).pow(2).mean());
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
+// ---- kinds of gradients and losses -------------------------------------------------------------------------------
+
+struct BagImpl : torch::nn::Module {
+  explicit BagImpl(bool tied) {
+    table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(19, 6).sparse(true)));
+    out = register_module("out", torch::nn::Linear(6, 19));
+    if (tied) out->weight = out->register_parameter("weight_of_table", table->weight);
+  }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
+    return at::cross_entropy_loss(out(at::tanh(table(tokens))).flatten(0, 1), targets.flatten());
+  }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear out{nullptr};
+};
+TORCH_MODULE(Bag);
+
+/// LibTorch's AdamW refuses sparse gradients, so the plain run's embedding is made dense.
+Bag bag(const Scene& scene, bool tied) {
+  Bag model = seeded([&] { return Bag(tied); });
+  if (scene.is_plain()) model->table->options.sparse(false);
+  return model;
+}
+
+TEST(Training, SparseEmbedding) {
+  for (std::int64_t accumulation : {1, 2}) {
+    for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+      const Adjust adjust = [&](Strategy& s) {
+        s.units.classes = {"Linear", "Embedding"};
+        s.gradient_accumulation = accumulation;
+        s.gradient_sync = sync;
+      };
+      expect_like_plain(
+          [&](Scene& scene) {
+            Bag model = bag(scene, accumulation == 1 && sync == GradientSync::kLastMicrobatch);
+            const auto trainer = scene.trainer(model);
+            for (std::int64_t step = 0; step < 3; ++step) {
+              const Batch& batch = batch_of(step);
+              for (std::int64_t m = 0; m < accumulation; ++m) {
+                trainer->backward(model->forward(scene.rows(batch.tokens, m, accumulation),
+                                                 scene.rows(batch.targets, m, accumulation)));
+              }
+              trainer->step();
+            }
+            scene.note(*trainer, *model);
+          },
+          {adjust});
+    }
+  }
+}
+
+TEST(Training, LossesOfAnyFloatingDtype) {
+  for (at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kDouble}) {
+    SCOPED_TRACE(toString(dtype));
+    expect_like_plain(
+        [&](Scene& scene) {
+          Tiny model = tiny();
+          const auto trainer = scene.trainer(model);
+          for (std::int64_t step = 0; step < 3; ++step) {
+            trainer->backward(loss_of(scene, model, step).to(dtype));
+            trainer->step();
+          }
+          scene.note(*trainer, *model);
+        },
+        {.loss_tolerance = dtype == at::kDouble ? 1e-5 : 1e-2});  // a rank's loss is rounded to eight bits
+  }
+}
+
+// The loss scale does not fit into the loss's dtype; nothing overflows all the same.
+TEST(Training, HalfLossesWithLargeLossScale) {
+  for (bool sparse : {false, true}) {
+    const Adjust adjust = [&](Strategy& s) {
+      s.mixed_precision.loss_scale.initial = 65536;
+      if (sparse) s.units.classes = {"Embedding"};
+    };
+    expect_like_plain(
+        [&](Scene& scene) {
+          Tiny model = sparse ? nullptr : tiny();
+          Bag table = sparse ? bag(scene, false) : nullptr;
+          const auto trainer = sparse ? scene.trainer(table) : scene.trainer(model);
+          for (std::int64_t step = 0; step < 3; ++step) {
+            const Batch& batch = batch_of(step);
+            const at::Tensor tokens = scene.rows(batch.tokens), targets = scene.rows(batch.targets);
+            const at::Tensor loss = sparse ? table->forward(tokens, targets) : model->forward(tokens, targets) * 0.25;
+            trainer->backward(loss.to(at::kHalf));
+            trainer->step();
+            if (!scene.is_plain()) {
+              EXPECT_EQ(trainer->engine()->steps_applied(), step + 1);
+              EXPECT_EQ(trainer->engine()->loss_scale(), 65536);
+            }
+          }
+          scene.note(*trainer, sparse ? static_cast<torch::nn::Module&>(*table) : *model);
+        },
+        {.adjust = adjust, .dtype = DType::kF16, .tolerance = 2e-3, .loss_tolerance = 5e-3});
+  }
+}
+
+// ---- a model of LibTorch's own -----------------------------------------------------------------------------------
+
+/// Tied, frozen and unused parameters around torch::nn::Transformer.
+struct TranslatorImpl : torch::nn::Module {
+  TranslatorImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(19, 12));
+    transformer = register_module("transformer", torch::nn::Transformer(torch::nn::TransformerOptions(12, 2)
+                                                                            .num_encoder_layers(2)
+                                                                            .num_decoder_layers(1)
+                                                                            .dim_feedforward(17)
+                                                                            .dropout(0.0)));
+    unused = register_module("unused", torch::nn::Linear(7, 3));
+    head = register_parameter("head", embedding->weight);
+    for (at::Tensor& parameter : transformer->encoder.ptr()->children()[0]->children()[0]->parameters()) {
+      parameter.requires_grad_(false);
+    }
+  }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
+    const at::Tensor x = embedding(tokens).transpose(0, 1);
+    const at::Tensor y = transformer(x, x.flip(0)).transpose(0, 1);
+    return at::cross_entropy_loss(at::linear(y, head).flatten(0, 1), targets.flatten());
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Transformer transformer{nullptr};
+  torch::nn::Linear unused{nullptr};
+  at::Tensor head;
+};
+TORCH_MODULE(Translator);
+
+TEST(Training, TransformerWithTiedFrozenAndUnusedParameters) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Translator model = seeded([] { return Translator(); });
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          const Batch& batch = batch_of(step);
+          trainer->backward(model->forward(scene.rows(batch.tokens), scene.rows(batch.targets)));
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {[](Strategy& s) {
+        s.units.classes = {"TransformerEncoderLayer", "TransformerDecoderLayer"};
+      }});
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -99,7 +99,13 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
 
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info) {
   expect(!engines.empty(), "tessera::backward wants at least one Engine");
-  for (const Engine* engine : engines) engine->state_->expect_microbatch(loss, info);
+  for (auto engine = engines.begin(); engine != engines.end(); ++engine) {
+    expect(*engine != nullptr, "tessera::backward was given an Engine that is null");
+    expect(
+        std::find(engines.begin(), engine, *engine) == engine,
+        "tessera::backward was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
+    (*engine)->state_->expect_microbatch(loss, info);
+  }
   try {
     engines[0]->state_->or_abort("backward", [&] { Engine::State::run_backward(loss, engines, info); });
   } catch (...) {
@@ -114,7 +120,7 @@ StepResult Engine::step() {
   State& s = *state_;
   expect(step_is_due(), "step wants ", s.strategy.gradient_accumulation,
          " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
-  expect(s.open_writes == 0, "step under Gathered(kWrite): close that guard first");
+  expect(s.open_guards == 0, "step under Gathered: close that guard first, since step changes what it shows");
   return s.or_abort("step", [&] { return s.take_step(); });
 }
 

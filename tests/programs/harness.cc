@@ -234,7 +234,7 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
   try {
     call();
   } catch (const Error& error) {
-    if (wanted.code) EXPECT_EQ(error.exit_code(), *wanted.code) << error.message();
+    EXPECT_EQ(error.exit_code(), wanted.code.value_or(error.exit_code())) << error.message();
     for (const std::string& text : wanted.texts) EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
     return;
   } catch (const c10::Error& error) {

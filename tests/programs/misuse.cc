@@ -172,6 +172,18 @@ TEST(Misuse, ParameterReadOnOneRankAloneEndsInAnError) {
   });
 }
 
+TEST(Misuse, UnitRunOnSomeRanksOnly) {
+  expect_all_end([](Scene& scene) {
+    Mlp model = mlp(9, 9, 3);
+    const auto trainer = scene.trainer(model);
+    for (std::int64_t step = 0; step < 2; ++step) {
+      const at::Tensor x = scene.rows(noise(step, 9));
+      trainer->backward((scene.rank() == 0 ? model->third(at::tanh(model->first(x))) : model->forward(x)).mean());
+      trainer->step();
+    }
+  });
+}
+
 // ---- exceptions --------------------------------------------------------------------------------------------------
 
 TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {

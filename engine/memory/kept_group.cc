@@ -47,6 +47,13 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   return flat;
 }
 
+/// `master` as the group's parameters hold it, widened again. A split master's high half rounds ties up, not to even.
+at::Tensor rounded(const at::Tensor& master, const FlatGroup& group) {
+  if (group.master_kind != MasterKind::kSplitBF16) return master.to(scalar_type_of(group.dtype)).to(at::kFloat);
+  const at::Tensor bits = master.contiguous().view(at::kInt);
+  return bits.add(0x8000).bitwise_right_shift(16).bitwise_left_shift(16).view(at::kFloat);
+}
+
 }  // namespace
 
 void keep(FlatGroup& group, std::shared_ptr<const KeptGroup> kept, std::byte* values, const std::string& refusal) {
@@ -74,7 +81,7 @@ at::Tensor KeptValues::value_of(const at::Tensor& parameter) {
   const at::Tensor now = parameter.detach().cpu();
   if (master.scalar_type() == now.scalar_type()) return now.clone();
   const at::Tensor wide = now.to(at::kFloat);
-  return at::where(master.to(now.scalar_type()).to(at::kFloat).eq(wide), master, wide);
+  return at::where(rounded(master, kept->group).eq(wide), master, wide);
 }
 
 const at::Tensor& KeptValues::joined(const at::Tensor& parameter, const KeptGroup& kept) {

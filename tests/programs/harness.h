@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/comm/mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/engine.h"
 #include "tessera/error.h"
 #include "tests/support/session.h"
@@ -70,7 +70,8 @@ class Scene {
 
   void note(double number) { numbers.push_back(number); }
   void note(Trainer& trainer, const torch::nn::Module& module);
-  /// `call` must throw on this rank; a plain scene does not run it.
+  /// `call` must throw on this rank: a tessera::Error with the code, or what an operator threw after the group had ended
+  /// with it. A plain scene does not run it.
   void refused(const Trainer::Action& call, const Refusal& wanted) const;
 
   std::vector<double> numbers;

@@ -36,6 +36,7 @@ class Contender:
     stage: int                      # whose formula its memory follows (memory.formula_bytes)
     argument: str                   # to the peer's program, or Tessera's strategy
     alone: bool = False             # no communication: the ranks are strangers that train at the same time
+    private_copies: bool = False    # Tessera's ranks share no parameters, so they gather as ranks of several hosts do
 
 
 CONTENDERS = [
@@ -52,6 +53,9 @@ CONTENDERS = [
     Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", 2, "SHARD_GRADIENTS"),
     Contender("tessera_shard_grad_op", "tessera", "Tessera SHARD_GRAD_OP", 2, "SHARD_GRAD_OP"),
     Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", 3, "FULL_SHARD"),
+    *(Contender(f"tessera_{strategy.lower()}_private", "tessera", f"Tessera {strategy}, private copies", stage,
+                strategy, private_copies=True)
+      for strategy, stage in (("SHARD_OPTIMIZER", 1), ("SHARD_GRADIENTS", 2), ("SHARD_GRAD_OP", 2), ("FULL_SHARD", 3))),
 ]
 
 
@@ -87,6 +91,8 @@ def strategy_file(contender, work):
     strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
     if work.dtype == "bf16":
         strategy["mixed_precision"] = {"param": "bf16", "reduce": "bf16"}
+    if contender.private_copies:
+        strategy["host_sharing"] = False
     return strategy
 
 

@@ -7,7 +7,7 @@ results.json, made by benchmarks/run, is one object:
 
     schema, quick, command, started, commit {hash, dirty}, machine {...}, versions {...}, ranks, rounds
     works        [{name, title, model, dtype, parameters, timed_steps_a_round, warm_up_steps}]
-    contenders   [{name, family, label, stage, alone}]
+    contenders   [{name, family, label, stage, alone, private_copies?}]
     checks       [{work, result}]                      what was verified before the timing
     steps        [{work, contender, rounds_s: [[s]], losses: [[a rank's]], allocated_bytes?, planned_bytes?}]
     memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
@@ -24,11 +24,14 @@ import csv
 import html
 import json
 import pathlib
+import re
 import sys
 
+import readable
 import stats
 import svg
 import tables
+import targets
 
 SCHEMA = 1
 _FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
@@ -37,24 +40,49 @@ _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
-_STYLE = """
-body { font: 15px/1.5 Georgia, "Liberation Serif", serif; color: #111;
+_LIGHT = """--page: #fff; --ink: #111; --soft: #444; --rule: #999; --grid: #ddd; --good: #1e6b34; --bad: #b03224;
+  --tessera: #1f3a5f; --torch: #d9d9d9; --hatch: #777; --edge: #333; --mark: #c0392b;
+  --line-0: #1f3a5f; --line-1: #a03a2c; --line-2: #5d7f3a; --line-3: #777; --line-4: #8a6d1f; --line-5: #6b4a8a;"""
+_DARK = """--page: #16181c; --ink: #e6e6e6; --soft: #b4b8be; --rule: #666; --grid: #34373d; --good: #7fce95;
+  --bad: #ff9488; --tessera: #6f9fdc; --torch: #54585f; --hatch: #9a9fa8; --edge: #a8adb5; --mark: #ff7a6b;
+  --line-0: #7fb0f0; --line-1: #f0907f; --line-2: #a5cf7a; --line-3: #a9adb3; --line-4: #dfbf66; --line-5: #c3a0e6;"""
+_STYLE = f"""
+:root {{ color-scheme: light dark; {_LIGHT} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
+""" + """
+body { font: 15px/1.5 Georgia, "Liberation Serif", serif; color: var(--ink); background: var(--page);
        max-width: 980px; margin: 2em auto; padding: 0 1.5em; }
-h1 { font-size: 1.7em; margin-bottom: 0; } h2 { font-size: 1.25em; margin: 2em 0 .3em; border-bottom: 1px solid #999; }
-h3 { font-size: 1.05em; margin: 1.5em 0 .2em; } p { margin: .4em 0; max-width: 46em; }
+h1 { font-size: 1.7em; margin-bottom: 0; }
+h2 { font-size: 1.25em; margin: 2em 0 .3em; border-bottom: 1px solid var(--rule); }
+h3 { font-size: 1.05em; margin: 1.5em 0 .2em; } p { margin: .4em 0; max-width: 46em; } a { color: inherit; }
+nav ul { columns: 2; padding-left: 1.2em; max-width: 60em; } nav li { break-inside: avoid; }
 table { border-collapse: collapse; margin: .6em 0 1.2em; font: 12px/1.45 Arial, "Liberation Sans", sans-serif; }
-th { text-align: left; border-bottom: 1.5px solid #333; padding: 2px 10px 2px 0; vertical-align: bottom; }
-td { border-bottom: 1px solid #ddd; padding: 2px 10px 2px 0; } td.number, th.number { text-align: right; }
-.facts td:first-child { color: #555; } code { font-size: .88em; } .scroll { overflow-x: auto; }
-details > summary { cursor: pointer; color: #333; margin: .4em 0; }
+th { text-align: left; border-bottom: 1.5px solid var(--edge); padding: 2px 10px 2px 0; vertical-align: bottom; }
+td { border-bottom: 1px solid var(--grid); padding: 2px 10px 2px 0; } td.number, th.number { text-align: right; }
+.summary { font-size: 13px; } .summary td:first-child { white-space: nowrap; } .summary td.number, .summary th.number { padding-left: 14px; }
+.yes { color: var(--good); } .no { color: var(--bad); font-weight: bold; }
+.facts td:first-child { color: var(--soft); } code { font-size: .88em; } .scroll { overflow-x: auto; }
+.note { border-left: 3px solid var(--tessera); padding-left: .8em; }
+details > summary { cursor: pointer; color: var(--soft); margin: .4em 0; }
 svg { display: block; width: 100%; height: auto; margin: .5em 0; font: 13px Arial, "Liberation Sans", sans-serif; }
-svg .small { font-size: 11.5px; fill: #333; } svg .on-dark { fill: #fff; }
-svg .axis { stroke: #333; } svg .grid { stroke: #ddd; } svg .curve { fill: none; stroke-width: 2; }
-svg .reference { stroke: #111; stroke-width: 1.5; stroke-dasharray: 6 4; }
-svg .whisker { stroke: #111; stroke-width: 1.4; } svg .whisker-halo { stroke: #fff; stroke-width: 4; }
-svg .mark { stroke: #c0392b; stroke-width: 2.5; } svg .mark-halo { stroke: #fff; stroke-width: 5; }
+svg text { fill: var(--ink); } svg .small { font-size: 11.5px; fill: var(--soft); }
+svg .on-dark { fill: #fff; } svg .on-light { fill: #111; }
+svg .axis { stroke: var(--edge); } svg .grid { stroke: var(--grid); } svg .curve { fill: none; stroke-width: 2; }
+svg .bar { stroke: var(--edge); } svg .tessera { fill: var(--tessera); } svg .torch { fill: var(--torch); }
+svg .deepspeed { fill: url(#hatch); } svg .hatch-ground { fill: var(--page); } svg .hatch-line { fill: var(--hatch); }
+svg .bin { fill: var(--tessera); stroke: var(--page); stroke-width: .5; }
+svg .span { stroke: var(--page); stroke-width: .5; }
+svg .reference { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 6 4; }
+svg .whisker { stroke: var(--ink); stroke-width: 1.4; } svg .whisker-halo { stroke: var(--page); stroke-width: 4; }
+svg .mark { stroke: var(--mark); stroke-width: 2.5; } svg .mark-halo { stroke: var(--page); stroke-width: 5; }
 @media print { body { max-width: none; margin: 0; } h2, h3, svg { break-after: avoid; } }
 """
+# What `tessera bench` tables are called, and what they show.
+_BENCH = {"step": ("The strategies' steps", "Where a step's time goes under each strategy."),
+          "memory": ("The strategies' memory", "What is planned, allocated and measured under each strategy."),
+          "overhead": ("What the Engine costs an operator", "The time of one small operator under the operator watch.")}
+_SHARING = ("With ranks of one host sharing one copy of the parameters nothing is gathered, while FSDP2 and DeepSpeed "
+            "gather.")
 
 
 def last_step_of_trace(trace):
@@ -83,7 +111,7 @@ def last_step_of_trace(trace):
 def shown(column, value):
     """A cell of the page: a few digits, in the unit that the column's name ends in."""
     if value is None:
-        return ""
+        return "one a tensor" if column == "bucket_bytes" else ""
     if isinstance(value, str):
         return value
     if column.endswith("_s") and not column.endswith("_per_s"):
@@ -97,14 +125,7 @@ def shown(column, value):
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def heading(column):
-    """A column's name without the unit that its cells carry."""
-    if column.endswith("_s") and not column.endswith("_per_s"):
-        column = column.removesuffix("_s")
-    return column.replace("_", " ")
-
-
-def _table(table, without=()):
+def _table(table, names, without=()):
     kept = [number for number, column in enumerate(table["columns"]) if column not in without]
     numeric = {n for n in kept if not any(isinstance(row[n], str) for row in table["rows"])}
 
@@ -112,10 +133,27 @@ def _table(table, without=()):
         kind = ' class="number"' if number in numeric else ""
         return f"<{tag}{kind}>{html.escape(words)}</{tag}>"
 
-    head = "".join(cell("th", n, heading(table["columns"][n])) for n in kept)
-    body = "".join("<tr>" + "".join(cell("td", n, shown(table["columns"][n], row[n])) for n in kept) + "</tr>"
+    head = "".join(cell("th", n, readable.heading(table["columns"][n])) for n in kept)
+    body = "".join("<tr>" + "".join(cell("td", n, names(shown(table["columns"][n], row[n]))) for n in kept) + "</tr>"
                    for row in table["rows"])
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _without_empty(table):
+    """Without the columns in which no row has anything."""
+    kept = [n for n in range(len(table["columns"])) if any(row[n] is not None for row in table["rows"])]
+    return table | {"columns": [table["columns"][n] for n in kept],
+                    "rows": [[row[n] for n in kept] for row in table["rows"]]}
+
+
+def _list(words):
+    """a; a and b; a, b and c."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def anchor(title):
+    """step-time-gpt-of-69-m-parameters-fp32"""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _of_work(table, work):
@@ -132,22 +170,107 @@ class Page:
     def __init__(self, data):
         self.data = data
         self.results = tables.Results(data)
+        self.names = readable.Names(data)
         self.families = {family: label for family, label in _FAMILIES.items()
                          if any(contender["family"] == family for contender in data["contenders"])}
 
     def text(self):
-        sections = [self._head(), self._ratios(), *map(self._steps, self.data["works"]),
+        sections = [self._ratios(), *map(self._steps, self.data["works"]),
                     *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
                     self._crowded(), self._buckets(), self._timeline(),
-                    *map(self._bench_table, ("step", "memory", "overhead")), self._missing()]
-        return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Tessera: benchmarks</title>'
-                f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{''.join(sections)}</body></html>\n")
+                    *map(self._bench_table, ("step", "memory", "overhead")), self._missing(), self._run()]
+        sections = [section for section in sections if section]
+        body = self._summary() + self._contents(sections) + "".join(
+            f'<h2 id="{anchor(title)}">{html.escape(title)}</h2>{content}' for title, content in sections)
+        return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+                '<meta name="viewport" content="width=device-width"><title>Tessera: benchmarks</title>'
+                f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{body}</body></html>\n")
+
+    @staticmethod
+    def _contents(sections):
+        items = "".join(f'<li><a href="#{anchor(title)}">{html.escape(title)}</a></li>' for title, _ in sections)
+        return f"<nav><h3>Contents</h3><ul>{items}</ul></nav>"
+
+    def _summary(self):
+        quick = "<p><strong>A smoke test: its figures mean nothing.</strong></p>" if self.data["quick"] else ""
+        machine = self.data["machine"]
+        setting = (f"<p>{self.data['ranks']} ranks of one thread on one host with {machine['cores']} cores, all "
+                   "contenders in turn in one run. A ratio is the peer's median over Tessera's: above 1 Tessera is "
+                   "faster, or smaller.</p>")
+        rows = tables.ratios(self.results)["rows"]
+        return (f"<h1>Tessera beside its peers</h1>{quick}{setting}" + self._beside_fsdp2(rows) + self._reached(rows)
+                + self._summary_table(rows) + self._sharing())
+
+    def _beside_fsdp2(self, rows):
+        pair = [tables.label(self.results, name) for name in ("torch_fsdp2", "tessera_full_shard")]
+        times, sizes = ([f"{row[6]:.1f}" for row in rows if row[0] == measure and row[3:5] == pair]
+                        for measure in ("step", "peak_memory"))
+        if not times:
+            return ""
+        memory = f"; the peak memory of a rank is smaller by the factors {_list(sizes)}" if sizes else ""
+        return (f"<p>A step of {pair[1]} is faster than one of {pair[0]} by the factors {_list(times)}"
+                f"{memory} (one factor a model that was trained).</p>")
+
+    def _reached(self, rows):
+        judged = [row for row in rows if row[-1]]
+        if not judged:
+            return ""
+        missed = [f"{self._ratio_name(row)}: {row[6]:.3g} of {row[5]:.3g}" for row in judged if row[-1] == "no"]
+        items = "".join(f"<li>{html.escape(item)}</li>" for item in missed)
+        details = f"<details><summary>The targets that are missed</summary><ul>{items}</ul></details>" if missed else ""
+        return f"<p>Of {len(judged)} targets {len(judged) - len(missed)} are reached.</p>{details}"
+
+    def _ratio_name(self, row):
+        measure, subject, size, peer, tessera = row[:5]
+        of = readable.subject_label(self.names, subject, size) if subject else self.names(tessera)
+        return f"{self.names(measure)}, {of}, beside {self.names(peer)}"
+
+    def _summary_table(self, rows):
+        """A row a comparison, a column a work; in a cell the ratio, and the target where it has one."""
+        works = list(self.results.works)
+        lines, last = [], None
+        for title, measure, peer, ours in targets.SUMMARY:
+            key = [measure, *(tables.label(self.results, name) for name in (peer, ours))]
+            found = {row[1]: row for row in rows if [row[0], *row[3:5]] == key}
+            if not found:
+                continue
+            if measure != last:
+                lines.append(f'<tr><th colspan="{len(works) + 1}">{self.names(measure)}</th></tr>')
+                last = measure
+            cells = "".join(f'<td class="number">{self._summary_cell(found.get(work))}</td>' for work in works)
+            lines.append(f"<tr><td>{html.escape(title)}</td>{cells}</tr>")
+        if not lines:
+            return ""
+        head = "".join(f'<th class="number">{html.escape(self.names(work))}</th>' for work in works)
+        return (f'<div class="scroll"><table class="summary"><tr><th></th>{head}</tr>{"".join(lines)}</table></div>'
+                "<p>In brackets: the target.</p>")
+
+    @staticmethod
+    def _summary_cell(row):
+        if row is None:
+            return ""
+        *_, target, ratio, reached = row
+        return f"{ratio:.2f}" if target is None else f'<span class="{reached}">{ratio:.2f}</span> ({target:.2f})'
+
+    def _sharing(self):
+        """What one host has to do with these figures; always said, so that nobody takes them for those of two hosts."""
+        timed = {entry["contender"] for entry in self.data["steps"]}
+        if not timed:
+            return ""
+        private = any(contender.get("private_copies") and contender["name"] in timed
+                      for contender in self.data["contenders"])
+        rows = ("In the rows “private copies” it is off: there Tessera gathers too, as it does across hosts."
+                if private else
+                "This run has no rows with private copies, where Tessera gathers too, as it does across hosts: it was "
+                "made before <code>benchmarks/run</code> measured them.")
+        return ('<p class="note"><strong>One host.</strong> Tessera’s strategies that shard the optimizer share by '
+                f'default (<code>"host_sharing": true</code>). {_SHARING} {rows}</p>')
 
     def _commit(self):
         commit = self.data["commit"]
         return commit["hash"] + (" with uncommitted changes" if commit["dirty"] else "")
 
-    def _head(self):
+    def _run(self):
         machine = self.data["machine"]
         facts = {"commit": self._commit(), "command": self.data["command"], "started": self.data["started"],
                  "processor": f"{machine['cpu']}, {machine['cores']} cores, {svg.size_label(machine['memory_bytes'])}",
@@ -155,18 +278,21 @@ class Page:
                  "versions": ", ".join(f"{name} {version}" for name, version in self.data["versions"].items()),
                  "ranks": f"{self.data['ranks']} processes of one thread; {self.data['rounds']} interleaved rounds"}
         rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in facts.items())
-        quick = "<p><strong>A smoke test: its figures mean nothing.</strong></p>" if self.data["quick"] else ""
-        checks = "".join(f"<li>{html.escape(check['work'])}: {html.escape(check['result'])}</li>"
+        checks = "".join(f"<li>{html.escape(self.names(check['work']))}: {html.escape(check['result'])}</li>"
                          for check in self.data["checks"])
         verified = f"<p>Verified in this run:</p><ul>{checks}</ul>" if checks else ""
-        return f'<h1>Tessera beside its peers</h1>{quick}<table class="facts">{rows}</table>{verified}'
+        return "This run", f'<table class="facts">{rows}</table>{verified}'
 
     def _ratios(self):
         table = tables.ratios(self.results)
         if not table["rows"]:
             return ""
-        return ("<h2>Ratios</h2><p>The peer's median over Tessera's, both from this run; above 1 Tessera is faster, or "
-                "smaller. Peers are set against the strategy that shards the same things.</p>" + _table(table))
+        parts = ["<p>The peer's median over Tessera's, both from this run; above 1 Tessera is faster, or smaller. "
+                 "Peers are set against the strategy that shards the same things.</p>"]
+        for measure in dict.fromkeys(row[0] for row in table["rows"]):
+            of = _without_empty(table | {"rows": [row for row in table["rows"] if row[0] == measure]})
+            parts.append(f"<h3>{self.names(measure)}</h3>" + _table(of, self.names, without=("measure",)))
+        return "Ratios", "".join(parts)
 
     def _steps(self, work):
         table = _of_work(tables.steps(self.results), work["name"])
@@ -177,16 +303,17 @@ class Page:
         for row in rows:
             row |= {key: row[key] / scale for key in ("value", "low", "high")}
         references = [(label, value / scale) for label, value in references]
-        return (f"<h2>Step time: {html.escape(work['title'])}</h2>"
+        return (f"Step time: {work['title']}",
                 f"<p>{work['parameters']:,} parameters; one sample of {work['model']['seq_len']} tokens a rank, AdamW. "
                 "Median; whiskers from the 10th to the 90th percentile of all timed steps. Dashed: the same work in "
-                "two processes that train at the same time without communication.</p>" + svg.legend(self.families)
+                f"two processes that train at the same time without communication. {_SHARING}</p>"
+                + svg.legend(self.families)
                 + svg.bars(f"Step times of {work['title']}", rows, f"{unit} a step", references)
                 + "<p>Exposed communication is the step less its family's step without communication; the fraction is "
                 "that over the step. Gustafson efficiency: every rank brings its own batch, so the scaled speed-up "
                 "over N is the step without communication over the step. Sharding the optimizer makes a rank do less "
                 "than one that trains alone: then the cost may be below 0, and the efficiency above 1.</p>"
-                + _table(table, without=("work",)))
+                + _table(table, self.names, without=("work",)))
 
     def _step_rows(self, work):
         rows, references = [], []
@@ -212,31 +339,32 @@ class Page:
                          "value": measured / 2**20, "mark": formula / 2**20,
                          "note": f"{svg.size_label(measured)}, {ratio:.2f} x formula"})
         formulas = {"bf16": "16P, 4P+12P/N, 2P+14P/N, 16P/N", "fp32": "16P, 8P+8P/N, 4P+12P/N, 16P/N"}[work["dtype"]]
-        return (f"<h2>Peak memory: {html.escape(work['title'])}</h2>"
+        return (f"Peak memory: {work['title']}",
                 "<p>Anonymous memory plus this process's share of shared memory (PSS), its peak while training, less "
                 "the peak of the same program on a model of next to nothing; mean of the ranks. Red: ZeRO's formula "
                 f"for stages 0 to 3, {formulas}. Activations, buckets and gathered units come on top of it.</p>"
                 + svg.legend(self.families) + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank")
-                + _table(table, without=("work",)))
+                + _table(table, self.names, without=("work",)))
 
     def _optimizer(self):
         table = tables.optimizer(self.results)
         if not table["rows"]:
             return ""
-        rows = [{"label": row[0], "family": "tessera" if row[0].startswith("tessera") else
+        rows = [{"label": self.names(row[0]), "family": "tessera" if row[0].startswith("tessera") else
                  "deepspeed" if row[0].startswith("deepspeed") else "torch", "value": 1e9 * row[3] / row[1],
                  "low": 1e9 * row[4] / row[1], "high": 1e9 * row[5] / row[1], "note": f"{row[6] / 1e9:.3g} Gparam/s"}
                 for row in table["rows"]]
-        return ("<h2>Optimizer step</h2><p>AdamW over one flat tensor, one thread. chain_bf16 is mixed precision in "
-                "PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
+        return ("Optimizer step",
+                "<p>AdamW over one flat tensor, one thread. “Chain for bf16” is mixed precision in PyTorch: "
+                "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
                 + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter")
-                + _table(table))
+                + _table(table, self.names))
 
     def _collectives(self):
         table = tables.collectives(self.results)
         if not table["rows"]:
             return ""
-        parts = ["<h2>Collectives</h2><p>Full-buffer bytes over the median time, fp32. The limit makes the same reads "
+        parts = ["<p>Full-buffer bytes over the median time, fp32. The limit makes the same reads "
                  "and writes in every rank at once, without waiting.</p>"]
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
             # In this order, so that a name has the same line in every chart.
@@ -245,11 +373,12 @@ class Page:
                 if name == collective and dtype not in ("bf16", "fp16") and size > 0:
                     series[_CURVES[contender, memory]].append((size, rate / 1e9))
             if any(series.values()):
-                chart = svg.lines(f"Bandwidth of {collective}", [{"label": label, "points": sorted(points)}
+                chart = svg.lines(f"Bandwidth of {self.names(collective)}", [{"label": label, "points": sorted(points)}
                                                                  for label, points in series.items()],
                                   "GB/s", x_label="bytes of the full buffer")
-                parts.append(f"<h3>{collective}</h3>{chart}")
-        return "".join(parts) + f"<details><summary>All cases</summary>{_table(table)}</details>"
+                parts.append(f"<h3>{self.names(collective)}</h3>{chart}")
+        cases = f"<details><summary>All cases</summary>{_table(table, self.names)}</details>"
+        return "Collectives", "".join(parts) + cases
 
     def _latencies(self):
         rows = []
@@ -261,12 +390,14 @@ class Page:
         for who, case, samples in cases:
             if case["bytes"] in _HISTOGRAM_BYTES:
                 size = f", {svg.size_label(case['bytes'])}" if case["bytes"] else ""
-                rows.append({"label": f"{who} {case['collective']}{size}", "bins": stats.log_histogram(samples),
+                label = f"{who}, {self.names(case['collective'])}{size}"
+                rows.append({"label": label, "bins": stats.log_histogram(samples),
                              "note": f"p50 {svg.time_label(stats.median(samples))}, "
                                      f"p99 {svg.time_label(stats.percentile(samples, 99))}"})
         if not rows:
             return ""
-        return ("<h2>Latencies of single collectives</h2><p>All samples, ten bins a decade. A unit's bucket is one "
+        return ("Latencies of single collectives",
+                "<p>All samples, ten bins a decade. A unit's bucket is one "
                 "such collective.</p>" + svg.histograms("Latencies of collectives", rows))
 
     def _crowded(self):
@@ -274,22 +405,23 @@ class Page:
         if not table["rows"]:
             return ""
         title = html.escape(self.data["crowded"][0]["title"])
-        return (f"<h2>More ranks than cores</h2><p>{title}, on {self.data['machine']['cores']} cores. Tokens a second "
-                "of all ranks together, and the same over that of the fewest ranks.</p>" + _table(table))
+        return ("More ranks than cores",
+                f"<p>{title}, on {self.data['machine']['cores']} cores. Tokens a second "
+                "of all ranks together, and the same over that of the fewest ranks.</p>" + _table(table, self.names))
 
     def _buckets(self):
         studies = tables.bucket_studies(self.results)
         if not studies:
             return ""
-        parts = ["<h2>Buckets</h2><p>NO_SHARD with buckets of gradients, over shared memory and over Gloo, beside one "
-                 "collective a tensor (the lines without bucket bytes). Communication is what a step spends in "
+        parts = ["<p>NO_SHARD with buckets of gradients, over shared memory and over Gloo, beside one "
+                 "collective a tensor (“one a tensor”). Communication is what a step spends in "
                  "reductions, on the rank that waits least for the others; by fit: alpha times the collectives plus "
                  "beta times the bytes.</p>"]
         for study in studies:
             alpha, beta = study["alpha_s"], study["beta_s_per_byte"]
             fit = [(size, alpha + beta * size) for size, _ in sorted(study["points"]) if alpha + beta * size > 0]
             parts.append(
-                f"<h3>{html.escape(study['model'])}</h3><p>{html.escape(study['data'])}. "
+                f"<h3>{html.escape(self.names(study['model']))}</h3><p>{html.escape(study['data'])}. "
                 f"The best bucket is {svg.size_label(study['best_bytes'])} "
                 f"({study['best_collectives']} collectives a step): {study['gain']:.2f} times as fast as one "
                 f"collective a tensor, {study['communication_gain']:.2f} times in communication alone, which is "
@@ -301,9 +433,10 @@ class Page:
                 + svg.lines("Single reductions and their fit",
                             [{"label": "measured", "points": sorted(study["points"])},
                              {"label": "alpha + beta b", "points": fit}], "time", svg.time_label))
-        return ("".join(parts) + _table(tables.buckets(self.results)) + "<h3>Inference</h3><p>Forward passes of the "
-                "trained models over held-out batches, without gradients.</p>"
-                + _table(tables.inference(self.results)))
+        return ("Buckets", "".join(parts) + _table(tables.buckets(self.results), self.names)
+                + "<h3>Inference</h3><p>Forward passes of the trained models over held-out batches, without "
+                "gradients.</p>"
+                + _table(tables.inference(self.results), self.names))
 
     @staticmethod
     def _bucket_curves(title, study, samples, y_label):
@@ -325,19 +458,22 @@ class Page:
     def _timeline(self):
         if not self.data["timeline"]:
             return ""
-        return ("<h2>One step</h2><p>The last step of the trace, by rank and thread. The trace opens in Perfetto.</p>"
+        return ("One step",
+                "<p>The last step of the trace, by rank and thread. The trace opens in Perfetto.</p>"
                 + svg.timeline("Timeline of one step", self.data["timeline"]))
 
     def _bench_table(self, section):
         table = tables.of_bench(self.results, section)
-        return f"<h2>{table['title']}</h2>{_table(table)}" if table["rows"] else ""
+        title, words = _BENCH[section]
+        content = f"<p>{words} Made by <code>tessera bench {section}</code>.</p>{_table(table, self.names)}"
+        return (title, content) if table["rows"] else ""
 
     def _missing(self):
         if not self.data["missing"]:
             return ""
         items = "".join(f"<li>{html.escape(entry['what'])}: {html.escape(entry['why'])}</li>"
                         for entry in self.data["missing"])
-        return f"<h2>Not in this run</h2><ul>{items}</ul>"
+        return "Not in this run", f"<ul>{items}</ul>"
 
 
 def write(data, folder):

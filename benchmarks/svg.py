@@ -1,19 +1,19 @@
 """Charts as inline SVG. Standard library only; no scripts, no fonts, nothing from elsewhere.
 
 Families differ by brightness and hatching, lines by dashes and marks, so a page printed in black and white says as much
-as one in colour.
+as one in colour. Colours are CSS variables and classes of the page's style (report.py), which has a dark set too.
 """
 
 import html
 import math
 
 WIDTH = 900
-_FILLS = {"tessera": "#1f3a5f", "torch": "#d9d9d9", "deepspeed": "url(#hatch)"}
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 2", "12 4")
-_LINE_COLOURS = ("#1f3a5f", "#a03a2c", "#5d7f3a", "#777777", "#8a6d1f", "#6b4a8a")
+_LINE_COLOURS = tuple(f"var(--line-{number})" for number in range(6))
 DEFINITIONS = ('<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
                '<pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-               '<rect width="5" height="5" fill="#fff"/><rect width="2" height="5" fill="#777"/></pattern>'
+               '<rect width="5" height="5" class="hatch-ground"/>'
+               '<rect width="2" height="5" class="hatch-line"/></pattern>'
                "</defs></svg>")
 
 
@@ -34,7 +34,7 @@ def legend(families):
     """One line that says which family has which fill; `families`: {family: label}."""
     parts, x = [], 0
     for family, label in families.items():
-        parts.append(f'<rect x="{x}" y="3" width="14" height="12" fill="{_FILLS[family]}" stroke="#333"/>')
+        parts.append(f'<rect x="{x}" y="3" width="14" height="12" class="bar {family}"/>')
         parts.append(text(x + 20, 13, label))
         x += 40 + 7 * len(label)
     return _picture(20, parts, "legend")
@@ -70,10 +70,10 @@ def bars(title, rows, unit, references=()):
         middle = y + thickness / 2
         parts.append(text(left - 8, middle + 4, row["label"], "end"))
         parts.append(f'<rect x="{left}" y="{y:.1f}" width="{row["value"] * scale:.1f}" height="{thickness}" '
-                     f'fill="{_FILLS[row["family"]]}" stroke="#333"/>')
+                     f'class="bar {row["family"]}"/>')
         if "low" in row:
             a, b = left + row["low"] * scale, left + row["high"] * scale
-            # White below black: seen on dark bars and on paper.
+            # A halo in the page's colour below the line: seen on bars of any brightness, and beside them.
             for kind in ("whisker-halo", "whisker"):
                 parts += [_line(a, middle, b, middle, kind), _line(a, middle - 4, a, middle + 4, kind),
                           _line(b, middle - 4, b, middle + 4, kind)]
@@ -158,11 +158,11 @@ def lines(title, series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
 def _marker(number, x, y, colour):
     shape = number % 3
     if shape == 0:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" style="fill:{colour}"/>'
     if shape == 1:
-        return (f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" fill="#fff" stroke="{colour}" '
-                'stroke-width="1.5"/>')
-    return f'<path d="M{x:.1f} {y - 4:.1f} l4 7 h-8 z" fill="{colour}"/>'
+        return (f'<rect x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6" '
+                f'style="fill:var(--page);stroke:{colour};stroke-width:1.5"/>')
+    return f'<path d="M{x:.1f} {y - 4:.1f} l4 7 h-8 z" style="fill:{colour}"/>'
 
 
 def histograms(title, rows):
@@ -187,7 +187,7 @@ def histograms(title, rows):
             height = (pitch - 12) * count / most
             if count:
                 parts.append(f'<rect x="{x_of(a):.1f}" y="{base - height:.1f}" width="{x_of(b) - x_of(a):.1f}" '
-                             f'height="{height:.1f}" fill="#1f3a5f" stroke="#fff" stroke-width="0.5"/>')
+                             f'height="{height:.1f}" class="bin"/>')
         parts += [_line(left, base, WIDTH - right, base), text(left - 8, base - 8, row["label"], "end"),
                   text(WIDTH - right + 8, base - 8, row["note"], "start", "small")]
     return _picture(bottom + 22, parts, title)
@@ -216,9 +216,10 @@ def timeline(title, events):
             label = f"{event['name']}: {time_label(event['duration_us'] * 1e-6)}"
             x = left + event["start_us"] * scale
             parts.append(f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{pitch - 8}" '
-                         f'fill="hsl(214 40% {shade}%)" stroke="#fff" stroke-width="0.5">'
+                         f'fill="hsl(214 40% {shade}%)" class="span">'
                          f'<title>{html.escape(label)}</title></rect>')
             if width > 7 * len(event["name"]):
-                parts.append(text(x + 4, y + 18, event["name"], kind="small on-dark" if shade < 55 else "small"))
+                kind = "small on-dark" if shade < 55 else "small on-light"
+                parts.append(text(x + 4, y + 18, event["name"], kind=kind))
     parts.append(text(left, bottom + 31, "ms from the start of the step", "start", "small"))
     return _picture(bottom + 38, parts, title)

@@ -84,7 +84,7 @@ def _step_ratios(results):
             if of_work not in (None, work):
                 continue
             ratio = _ratio(results.step_samples(work, peer), results.step_samples(work, ours))
-            yield [f"step, {work}", _label(results, peer), _label(results, ours), target, ratio]
+            yield ["step", work, None, label(results, peer), label(results, ours), target, ratio]
 
 
 def _memory_ratios(results):
@@ -96,7 +96,7 @@ def _memory_ratios(results):
             if theirs and mine:
                 bytes_of_peer = mine["planned_bytes"] if peer == "plan" else _above_baseline(theirs)
                 ratio = bytes_of_peer / _above_baseline(mine)
-            yield [f"peak memory, {work}", _label(results, peer), _label(results, ours), target, ratio]
+            yield ["peak_memory", work, None, label(results, peer), label(results, ours), target, ratio]
 
 
 def _optimizer_ratios(results):
@@ -109,7 +109,7 @@ def _optimizer_ratios(results):
                 # A parameter's time, so that the numbers of parameters need not be the same.
                 theirs = [sample / entry["numel"] for entry in results.data["optimizer"] if entry["contender"] == peer
                           for samples in entry["rounds_s"] for sample in samples]
-            yield ["optimizer", peer, f"Tessera {kernel}", target, _ratio(theirs, ours)]
+            yield ["optimizer", None, None, peer, f"tessera {kernel}", target, _ratio(theirs, ours)]
 
 
 def _collective_ratios(results):
@@ -127,7 +127,7 @@ def _collective_ratios(results):
         if chosen in common:
             theirs = results.samples("collectives", contender="gloo", collective=collective, bytes=chosen)
             ratio = _ratio(theirs, ours[chosen])
-        yield [f"{collective}, {chosen} bytes", "Gloo", _MEMORY_KINDS[memory_kind], target, ratio]
+        yield ["collective", collective, chosen, "gloo", _MEMORY_KINDS[memory_kind], target, ratio]
 
 
 def _limit_ratios(results):
@@ -135,38 +135,39 @@ def _limit_ratios(results):
         cases = [case for case in results.bench_collectives(collective=collective, memory="group") if case["limit_s"]]
         if cases:
             largest = max(cases, key=lambda case: case["bytes"])
-            yield [f"{collective}, {largest['bytes']} bytes", "limit", _MEMORY_KINDS["group"],
+            yield ["collective", collective, largest["bytes"], "limit", _MEMORY_KINDS["group"],
                    targets.COLLECTIVES_OF_LIMIT, largest["limit_s"] / stats.median(largest["samples_s"])]
 
 
 def _crowded_ratios(results):
-    rows = [row for row in crowded(results)["rows"] if row[0] == _label(results, "tessera_full_shard")]
-    for label, ranks, *_, over_fewest in rows[1:]:
-        yield [f"work a second of {ranks} ranks", f"{rows[0][1]} ranks", label, targets.CROWDED, over_fewest]
+    rows = [row for row in crowded(results)["rows"] if row[0] == label(results, "tessera_full_shard")]
+    for who, ranks, *_, over_fewest in rows[1:]:
+        yield ["crowded_work", f"{ranks} ranks", None, f"{who}, {rows[0][1]} ranks", who, targets.CROWDED, over_fewest]
     for _, ranks, *_ in rows:
-        yield [f"step, {ranks} ranks on the same cores", _label(results, "torch_fsdp2"),
-               _label(results, "tessera_full_shard"), None,
+        yield ["crowded_step", f"{ranks} ranks", None, label(results, "torch_fsdp2"),
+               label(results, "tessera_full_shard"), None,
                _ratio(*(results.samples("crowded", contender=contender, ranks=ranks)
                         for contender in ("torch_fsdp2", "tessera_full_shard")))]
 
 
 def _bucket_ratios(results):
     for study in bucket_studies(results):
-        bucket = f"{study['best_bytes']} bytes"
-        yield [f"buckets, {study['model']}", "one collective a tensor", bucket, targets.BUCKETS, study["gain"]]
-        yield [f"buckets' communication alone, {study['model']}", "one collective a tensor", bucket, targets.BUCKETS,
-               study["communication_gain"]]
+        for measure, gain in (("buckets", "gain"), ("buckets_communication", "communication_gain")):
+            yield [measure, study["model"], study["best_bytes"], "per_tensor", "best bucket", targets.BUCKETS,
+                   study[gain]]
 
 
 def ratios(results):
-    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios,
-                                    _limit_ratios, _crowded_ratios, _bucket_ratios)
+    """The peer's median over Tessera's, by measure. `subject` is the work, collective, model or number of ranks;
+    `bytes` is the size of a collective, or of the best bucket."""
+    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios, _limit_ratios,
+                               _crowded_ratios, _bucket_ratios)
             for row in source(results)]
-    return {"title": "Ratios", "columns": ["what", "peer", "tessera", "target", "measured_ratio", "reached"],
-            "rows": _judged(rows)}
+    columns = ["measure", "subject", "bytes", "peer", "tessera", "target", "measured_ratio", "reached"]
+    return {"title": "Ratios", "columns": columns, "rows": _judged(rows)}
 
 
-def _label(results, contender):
+def label(results, contender):
     return results.contenders.get(contender, {}).get("label", contender)
 
 
@@ -228,7 +229,7 @@ def crowded(results):
         of = stats.summary(results.samples("crowded", contender=entry["contender"], ranks=entry["ranks"]))
         rate = entry["ranks"] * entry["tokens_a_rank"] / of["median"]
         fewest.setdefault(entry["contender"], rate)
-        rows.append([_label(results, entry["contender"]), entry["ranks"], of["n"], of["median"], of["p10"], of["p90"],
+        rows.append([label(results, entry["contender"]), entry["ranks"], of["n"], of["median"], of["p10"], of["p90"],
                      rate, rate / fewest[entry["contender"]]])
     return {"title": "More ranks than cores", "columns": columns, "rows": rows}
 

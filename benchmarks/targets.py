@@ -15,6 +15,11 @@ STEPS = (
     (None, "torch_fsdp2_no_reshard", "tessera_shard_grad_op", None),
     (None, "torch_fsdp2", "tessera_full_shard", None),
     (None, "deepspeed_zero3", "tessera_full_shard", None),
+    (None, "deepspeed_zero1", "tessera_shard_optimizer_private", None),
+    (None, "deepspeed_zero2", "tessera_shard_gradients_private", None),
+    (None, "torch_fsdp2_no_reshard", "tessera_shard_grad_op_private", None),
+    (None, "torch_fsdp2", "tessera_full_shard_private", None),
+    (None, "deepspeed_zero3", "tessera_full_shard_private", None),
 )
 
 # The same of peak memory, for every work; "plan" is what Tessera's plan says over what was measured.
@@ -22,6 +27,9 @@ MEMORY = (
     ("plan", "tessera_full_shard", 1 / 1.02),
     ("torch_fsdp2", "tessera_full_shard", 2.0),
     ("deepspeed_zero3", "tessera_full_shard", None),
+    ("plan", "tessera_full_shard_private", None),
+    ("torch_fsdp2", "tessera_full_shard_private", None),
+    ("deepspeed_zero3", "tessera_full_shard_private", None),
 )
 
 # (peer, Tessera's kernel of `tessera bench optimizer`, target); "limit" is the kernel's own limit over its time.
@@ -43,6 +51,19 @@ COLLECTIVES = (
     ("all_reduce", None, 9.0),
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
+)
+
+# What the summary of the page shows of every work: (heading, measure of tables.ratios, peer, Tessera's contender).
+SUMMARY = (
+    ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),
+    ("FULL_SHARD with private copies beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard_private"),
+    ("FULL_SHARD beside DeepSpeed ZeRO-3", "step", "deepspeed_zero3", "tessera_full_shard"),
+    ("NO_SHARD beside PyTorch DDP", "step", "torch_ddp", "tessera_no_shard"),
+    ("FULL_SHARD beside Tessera without communication", "step", "tessera_alone", "tessera_full_shard"),
+    ("FULL_SHARD beside PyTorch without communication", "step", "torch_alone", "tessera_full_shard"),
+    ("FULL_SHARD beside PyTorch FSDP2", "peak_memory", "torch_fsdp2", "tessera_full_shard"),
+    ("FULL_SHARD with private copies beside PyTorch FSDP2", "peak_memory", "torch_fsdp2", "tessera_full_shard_private"),
+    ("FULL_SHARD beside Tessera's plan", "peak_memory", "plan", "tessera_full_shard"),
 )
 
 # What the largest of each of these is to reach of a loop that only reads and writes as much.

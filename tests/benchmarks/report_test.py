@@ -63,47 +63,50 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.row("memory.csv", contender="PyTorch FSDP2")["planned_bytes"], "")
 
     def test_ratios_are_theirs_over_ours_and_judged(self):
-        row = self.row("ratios.csv", what="step, w", peer="PyTorch FSDP2")
+        row = self.row("ratios.csv", measure="step", subject="w", peer="PyTorch FSDP2")
         self.assertEqual((*numbers(row, "measured_ratio"), row["target"], row["reached"]), (4.0, "", ""))
-        row = self.row("ratios.csv", what="step, w", peer="DeepSpeed ZeRO-3")
+        row = self.row("ratios.csv", measure="step", subject="w", peer="DeepSpeed ZeRO-3")
         self.assertEqual((*numbers(row, "measured_ratio"), row["target"], row["reached"]), (2.0, "", ""))
-        row = self.row("ratios.csv", what="peak memory, w", peer="PyTorch FSDP2")
+        row = self.row("ratios.csv", measure="peak_memory", subject="w", peer="PyTorch FSDP2")
         self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (1.25, 2.0, "no"))
-        row = self.row("ratios.csv", what="peak memory, w", peer="plan")
+        row = self.row("ratios.csv", measure="peak_memory", subject="w", peer="plan")
         self.assertAlmostEqual(numbers(row, "measured_ratio")[0], 9000000 / 2**24)
         # Targets of one work are not judged on another.
         self.assertNotIn("no communication,Tessera FULL_SHARD", self.files["ratios.csv"])
 
     def test_optimizer_ratios_are_of_a_parameters_time(self):
         # torch 3 us for 1000 parameters, Tessera 4 us for 2000.
-        self.assertEqual(numbers(self.row("ratios.csv", what="optimizer", peer="fused_fp32"), "measured_ratio"), [1.5])
-        self.assertEqual(numbers(self.row("ratios.csv", what="optimizer", peer="limit"), "measured_ratio"), [0.975])
+        row = self.row("ratios.csv", measure="optimizer", peer="fused_fp32")
+        self.assertEqual(numbers(row, "measured_ratio"), [1.5])
+        self.assertEqual(numbers(self.row("ratios.csv", measure="optimizer", peer="limit"), "measured_ratio"), [0.975])
         self.assertEqual(numbers(self.row("optimizer.csv", contender="fused_fp32"), "parameters_per_s"), [1000 / 3e-6])
 
     def test_collective_ratios_compare_like_with_like(self):
-        self.assertEqual(numbers(self.row("ratios.csv", what="barrier, 0 bytes"), "measured_ratio"), [200.0])
+        row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
+        self.assertEqual(numbers(row, "measured_ratio"), [200.0])
         # fp32 with fp32: the bf16 case would give another ratio. 4 bytes were not measured on Tessera's side: no row.
-        self.assertEqual(numbers(self.row("ratios.csv", what="all_reduce, 1048576 bytes", peer="Gloo"),
+        self.assertEqual(numbers(self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="gloo"),
                                  "measured_ratio"), [8.0])
-        row = self.row("ratios.csv", what="all_reduce, 1048576 bytes", peer="limit")
+        row = self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="limit")
         self.assertEqual(numbers(row, "target"), [0.9])
-        self.assertNotIn("all_reduce, 4 bytes", self.files["ratios.csv"])
+        self.assertNotIn("all_reduce,4,", self.files["ratios.csv"])
         row = self.row("collectives.csv", contender="gloo", collective="all_reduce", bytes="1048576")
         self.assertEqual(numbers(row, "bytes_per_s", "share_of_limit"), [1048576e3, 0.1])
 
     def test_crowded_ranks_are_held_to_the_fewest(self):
         row = self.row("crowded.csv", contender="Tessera FULL_SHARD", ranks="4")  # 400 tokens in 0.5 s; 200 in 0.2 s
         self.assertEqual(numbers(row, "tokens_per_s", "over_fewest_ranks"), [800.0, 0.8])
-        row = self.row("ratios.csv", what="work a second of 4 ranks")
+        row = self.row("ratios.csv", measure="crowded_work", subject="4 ranks")
         self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (0.8, 0.9, "no"))
-        row = self.row("ratios.csv", what="step, 4 ranks on the same cores")
+        row = self.row("ratios.csv", measure="crowded_step", subject="4 ranks")
         self.assertEqual((*numbers(row, "measured_ratio"), row["peer"]), (8.0, "PyTorch FSDP2"))
 
     def test_buckets_name_a_winner_and_its_gain(self):
         row = self.row("buckets.csv", bucket_bytes="4194304")
         self.assertEqual(numbers(row, "gain_over_per_tensor", "communication_gain", "collectives"), [1.5, 3.0, 12])
-        self.assertEqual(numbers(self.row("ratios.csv", what="buckets, resnet18"), "measured_ratio"), [1.5])
-        row = self.row("ratios.csv", what="buckets' communication alone, resnet18")
+        row = self.row("ratios.csv", measure="buckets", subject="resnet18")
+        self.assertEqual(numbers(row, "measured_ratio"), [1.5])
+        row = self.row("ratios.csv", measure="buckets_communication", subject="resnet18")
         self.assertEqual(numbers(row, "measured_ratio"), [3.0])
 
     def test_buckets_have_quantiles_and_what_the_fit_says(self):
@@ -128,18 +131,24 @@ class Tables(unittest.TestCase):
 
 
 class Balanced(html.parser.HTMLParser):
-    """Fails on a tag that is closed out of order, and notes attributes that would load something."""
+    """Fails on a tag that is closed out of order, and notes attributes that would load something, ids and links."""
 
     VOID = {"meta"}
 
     def __init__(self):
         super().__init__()
-        self.open, self.problems = [], []
+        self.open, self.problems, self.ids, self.links = [], [], [], []
 
     def handle_starttag(self, tag, attributes):
         if tag not in self.VOID:
             self.open.append(tag)
-        self.problems += [f"{tag} {name}" for name, _ in attributes if name in ("src", "href", "xlink:href", "onload")]
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            elif name == "href" and value.startswith("#"):
+                self.links.append(value[1:])
+            elif name in ("src", "href", "xlink:href", "onload"):
+                self.problems.append(f"{tag} {name}")
         if tag in ("script", "link", "iframe", "img"):
             self.problems.append(tag)
 
@@ -162,6 +171,56 @@ class Page(unittest.TestCase):
         parser.feed(self.page)
         self.assertEqual((parser.problems, parser.open), ([], []))
         self.assertNotIn("url(http", self.page)
+
+    def test_every_link_of_the_contents_leads_to_one_section(self):
+        parser = Balanced()
+        parser.feed(self.page)
+        sections = re.findall(r'<h2 id="([^"]*)"', self.page)
+        self.assertGreater(len(sections), 10)
+        self.assertEqual(parser.links, sections)
+        self.assertEqual(len(set(parser.ids)), len(parser.ids))
+
+    def test_summary_comes_first_with_ratios_and_targets(self):
+        summary = self.page[:self.page.index("<nav>")]
+        self.assertIn("A step of Tessera FULL_SHARD is faster than one of PyTorch FSDP2 by the factors 4.0; the peak "
+                      "memory of a rank is smaller by the factors 1.2", summary)
+        judged = [row for row in rows_of(written(json.loads(MADE_UP.read_text()))["ratios.csv"]) if row["reached"]]
+        reached = sum(row["reached"] == "yes" for row in judged)
+        self.assertIn(f"Of {len(judged)} targets {reached} are reached", summary)
+        self.assertIn('<td>FULL_SHARD beside PyTorch FSDP2</td><td class="number"><span class="no">1.25</span> (2.00)',
+                      summary)
+        self.assertIn("Peak memory of a rank, A work, beside PyTorch FSDP2: 1.25 of 2", summary)
+
+    def test_names_are_readable(self):
+        words = re.sub(r"<style>.*?</style>|<[^>]*>", " ", self.page, flags=re.DOTALL)
+        for name in ("fused_fp32", "deepspeed_fp32", "all_reduce", "measured_ratio", "resnet18", "peak_memory",
+                     "per_tensor", "1048576"):
+            self.assertNotIn(name, words)
+        for name in ("PyTorch, fused, fp32", "all-reduce, 1 MiB", "ResNet-18", "one collective a tensor"):
+            self.assertIn(name, words)
+        self.assertIn("<li>A work: 1 strategies, 5 steps: losses equal bit for bit</li>", self.page)
+
+    def test_says_what_sharing_on_one_host_means(self):
+        self.assertIn("With ranks of one host sharing one copy of the parameters nothing is gathered", self.page)
+        self.assertIn("This run has no rows with private copies", self.page)
+        data = json.loads(MADE_UP.read_text())
+        data["contenders"].append(data["contenders"][-1] | {
+            "name": "tessera_full_shard_private", "label": "Tessera FULL_SHARD, private copies",
+            "private_copies": True})
+        data["steps"].append(data["steps"][-1] | {"contender": "tessera_full_shard_private", "rounds_s": [[2.0]]})
+        page = written(data)["index.html"]
+        self.assertNotIn("This run has no rows with private copies", page)
+        self.assertIn('<td>FULL_SHARD with private copies beside PyTorch FSDP2</td><td class="number">2.00</td>', page)
+
+    def test_colours_follow_the_readers_mode(self):
+        style = re.search("<style>(.*?)</style>", self.page, re.DOTALL).group(1)
+        light, dark = re.findall(r":root {([^}]*)}", style)
+        variables = [re.findall(r"(--[\w-]+):", mode) for mode in (light, dark)]
+        self.assertEqual(sorted(variables[0]), sorted(variables[1]))
+        self.assertLessEqual(set(re.findall(r"var\((--[\w-]+)\)", self.page)), set(variables[0]))
+        self.assertIn("prefers-color-scheme: dark", style)
+        # Outside the style nothing has a colour of its own but the timeline's shades.
+        self.assertEqual(re.findall(r'(?:fill|stroke)[=:]"?#\w+', self.page.replace(style, "")), [])
 
     def test_names_commit_command_and_checks(self):
         self.assertIn("0123456789abcdef0123456789abcdef01234567 with uncommitted changes", self.page)
@@ -192,9 +251,9 @@ class Page(unittest.TestCase):
 
     def test_shows_every_section_and_what_is_missing(self):
         for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives",
-                      "Latencies", "More ranks than cores", "Buckets", "One step", "tessera bench overhead",
-                      "Not in this run"):
-            self.assertIn(f"<h2>{words}", self.page)
+                      "Latencies", "More ranks than cores", "Buckets", "One step", "What the Engine costs an operator",
+                      "Not in this run", "This run"):
+            self.assertRegex(self.page, f"<h2[^>]*>{words}")
         self.assertIn("tessera bench step: this build does not have it", self.page)
 
     def test_sections_without_data_are_left_out(self):
@@ -202,7 +261,7 @@ class Page(unittest.TestCase):
                                                   "crowded": [], "tessera_bench": {}, "timeline": None, "missing": []}
         files = written(data)
         self.assertEqual(list(files), ["index.html"])
-        self.assertNotIn("<h2>", files["index.html"])
+        self.assertEqual(re.findall("<h2[^>]*>([^<]*)", files["index.html"]), ["This run"])
 
     def test_a_smoke_test_says_so(self):
         self.assertNotIn("smoke test", self.page)

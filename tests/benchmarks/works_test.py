@@ -8,6 +8,8 @@ import tempfile
 import unittest
 
 import paths  # noqa: F401
+import contenders
+import targets
 import works
 
 
@@ -26,6 +28,28 @@ class Sizes(unittest.TestCase):
     def test_timed_steps_are_warm(self):
         for work in works.full_works() + works.quick_works():
             self.assertGreaterEqual(work.warm_up, 2, work.name)
+
+
+class Contenders(unittest.TestCase):
+    def test_private_copies_are_the_same_strategy_without_host_sharing(self):
+        of = {contender.name: contender for contender in contenders.CONTENDERS}
+        work = works.full_works()[1]
+        private = [contender for contender in contenders.CONTENDERS if contender.private_copies]
+        self.assertEqual({contender.argument for contender in private},
+                         {"SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"})
+        for contender in private:
+            with self.subTest(contender.name):
+                shared = of[contender.name.removesuffix("_private")]
+                self.assertEqual(contender.stage, shared.stage)
+                self.assertNotIn("host_sharing", contenders.strategy_file(shared, work))
+                self.assertEqual(contenders.strategy_file(contender, work),
+                                 contenders.strategy_file(shared, work) | {"host_sharing": False})
+
+    def test_targets_name_contenders(self):
+        names = {contender.name for contender in contenders.CONTENDERS} | {"plan"}
+        pairs = [pair for _, *pair, _ in targets.STEPS] + [pair for *pair, _ in targets.MEMORY]
+        pairs += [pair for _, _, *pair in targets.SUMMARY]
+        self.assertLessEqual({name for pair in pairs for name in pair}, names)
 
 
 class Tokens(unittest.TestCase):

@@ -1,0 +1,58 @@
+"""What the page calls things that results.json and the CSV files name by an id. Standard library only."""
+
+from svg import size_label
+
+_NAMES = {
+    # Columns
+    "contender": "who", "gustafson_efficiency": "efficiency", "over_fewest_ranks": "of the fewest ranks' work",
+    "measured_over_formula": "measured / formula", "measured_over_plan": "measured / plan", "measured_ratio": "ratio",
+    "communication_by_fit_s": "communication by the fit", "gain_over_per_tensor": "gain of a step",
+    "communication_gain": "gain of the communication", "bucket_bytes": "bucket", "over_plain_s": "more than plain",
+    "p10_s": "10th percentile", "p50_s": "median", "p90_s": "90th percentile", "p95_s": "95th percentile",
+    "p99_s": "99th percentile", "bytes": "size", "dtype": "type", "subject": "of", "tokens_per_s": "tokens a second",
+    "parameters_per_s": "parameters a second", "bytes_per_s": "bytes a second",
+    # Optimizers
+    "fused_fp32": "PyTorch, fused, fp32", "chain_bf16": "PyTorch, chain for bf16",
+    "deepspeed_fp32": "DeepSpeed, fp32", "deepspeed_chain_bf16": "DeepSpeed, chain for bf16",
+    "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16 with fp32 masters",
+    "tessera mixed_bf16_moments": "Tessera, bf16 with fp32 masters and bf16 moments",
+    "tessera mixed_8bit_moments": "Tessera, bf16 with fp32 masters and 8-bit moments",
+    # Collectives
+    "gloo": "Gloo", "tessera": "Tessera", "limit": "this machine's memory", "barrier": "barrier",
+    "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",
+    "all_to_all": "all-to-all", "broadcast": "broadcast", "private": "private", "group": "the group's",
+    "common": "common",
+    # Peers that are no contender, and models of `tessera bench buckets`
+    "plan": "Tessera's plan", "per_tensor": "one collective a tensor", "resnet18": "ResNet-18", "gpt": "GPT",
+    "resnet18 over Gloo": "ResNet-18 over Gloo", "gpt over Gloo": "GPT over Gloo",
+    # Groups of ratios
+    "step": "Step time", "peak_memory": "Peak memory of a rank", "optimizer": "Optimizer step",
+    "collective": "Collectives", "crowded_work": "Work a second with more ranks than cores",
+    "crowded_step": "Step time with more ranks than cores", "buckets": "Step time with buckets of gradients",
+    "buckets_communication": "Communication with buckets of gradients",
+}
+
+
+class Names:
+    """Ids, and their readable names; the titles of works are those of the results."""
+
+    def __init__(self, data):
+        self._names = _NAMES | {work["name"]: work["title"] for work in data["works"]}
+
+    def __call__(self, name):
+        """The readable name; a text without one is its own."""
+        return self._names.get(name, name)
+
+
+def heading(column):
+    """A column's readable name. The unit is left out where the cells carry it."""
+    if column in _NAMES:
+        return _NAMES[column]
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        column = column.removesuffix("_s")
+    return column.removesuffix("_bytes").replace("_", " ")
+
+
+def subject_label(names, subject, size):
+    """all-reduce, 128 MiB."""
+    return names(subject) + (f", {size_label(size)}" if size else "")

@@ -14,9 +14,9 @@ _NAMES = {
     # Optimizers
     "fused_fp32": "PyTorch, fused, fp32", "chain_bf16": "PyTorch, chain for bf16",
     "deepspeed_fp32": "DeepSpeed, fp32", "deepspeed_chain_bf16": "DeepSpeed, chain for bf16",
-    "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16 with fp32 masters",
-    "tessera mixed_bf16_moments": "Tessera, bf16 with fp32 masters and bf16 moments",
-    "tessera mixed_8bit_moments": "Tessera, bf16 with fp32 masters and 8-bit moments",
+    "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16, fp32 moments",
+    "tessera mixed_bf16_moments": "Tessera, bf16, bf16 moments",
+    "tessera mixed_8bit_moments": "Tessera, bf16, 8-bit moments",
     # Collectives
     "gloo": "Gloo", "tessera": "Tessera", "limit": "this machine's memory", "barrier": "barrier",
     "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",

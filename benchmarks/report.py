@@ -59,7 +59,8 @@ nav ul { columns: 2; padding-left: 1.2em; max-width: 60em; } nav li { break-insi
 table { border-collapse: collapse; margin: .6em 0 1.2em; font: 12px/1.45 Arial, "Liberation Sans", sans-serif; }
 th { text-align: left; border-bottom: 1.5px solid var(--edge); padding: 2px 10px 2px 0; vertical-align: bottom; }
 td { border-bottom: 1px solid var(--grid); padding: 2px 10px 2px 0; } td.number, th.number { text-align: right; }
-.summary { font-size: 13px; } .summary td:first-child { white-space: nowrap; } .summary td.number, .summary th.number { padding-left: 14px; }
+.summary { font-size: 13px; } .summary td:first-child { white-space: nowrap; }
+.summary td.number, .summary th.number { padding-left: 14px; }
 .yes { color: var(--good); } .no { color: var(--bad); font-weight: bold; }
 .facts td:first-child { color: var(--soft); } code { font-size: .88em; } .scroll { overflow-x: auto; }
 .note { border-left: 3px solid var(--tessera); padding-left: .8em; }
@@ -356,7 +357,8 @@ class Page:
                 for row in table["rows"]]
         return ("Optimizer step",
                 "<p>AdamW over one flat tensor, one thread. “Chain for bf16” is mixed precision in PyTorch: "
-                "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back.</p>"
+                "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back. "
+                "Tessera’s bf16 has fp32 masters too.</p>"
                 + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter")
                 + _table(table, self.names))
 

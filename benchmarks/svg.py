@@ -55,7 +55,8 @@ def bars(title, rows, unit, references=()):
     "high" (whiskers) and "mark" (a line across the bar, such as a formula's value). references: (label, value), each a
     dashed line through all bars.
     """
-    left, right, top, pitch, thickness = 230, 190, 26 + 14 * max(0, len(references) - 1), 26, 16
+    left = max([230] + [8 + 7.6 * len(row["label"]) for row in rows])  # the longest label fits
+    right, top, pitch, thickness = 190, 26 + 14 * max(0, len(references) - 1), 26, 16
     numbers = [row.get("high", row["value"]) for row in rows] + [row.get("mark", 0) for row in rows]
     most = max(numbers + [value for _, value in references]) * 1.02
     scale = (WIDTH - left - right) / most
@@ -69,7 +70,7 @@ def bars(title, rows, unit, references=()):
         y = top + number * pitch + (pitch - thickness) / 2
         middle = y + thickness / 2
         parts.append(text(left - 8, middle + 4, row["label"], "end"))
-        parts.append(f'<rect x="{left}" y="{y:.1f}" width="{row["value"] * scale:.1f}" height="{thickness}" '
+        parts.append(f'<rect x="{left:.1f}" y="{y:.1f}" width="{row["value"] * scale:.1f}" height="{thickness}" '
                      f'class="bar {row["family"]}"/>')
         if "low" in row:
             a, b = left + row["low"] * scale, left + row["high"] * scale

@@ -1,0 +1,76 @@
+"""Every file of this project that a page or a comment names is there.
+
+A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
+sources those in comments. With a '/' it is a path from the root, from include/, or from the folder that names it. Without
+one it is the name of any file of this project.
+
+Usage: check_docs.py ROOT
+"""
+
+import pathlib
+import re
+import sys
+
+PAGES = ["README.md", "docs/*.md", "*/README.md", "*/*/README.md"]
+CODE = ["app", "benchmarks", "cmake", "engine", "examples", "include", "models", "offload", "optim", "runtime", "scripts",
+        "sharding", "tests"]
+SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
+# A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.
+NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
+IN_BACKTICKS = re.compile(r"`([^`\n]+)`|\]\(([^)\n]+)\)")
+COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
+C_COMMENTS = re.compile(r"//.*")
+# Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
+ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|sysexits)\.h$|main\.cc$")
+EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees of their own, and name files of those
+
+
+def expanded(name):
+    """With {a,b}: the names with a and with b."""
+    choice = re.search(r"\{([^{}]*)\}", name)
+    if choice is None:
+        return [name]
+    return [one for word in choice[1].split(",") for one in expanded(name[:choice.start()] + word + name[choice.end():])]
+
+
+def names_in(source):
+    text = source.read_text(encoding="utf-8")
+    if source.suffix == ".md":
+        parts = [a or b for a, b in IN_BACKTICKS.findall(text)]
+    else:
+        parts = COMMENTS.get(source.suffix, C_COMMENTS).findall(text)
+    return [one for part in parts for name in NAME.findall(part) for one in expanded(name)
+            if one.endswith(SUFFIXES) and not ELSEWHERE.search(one)]
+
+
+def ours(root):
+    """The files of this project, relative to the root; none of a build, a virtual environment or git."""
+    for top in [root, *(root / folder for folder in [*CODE, "docs"])]:
+        for file in top.glob("*") if top == root else top.rglob("*"):
+            path = file.relative_to(root)
+            if file.suffix in SUFFIXES and not any(part.startswith(".") for part in path.parts):
+                yield path.as_posix()
+
+
+def complaints(root, files, source):
+    basenames = {path.rsplit("/", 1)[-1] for path in files}
+    folder = pathlib.PurePosixPath(source).parent
+    for name in names_in(root / source):
+        places = {name, f"include/{name}", (folder / name).as_posix()}
+        if name not in basenames and not places & files:
+            yield f"names {name}, which is not there"
+
+
+def main(root):
+    root = pathlib.Path(root).resolve()
+    files = set(ours(root))
+    pages = {page.relative_to(root).as_posix() for pattern in PAGES for page in root.glob(pattern)} & files
+    sources = {path for path in files if not path.endswith(".md") and "/" in path and not path.startswith(tuple(EXCEPT))}
+    looked_at = sorted(pages | sources)
+    found = [f"{source}: {text}" for source in looked_at for text in complaints(root, files, source)]
+    print("\n".join(found) or f"{len(looked_at)} pages and sources name files that are there")
+    return 1 if found or len(looked_at) < 50 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -143,7 +143,7 @@ void Engine::State::set_up() {
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   if (device.is_queued) {
-    step = std::make_unique<DeviceStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
+    step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer);
   }

@@ -37,7 +37,7 @@ void set_rule(StepRequest& request, const Optimizer& optimizer) {
 
 }  // namespace
 
-DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
                        Accelerator& accelerator)
     : plan_(plan),
@@ -76,21 +76,21 @@ DeviceStep::DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   plan_norm();
 }
 
-void DeviceStep::plan_message() {
+void QueuedStep::plan_message() {
   for (const Group& g : groups_) parameters_ += g.group->parameters.size();
   sums_offset_ = (sizeof(StepMessageHeader) + parameters_ + 7) / 8 * 8;
   message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
 }
 
 template <class T>
-T* DeviceStep::take(std::size_t count) {
+T* QueuedStep::take(std::size_t count) {
   const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
   return reinterpret_cast<T*>(
       memory_.emplace_back(Arena::plain("the step's tables", bytes, device_.device)).take(bytes));
 }
 
 template <class T>
-T* DeviceStep::put(std::span<const T> values) {
+T* QueuedStep::put(std::span<const T> values) {
   T* const place = take<T>(values.size());
   if (values.empty()) return place;
   const HostView view(place, static_cast<std::int64_t>(values.size_bytes()), device_.device, HostView::kUndefined);
@@ -99,7 +99,7 @@ T* DeviceStep::put(std::span<const T> values) {
   return place;
 }
 
-void DeviceStep::allocate(const LossScalerState& scaler) {
+void QueuedStep::allocate(const LossScalerState& scaler) {
   message_ = take<std::byte>(message_bytes_);
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
   messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
@@ -116,7 +116,7 @@ void DeviceStep::allocate(const LossScalerState& scaler) {
   }
 }
 
-void DeviceStep::fill_tables() {
+void QueuedStep::fill_tables() {
   std::vector<StepGroup> groups;
   std::uint32_t parameter = 0;
   for (Group& g : groups_) {
@@ -153,7 +153,7 @@ void DeviceStep::fill_tables() {
 }
 
 /// What this rank adds up in each step, and where it goes: into its message.
-void DeviceStep::plan_norm() {
+void QueuedStep::plan_norm() {
   std::vector<NormBuffer> buffers;
   for (const Group& g : groups_) buffers.push_back({g.group->gradient, norm_runs(*g.group, g.group->gradient_part)});
   auto* const sums = reinterpret_cast<double*>(message_ + sums_offset_);
@@ -165,17 +165,17 @@ void DeviceStep::plan_norm() {
   norm_.span_count = static_cast<std::uint32_t>(launch.spans.size());
 }
 
-void DeviceStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
+void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   const Unrecorded unrecorded;
   loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
 }
 
-void DeviceStep::forget_losses() {
+void QueuedStep::forget_losses() {
   const Unrecorded unrecorded;
   loss_.zero_();
 }
 
-LossSeed DeviceStep::seed_of(const at::Tensor& loss) const {
+LossSeed QueuedStep::seed_of(const at::Tensor& loss) const {
   const Unrecorded unrecorded;
   LossSeed result{at::ones_like(loss), {}};
   if (!scales_loss_) return result;
@@ -188,12 +188,12 @@ LossSeed DeviceStep::seed_of(const at::Tensor& loss) const {
   return result;
 }
 
-void DeviceStep::run(const LocalStep& local, StepResult& result) {
+void QueuedStep::run(const LocalStep& local, StepResult& result) {
   result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
   result.outcome_ = queue(local);
 }
 
-std::shared_ptr<StepOutcome> DeviceStep::queue(const LocalStep& local) {
+std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
   const Span span("step on the device");
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
   if (slot.outcome) request_.known_skipped = slot.outcome->wait().skipped;
@@ -219,7 +219,7 @@ std::shared_ptr<StepOutcome> DeviceStep::queue(const LocalStep& local) {
 }
 
 /// Behind the loss, which the device adds up: counts, and flags of what got a gradient. While backward is still computed.
-void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
+void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.tokens = local.tokens;
   header.samples = local.samples;
@@ -236,7 +236,7 @@ void DeviceStep::send_host_part(InFlight& slot, const LocalStep& local) {
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped, which nobody knows here.
-StepRequest DeviceStep::request() const {
+StepRequest QueuedStep::request() const {
   StepRequest request = request_;
   for (int more = 0; more <= kMostStepsInFlight; ++more) {
     const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
@@ -245,15 +245,15 @@ StepRequest DeviceStep::request() const {
   return request;
 }
 
-StepProgress DeviceStep::progress() const {
+StepProgress QueuedStep::progress() const {
   throw Error(ExitCode::kConfig,
               "set_trainable re-plans, which is not built yet for Engines on a GPU. hint: freeze and "
               "unfreeze before the Engine is made");
 }
 
-void DeviceStep::resume(const StepProgress&) { progress(); }
+void QueuedStep::resume(const StepProgress&) { progress(); }
 
-DeviceDecision DeviceStep::latest() const {
+DeviceDecision QueuedStep::latest() const {
   if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
   DeviceDecision none{};
   const HostView view(tables_.decision, sizeof none, device_.device, HostView::kFetch);

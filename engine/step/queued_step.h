@@ -29,9 +29,9 @@ namespace tessera {
 /// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit.
 ///
 /// The host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
-class DeviceStep final : public Step {
+class QueuedStep final : public Step {
  public:
-  DeviceStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
+  QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
              const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss) const override;

@@ -28,7 +28,7 @@ struct StepProgress {
 /// The largest power of two that fp16 holds.
 constexpr double kMostFp16Seed = 32768;
 
-/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; DeviceStep queues
+/// From the losses of a step's microbatches to updated parameters. CpuStep works while the caller waits; QueuedStep queues
 /// everything on a GPU. Both agree on the same numbers and follow the same rules, bit for bit.
 class Step {
  public:

@@ -35,7 +35,7 @@ struct AgreedStep {
   std::vector<double> squares;
 };
 
-/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is DeviceStep. The norm is a tree over
+/// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is QueuedStep. The norm is a tree over
 /// each parameter's own blocks, and a sum over parameters in order of registration, so it has the same bits however
 /// parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. On the CPU; a GPU's is DeviceStep.
+/// that hold copies of them. On the CPU; a GPU's is QueuedStep.
 class Update {
  public:
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,

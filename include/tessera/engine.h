@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-class DeviceStep;
+class QueuedStep;
 class StepOutcome;
 
 /// What one optimizer step did. The same on every rank, except where said.
@@ -50,7 +50,7 @@ struct StepResult {
   void wait();
 
  private:
-  friend class DeviceStep;
+  friend class QueuedStep;
   std::shared_ptr<StepOutcome> outcome_;  ///< until it is known
 };
 

@@ -170,8 +170,8 @@ DeviceDecision first_decision(float scale = 1.0f) {
 }
 
 /// A step over the parameters of some groups, decided from a sum of squares.
-struct DeviceStep {
-  explicit DeviceStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
+struct QueuedStep {
+  explicit QueuedStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
       : count(groups.back().first_parameter + groups.back().parameters),
         group(groups),
         decision({first_decision(scale)}) {
@@ -206,7 +206,7 @@ void expect_the_cpus_bits(Formats formats, const AdamHyperparameters& adam, std:
   StepProblem problem = finite_problem(end, formats), got = problem;
   const AdamW cpu(config_of(adam, formats.states));
   const DeviceProblem device(problem);
-  DeviceStep step;
+  QueuedStep step;
   for (std::int64_t t = 1; t <= 3; ++t) {
     cpu.step({.gradient_scale = 0.25f, .lr = 0.01f, .step = t}, problem.slice(begin, end, 2));
     step.decide(request_of(adam, 0.01, 4));
@@ -235,7 +235,7 @@ TEST_F(DeviceKernels, RunsBeginWhereParametersDo) {
 TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
   const StepProblem problem(100, 7, false);
   const DeviceProblem device(problem);
-  DeviceStep step;
+  QueuedStep step;
   EXPECT_EQ(cuda::update_step(device.run({}, 1, 100), step.tables, nullptr), cudaErrorMisalignedAddress);
   DeviceRun moved = device.run({}, 0, 100);
   moved.first_element = 8;
@@ -245,7 +245,7 @@ TEST_F(DeviceKernels, ARunThatIsNotAlignedIsRefused) {
 TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
   const StepProblem problem(300, 7, false);
   const DeviceProblem device(problem);
-  DeviceStep step;
+  QueuedStep step;
   for (double sum : {1.0, static_cast<double>(NAN), HUGE_VAL, 1.0}) {
     step.sum.data()[0] = sum;
     step.decide(request_of(kAdam, 0.01));
@@ -264,7 +264,7 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
 
 TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   constexpr int kParameters = 700;  // more than a thread block has threads
-  DeviceStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
+  QueuedStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
   step.used.data()[3] = 0;
   for (int p = 3; p < kParameters; ++p) step.steps.data()[p] = p;
   step.sum.data()[0] = 1e6;
@@ -290,7 +290,7 @@ TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
 TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
   const LossScaleConfig config{.initial = 1024.0, .growth_interval = 2, .hysteresis = 2, .minimum = 300.0};
   LossScaler cpu(config);
-  DeviceStep step({{0, 1}}, cpu.scale());
+  QueuedStep step({{0, 1}}, cpu.scale());
   StepRequest request = request_of(kAdam, 0.01);
   request.loss_scale = cpu.rule();
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
@@ -306,7 +306,7 @@ TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
 }
 
 TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
-  DeviceStep step;
+  QueuedStep step;
   StepRequest request = request_of(kAdam, 0.5);
   for (int k = 0; k <= kMostStepsInFlight; ++k) request.lr_ratios[k] = 1.0 / (1 + k);
   int skipped = 0;
@@ -332,7 +332,7 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
     StepProblem problem = finite_problem(end, formats), got = problem;
     const DeviceProblem device(problem);
     const AdamW cpu(config_of(kAdam, formats.states));
-    DeviceStep step({{0, 3}});
+    QueuedStep step({{0, 3}});
     const Shared<ParameterBegin> begins({{0, 0},
                                          {static_cast<std::uint32_t>(second / kParameterAlign), 1},
                                          {static_cast<std::uint32_t>(third / kParameterAlign), 2}});
@@ -363,7 +363,7 @@ TEST_F(DeviceKernels, SgdGivesTheCpusBitsInEveryFormat) {
                        .dampening = 0.25,
                        .state_dtype = states});
         const DeviceProblem device(problem);
-        DeviceStep step;
+        QueuedStep step;
         DeviceRun run = device.run(formats, 0, end);
         run.rule = StepRule::kSgd;
         StepRequest request = request_of(kAdam, 0.01, 4);
@@ -396,7 +396,7 @@ TEST_F(DeviceKernels, MessagesAreReadInRankOrder) {
     std::memcpy(message, &header, sizeof header);
     message[sizeof header + static_cast<std::size_t>(rank % 2)] = std::byte{1};
   }
-  DeviceStep step({{0, 2}, {2, 1}});
+  QueuedStep step({{0, 2}, {2, 1}});
   Shared<std::byte> device_messages(messages);
   step.tables.ranks = 3;
   step.tables.shard_size = 3;

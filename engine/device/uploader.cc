@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "tessera/error.h"
 
 namespace tessera {
 

@@ -113,6 +113,7 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   for (InFlight& slot : ring_) {
     slot.message = kernels_.pinned_memory(sums_offset_);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
+    slot.used = kernels_.pinned_memory(parameters_);
   }
 }
 
@@ -196,7 +197,12 @@ void QueuedStep::run(const LocalStep& local, StepResult& result) {
 std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
   const Span span("step on the device");
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
-  if (slot.outcome) request_.known_skipped = slot.outcome->wait().skipped;
+  if (slot.outcome) {
+    request_.known_skipped = slot.outcome->wait().skipped;
+    slot.used_arrived->wait();
+    const auto* const used = reinterpret_cast<const char*>(slot.used.get());
+    known_used_.assign(used, used + parameters_);
+  }
   send_host_part(slot, local);
   kernels_.norm(norm_);
   uploaded_->join();
@@ -204,7 +210,10 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
     const Timed timed(&exposed_);
     throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
   }
-  if (downloaded_) downloaded_->join();  // the last decision has been fetched before this one takes its place
+  if (downloaded_) {  // the last decision and its flags have been fetched before these take their place
+    used_downloaded_->join();
+    downloaded_->join();
+  }
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
   forget_losses();
@@ -213,6 +222,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
     publisher_.publish(*g.group);
   }
   publisher_.finish();
+  slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), downloaded_, axes_);
   return slot.outcome;

@@ -39,7 +39,8 @@ class QueuedStep final : public Step {
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
   void forget_losses() override;
-  const std::vector<char>* known_used() const override { return nullptr; }
+  /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
+  const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
@@ -56,7 +57,9 @@ class QueuedStep final : public Step {
   };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
-    std::shared_ptr<StepOutcome> outcome;          ///< of the step that last used them
+    std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
+    std::shared_ptr<DeviceKernels::Mark> used_arrived;
+    std::shared_ptr<StepOutcome> outcome;  ///< of the step that last used them
   };
 
   /// The latest step's decision; waits for it.
@@ -96,8 +99,10 @@ class QueuedStep final : public Step {
   at::Tensor loss_scale_;  ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
+  std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags
   std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
   std::int64_t steps_ = 0;
+  std::vector<char> known_used_;
 };
 
 }  // namespace tessera

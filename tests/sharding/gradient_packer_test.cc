@@ -1,0 +1,128 @@
+#include "sharding/gradient_packer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "hand_made_units.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "sharding/memory_view.h"
+
+namespace tessera::testing {
+namespace {
+
+/// One unit of three parameters, and a bucket of `dtype` that is full of what should not be there.
+struct Packed {
+  Packed(const Mesh& mesh, DType dtype)
+      : units(mesh, {.sizes = {{{7, 11}, {300}, {5}}}}),
+        group(units.group(0)),
+        dtype(dtype),
+        bucket(at::full({group.layout.numel()}, NAN, at::TensorOptions(scalar_type_of(dtype)))),
+        packer(units.unit(0), dtype, {}) {
+    packer.begin();
+  }
+  std::byte* memory() { return static_cast<std::byte*>(bucket.data_ptr()); }
+  void take(std::size_t i, const at::Tensor& gradient) { packer.take(group, i, gradient, memory(), true); }
+  void fill() {
+    packer.flush();
+    packer.fill_missing(group, memory(), false);
+  }
+  at::Tensor part(std::size_t i) const {
+    const FlatParameter& parameter = group.parameters[i];
+    return bucket.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset);
+  }
+  at::Tensor gradient(std::size_t i, float scale = 1.0f) const {
+    return HandMadeUnits::values_of(0, i, group.parameters[i].sizes) * scale + 0.375f;
+  }
+
+  HandMadeUnits units;
+  FlatGroup& group;
+  const DType dtype;
+  at::Tensor bucket;
+  GradientPacker packer;
+};
+
+void alone(const std::function<void(const Mesh&)>& body) { run_ranks({.ranks = 1}, body); }
+
+TEST(GradientPacker, PutsEachGradientInItsPlaceAndZerosElsewhere) {
+  alone([](const Mesh& mesh) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      Packed packed(mesh, dtype);
+      EXPECT_EQ(packed.packer.trainable(), 3);
+      std::int64_t used = 0;
+      for (const std::size_t i : {2u, 0u, 1u}) {
+        EXPECT_FALSE(packed.packer.is_complete());
+        packed.take(i, packed.gradient(i));
+      }
+      EXPECT_TRUE(packed.packer.is_complete());
+      packed.fill();
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(at::equal(packed.part(i), packed.gradient(i).to(scalar_type_of(dtype))));
+        used += packed.part(i).count_nonzero().item<std::int64_t>();
+      }
+      EXPECT_EQ(packed.bucket.count_nonzero().item<std::int64_t>(), used) << "gaps are zero";
+    }
+  });
+}
+
+TEST(GradientPacker, TakesAnyStridesAndDtypes) {
+  alone([](const Mesh& mesh) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Packed packed(mesh, dtype);
+      const at::Tensor turned = packed.gradient(0).t().contiguous().t();
+      const at::Tensor every_other = at::stack({packed.gradient(1), at::zeros({300})}, 1).select(1, 0);
+      const at::Tensor one_number = at::full({1}, 2.5f).expand({5});
+      packed.take(0, turned);
+      packed.take(1, every_other.to(at::kBFloat16));
+      packed.take(2, one_number);
+      packed.fill();
+      EXPECT_TRUE(at::equal(packed.part(0), turned.to(scalar_type_of(dtype))));
+      EXPECT_TRUE(at::equal(packed.part(1), every_other.to(at::kBFloat16).to(scalar_type_of(dtype))));
+      EXPECT_TRUE(at::equal(packed.part(2), one_number.to(scalar_type_of(dtype))));
+    }
+  });
+}
+
+TEST(GradientPacker, AddsWhatComesAgain) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    packed.take(1, packed.gradient(1));
+    packed.take(1, packed.gradient(1, 3.0f));
+    EXPECT_FALSE(packed.packer.is_complete()) << "one parameter's";
+    packed.fill();
+    EXPECT_TRUE(at::equal(packed.part(1), packed.gradient(1) + packed.gradient(1, 3.0f)));
+    EXPECT_EQ(packed.part(0).count_nonzero().item<std::int64_t>(), 0) << "it did not come";
+  });
+}
+
+TEST(GradientPacker, BeginForgetsArrivalsAndResetUsesToo) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    packed.take(0, packed.gradient(0));
+    EXPECT_TRUE(packed.packer.used(packed.group, 0));
+    EXPECT_FALSE(packed.packer.used(packed.group, 1));
+    packed.packer.begin();  // another microbatch
+    packed.take(1, packed.gradient(1));
+    packed.fill();
+    EXPECT_EQ(packed.part(0).count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_TRUE(packed.packer.used(packed.group, 0));
+    EXPECT_TRUE(packed.packer.used(packed.group, 1));
+    packed.packer.reset();
+    EXPECT_FALSE(packed.packer.used(packed.group, 0));
+    EXPECT_FALSE(packed.packer.used(packed.group, 1));
+  });
+}
+
+TEST(GradientPacker, LeavesGapsThatAreZeroAlready) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    for (std::size_t i = 0; i < 3; ++i) packed.take(i, packed.gradient(i));
+    packed.packer.fill_missing(packed.group, packed.memory(), /*gaps_are_zero=*/true);
+    const Extent gap = packed.group.layout.gaps()[0];
+    EXPECT_TRUE(std::isnan(packed.bucket[gap.offset].item<float>())) << "it has not been touched";
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/arena.h"
+#include "sharding/layout/memory_plan.h"
+#include "sharding/unit.h"
+
+namespace tessera::testing {
+
+/// Units made by hand and given memory, as an Engine does it: what the parts of `sharding` are tested with.
+///
+/// Parameter `i` of unit `u` is full of values_of(u, i) at first, on every rank.
+class HandMadeUnits {
+ public:
+  struct Options {
+    std::vector<std::vector<std::vector<std::int64_t>>> sizes;  ///< [unit][parameter]
+    ShardingStrategy strategy = ShardingStrategy::kFullShard;
+    std::int64_t prefetch = 1, accumulation = 1;
+    DType reduce = DType::kF32;
+    GradientSync sync = GradientSync::kEachMicrobatch;
+    int replicate = 1;
+  };
+
+  /// Collective over the world.
+  HandMadeUnits(const Mesh& mesh, const Options& options);
+
+  const MeshAxes& axes() const { return axes_; }
+  const MemoryPlan& plan() const { return plan_; }
+  Unit& unit(std::size_t u) { return *units_[u]; }
+  FlatGroup& group(std::size_t u) { return *units_[u]->groups[0]; }
+  at::Tensor& parameter(std::size_t u, std::size_t i) { return group(u).parameters[i].tensor; }
+  std::size_t size() const { return units_.size(); }
+  std::vector<Unit*> pointers() const { return pointers_to(units_); }
+
+  static at::Tensor values_of(std::size_t u, std::size_t i, at::IntArrayRef sizes);
+  /// Adds `amount` to every parameter, in this rank's parts.
+  void change_shards(float amount);
+
+  Arena slots, buckets, scratch;  ///< of the plan, for who takes them
+
+ private:
+  void make(std::size_t u, const Options& options);
+  void place(FlatGroup& group);
+
+  MeshAxes axes_;
+  MemoryPlan plan_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  Arena parameters_, gradients_;
+};
+
+/// `count` units of a matrix and a bias; the first, which is the root, is smaller.
+HandMadeUnits::Options some_units(std::size_t count, ShardingStrategy strategy = ShardingStrategy::kFullShard);
+
+}  // namespace tessera::testing

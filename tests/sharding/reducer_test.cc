@@ -1,0 +1,267 @@
+#include "sharding/reducer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+
+#include "hand_made_units.h"
+#include "runtime/comm/shared/run_ranks.h"
+
+namespace tessera::testing {
+namespace {
+
+/// What a rank's gradient is: integers, so that sums have no rounding in any order or dtype here.
+at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::size_t i, at::IntArrayRef sizes) {
+  at::Tensor gradient = at::arange(at::empty(sizes).numel(), at::kFloat).remainder(13).reshape(sizes);
+  return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
+}
+
+/// Keeps what it sees of each group.
+class Recorder final : public GradientVisitor {
+ public:
+  void begin(const FlatGroup& group) override { seen_of(group).clear(); }
+  void visit(const FlatGroup& group, std::span<const float> values) override {
+    std::vector<float>& seen = seen_of(group);
+    EXPECT_EQ(seen.size() % SumVisitor::kAlignment, 0u) << "only the last piece is short";
+    seen.insert(seen.end(), values.begin(), values.end());
+  }
+  std::vector<float>& seen_of(const FlatGroup& group) {
+    const auto u = static_cast<std::size_t>(group.unit->index);
+    if (seen_.size() <= u) seen_.resize(u + 1);
+    return seen_[u];
+  }
+
+ private:
+  std::vector<std::vector<float>> seen_;
+};
+
+struct Reduced {
+  Reduced(const Mesh& mesh_given, const HandMadeUnits::Options& options)
+      : mesh(mesh_given),
+        units(mesh, options),
+        reducer(units.plan(), units.pointers(), units.axes(), std::move(units.buckets), std::move(units.scratch), {},
+                &recorder) {}
+
+  void take(std::size_t u, std::size_t i, const at::Tensor& gradient) {
+    units.parameter(u, i).mutable_grad() = gradient;
+    reducer.take(units.group(u), i);
+    EXPECT_FALSE(units.parameter(u, i).grad().defined()) << "it is taken";
+  }
+  void take(std::size_t u, std::size_t i, std::int64_t round = 0) {
+    take(u, i, gradient_of(mesh.rank(), round, u, i, units.group(u).parameters[i].sizes));
+  }
+  /// Backward: last unit first, but where `order` shuffles.
+  void round(std::int64_t number, std::mt19937* order = nullptr) {
+    std::vector<std::pair<std::size_t, std::size_t>> all;
+    for (std::size_t u = units.size(); u-- > 0;) {
+      for (std::size_t i = units.group(u).parameters.size(); i-- > 0;) all.emplace_back(u, i);
+    }
+    if (order) std::shuffle(all.begin(), all.end(), *order);
+    for (const auto& [u, i] : all) take(u, i, number);
+  }
+  /// `wanted(rank, u, i)`: the sum of that rank's gradients.
+  template <class Wanted>
+  void expect_sums(const Wanted& wanted) {
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      const FlatGroup& group = units.group(u);
+      at::Tensor flat = at::zeros({group.layout.numel()});
+      for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+        const FlatParameter& parameter = group.parameters[i];
+        at::Tensor place = flat.as_strided(parameter.sizes, parameter.strides, group.layout.extent(i).offset);
+        for (int rank = 0; rank < mesh.world_size(); ++rank) place.add_(wanted(rank, u, i));
+      }
+      const Extent part = group.gradient_part;
+      const at::Tensor got = at::from_blob(group.gradient, {part.numel}, at::kFloat);
+      EXPECT_TRUE(at::equal(got, flat.narrow(0, part.offset, part.numel))) << "unit " << u;
+    }
+  }
+  void expect_sums_of_rounds(std::int64_t rounds) {
+    expect_sums([&](int rank, std::size_t u, std::size_t i) {
+      const auto& sizes = units.group(u).parameters[i].sizes;
+      at::Tensor sum = at::zeros(sizes);
+      for (std::int64_t round = 0; round < rounds; ++round) sum += gradient_of(rank, round, u, i, sizes);
+      return sum;
+    });
+  }
+
+  const Mesh& mesh;
+  HandMadeUnits units;
+  Recorder recorder;
+  Reducer reducer;
+};
+
+struct Case {
+  ShardingStrategy strategy;
+  int ranks, replicate = 1;
+  std::int64_t accumulation = 1;
+  GradientSync sync = GradientSync::kEachMicrobatch;
+  DType reduce = DType::kF32;
+};
+
+std::vector<Case> all_cases() {
+  using enum ShardingStrategy;
+  std::vector<Case> cases;
+  for (const ShardingStrategy strategy : {kNoShard, kShardGradients, kFullShard}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const std::int64_t accumulation : {1, 3}) {
+        cases.push_back({.strategy = strategy, .ranks = ranks, .accumulation = accumulation});
+        cases.push_back({.strategy = strategy, .ranks = ranks, .accumulation = accumulation, .reduce = DType::kBF16});
+        cases.push_back({.strategy = strategy,
+                         .ranks = ranks,
+                         .accumulation = accumulation,
+                         .sync = GradientSync::kLastMicrobatch});
+      }
+    }
+  }
+  cases.push_back({.strategy = kHybridShard, .ranks = 4, .replicate = 2});
+  cases.push_back({.strategy = kHybridShard, .ranks = 4, .replicate = 2, .accumulation = 2});
+  return cases;
+}
+
+HandMadeUnits::Options options_of(const Case& c) {
+  HandMadeUnits::Options options = some_units(6, c.strategy);
+  options.replicate = c.replicate;
+  options.accumulation = c.accumulation;
+  options.sync = c.sync;
+  options.reduce = c.reduce;
+  return options;
+}
+
+std::string text_of(const Case& c) {
+  return name_of(c.strategy) + ", " + std::to_string(c.ranks) + " ranks, " + std::to_string(c.accumulation) +
+         " microbatches, " + std::string(name_of(c.reduce)) +
+         (c.sync == GradientSync::kLastMicrobatch ? ", reduced once" : "");
+}
+
+TEST(Reducer, LeavesTheSumOverRanksAndMicrobatches) {
+  for (const Case& c : all_cases()) {
+    SCOPED_TRACE(text_of(c));
+    run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, options_of(c));
+      std::mt19937 order(7);
+      for (int step = 0; step < 3; ++step) {
+        for (std::int64_t k = 0; k < c.accumulation; ++k) {
+          reduced.round(k, step == 2 ? &order : nullptr);
+          const bool is_last = k + 1 == c.accumulation;
+          reduced.reducer.finish(is_last || c.sync == GradientSync::kEachMicrobatch);
+        }
+        reduced.expect_sums_of_rounds(c.accumulation);
+        reduced.reducer.reset();
+      }
+    });
+  }
+}
+
+TEST(Reducer, ShowsTheVisitorEachPartAsItIsInTheEnd) {
+  for (const Case& c : all_cases()) {
+    if (c.ranks == 1) continue;  // nothing is reduced
+    SCOPED_TRACE(text_of(c));
+    run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, options_of(c));
+      for (std::int64_t k = 0; k < c.accumulation; ++k) {
+        reduced.round(k);
+        reduced.reducer.finish(k + 1 == c.accumulation || c.sync == GradientSync::kEachMicrobatch);
+      }
+      for (std::size_t u = 0; u < reduced.units.size(); ++u) {
+        const FlatGroup& group = reduced.units.group(u);
+        const std::vector<float>& seen = reduced.recorder.seen_of(group);
+        EXPECT_EQ(seen, std::vector<float>(group.gradient, group.gradient + group.gradient_part.numel)) << u;
+      }
+    });
+  }
+}
+
+TEST(Reducer, AUnitThatARankDoesNotUseTakesPartWithZeros) {
+  for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, some_units(5, strategy));
+      // Rank r leaves out unit r + 1, and of unit 4 the bias.
+      const auto uses = [](int rank, std::size_t u, std::size_t i) {
+        return static_cast<int>(u) != rank + 1 && !(u == 4 && i == 1);
+      };
+      for (int step = 0; step < 3; ++step) {
+        for (std::size_t u = 5; u-- > 0;) {
+          for (const std::size_t i : {1u, 0u}) {
+            if (uses(mesh.rank(), u, i)) reduced.take(u, i);
+          }
+        }
+        reduced.reducer.finish(true);
+        reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
+          const auto& sizes = reduced.units.group(u).parameters[i].sizes;
+          return uses(rank, u, i) ? gradient_of(rank, 0, u, i, sizes) : at::zeros(sizes);
+        });
+        for (std::size_t u = 0; u < 5; ++u) {
+          for (const std::size_t i : {0u, 1u}) {
+            EXPECT_EQ(reduced.reducer.used(reduced.units.group(u), i), uses(mesh.rank(), u, i)) << u << " " << i;
+          }
+        }
+        reduced.reducer.reset();
+      }
+    });
+  }
+}
+
+TEST(Reducer, ALateGradientIsAddedToTheSum) {
+  for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, some_units(5, strategy));
+      reduced.round(0);
+      reduced.take(3, 0, /*round=*/1);  // its unit is reduced by now
+      reduced.reducer.finish(true);
+      reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
+        const auto& sizes = reduced.units.group(u).parameters[i].sizes;
+        const at::Tensor once = gradient_of(rank, 0, u, i, sizes);
+        return u == 3 && i == 0 ? once + gradient_of(rank, 1, u, i, sizes) : once;
+      });
+    });
+  }
+}
+
+TEST(Reducer, CountsAReductionAUnitAndItsBytes) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    for (const DType reduce : {DType::kF32, DType::kBF16}) {
+      Reduced reduced(mesh, options_of({.strategy = ShardingStrategy::kFullShard, .ranks = 2, .reduce = reduce}));
+      std::int64_t numel = 0;
+      for (std::size_t u = 0; u < reduced.units.size(); ++u) numel += reduced.units.group(u).layout.numel();
+      for (int step = 1; step <= 3; ++step) {
+        reduced.round(0);
+        reduced.reducer.finish(true);
+        reduced.reducer.reset();
+        const ReducerCounts& counts = reduced.reducer.counts();
+        EXPECT_EQ(counts.reductions, step * 6);
+        EXPECT_EQ(counts.reduced_bytes, step * numel * static_cast<std::int64_t>(size_of(reduce)));
+        EXPECT_EQ(counts.overflow_buckets, 0) << "in the order of definition the plan's are enough";
+        EXPECT_EQ(counts.overflow_bytes, 0);
+      }
+    }
+  });
+}
+
+// Gradients come in another order than the first round's guess: rank 0's becomes everybody's.
+TEST(Reducer, TheOrderOfTheFirstRoundIsThatOfTheNext) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Reduced reduced(mesh, some_units(12));
+    std::int64_t overflows = 0;
+    for (int step = 0; step < 4; ++step) {
+      for (std::size_t u = 0; u < 12; ++u) {
+        for (const std::size_t i : {0u, 1u}) reduced.take(u, i);
+      }
+      reduced.reducer.finish(true);
+      reduced.expect_sums_of_rounds(1);
+      reduced.reducer.reset();
+      const std::int64_t now = reduced.reducer.counts().overflow_buckets;
+      if (step == 0) {
+        EXPECT_GT(now, 0) << "all wait for the last";
+      } else {
+        EXPECT_EQ(now, overflows) << "step " << step;
+      }
+      overflows = now;
+      EXPECT_EQ(reduced.reducer.counts().overflow_bytes, 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

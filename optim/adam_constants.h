@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Adam's or AdamW's (adamw.h).
+/// The hyperparameters of Adam or AdamW (adamw.h).
 struct AdamHyperparameters {
   double beta1, beta2, eps, weight_decay;
   bool decoupled;  ///< AdamW
@@ -23,8 +23,8 @@ TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   return result;
 }
 
-/// Both bias corrections folded in fp64 into the step's size and eps. `step` counts applied steps from 1. A GPU, which
-/// alone knows how many were applied, folds them itself, to the same bits.
+/// Both bias corrections, folded in fp64 into the step's size and eps. `step` counts applied steps from 1. With a GPU only
+/// the device knows how many steps were applied, so it does this itself, with the same bits.
 TESSERA_ALWAYS_INLINE AdamConstants adam_constants(const AdamHyperparameters& h, std::int64_t step, float lr,
                                                    float gradient_scale) {
   const double correction1 = 1.0 - power(h.beta1, step);

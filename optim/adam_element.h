@@ -6,7 +6,8 @@
 namespace tessera {
 namespace {
 
-/// What Adam makes of one element. `root`: of the second moment, which the step needs and 8-bit states keep.
+/// What Adam makes of one element. `root` is the square root of the second moment: the step needs it, and 8-bit states
+/// keep it.
 template <class V>
 struct AdamElement {
   typename V::Float weight, first, second, root;

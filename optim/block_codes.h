@@ -55,7 +55,7 @@ struct RootBlockCode {
     const Float root = Code::decode(code) * scale;
     return root * root;
   }
-  /// `root`: of the moment.
+  /// `root`: the square root of the moment.
   static TESSERA_ALWAYS_INLINE Bits encode(Float root, float inverse, Bits noise) {
     const Bits code = Code::encode(root * inverse, noise);
     const Bits least = root > 0.0f ? Bits{} + 1 : Bits{};

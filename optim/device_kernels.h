@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// What a step on a GPU runs there. Calls are queued, in order, behind what LibTorch has queued on the current stream, but
-/// for copies. Pointers are device memory, but where said. Errors are std::runtime_error with the device's text.
+/// What a step on a GPU runs there. Calls other than copies are queued on LibTorch's current stream, in order, after what
+/// is queued there already. Pointers are to device memory unless a comment says otherwise. Errors are std::runtime_error
+/// with the device's text.
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
@@ -23,15 +24,15 @@ class DeviceKernels {
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
 
-  /// A place in a queue of the device.
+  /// A place in a queue of the device: everything that was queued before it is "before the mark".
   class Mark {
    public:
     virtual ~Mark() = default;
     virtual bool passed() = 0;
-    virtual void wait() = 0;  ///< blocks this thread until all before it is done
-    virtual void join() = 0;  ///< what is queued for computing from now on comes after all before it
+    virtual void wait() = 0;  ///< blocks this thread until everything before the mark is done
+    virtual void join() = 0;  ///< what is queued on the current stream from now on waits for everything before the mark
   };
-  /// Of what computes.
+  /// A mark at the end of the current stream.
   virtual std::unique_ptr<Mark> mark() = 0;
 
   /// Host memory that the device copies from and to by itself; zero-filled.
@@ -41,19 +42,21 @@ class DeviceKernels {
     const std::byte* pinned;
     std::size_t bytes;
   };
-  /// Copies on a queue of their own, beside what computes: after `after` if given, and nothing else. Who uses what they
-  /// bring joins the mark first; until it is passed, `pinned` stays as it is.
+  /// Copies to the device on a queue of their own, while the current stream computes. They wait for the mark `after` if it
+  /// is given, and for nothing else. The mark returned is behind the copies: join it before using what they bring, and do
+  /// not change `pinned` until it is passed.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
-  /// A copy on a queue of its own, after all that is queued for computing now. Who changes `device` joins the mark first;
-  /// when it is passed, `pinned` is there.
+  /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark returned
+  /// is behind the copy: join it before changing `device`; once it is passed, `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
-  /// A stretch of the queue, from where it was made up to `end`.
+  /// A stretch of the current stream, from where the Interval was made to where `end` was called.
   class Interval {
    public:
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
-    /// By the device's clock; throws what `end` could not. REQUIRES: the device has come to its end.
+    /// Its length by the device's clock. Throws an error that `end`, which is noexcept, had to keep. REQUIRES: the device
+    /// has come to the end of the stretch.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

@@ -24,14 +24,14 @@ struct NormTileNode {
   std::uint32_t first_leaf = 0;  ///< its first block, among the tile's
 };
 
-/// A node of more than a tile: of `tiles`, whole ones but for a tensor's last.
+/// A node of more than a tile. It has `tiles` tiles, all of which are whole, except perhaps a tensor's last one.
 struct NormSpan {
   double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
   double* sum = nullptr;
   std::uint64_t tiles = 0;
 };
 
-/// In device memory.
+/// The tables as kernels get them; all pointers are to device memory.
 struct NormTables {
   const NormTileNode* nodes = nullptr;        ///< by tile
   const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
@@ -45,18 +45,18 @@ struct NormBuffer {
   std::vector<NormRun> runs;
 };
 
-/// NormTables on their way to the device.
+/// The contents of NormTables in host memory, before they are copied to the device.
 struct NormLaunch {
   std::vector<NormTileNode> nodes;
   std::vector<std::uint32_t> first_node = {0};
   std::vector<NormSpan> spans;
 };
 
-/// Sums of tiles that are not nodes by themselves: so many numbers of scratch.
+/// How many numbers of scratch are needed: one for each tile that is not a node by itself.
 std::size_t norm_scratch_count(std::span<const NormBuffer> buffers);
 
-/// The nodes of all buffers, in order, to `sums` [as NormSums::count, of all together]. `scratch`: [norm_scratch_count].
-/// Neither pointer is followed.
+/// Tables for adding up the nodes of all buffers, in order, into `sums`, which has as many numbers as the NormSums of all
+/// buffers together (NormSums::count). `scratch` has norm_scratch_count numbers. Neither pointer is followed here.
 NormLaunch norm_launch(std::span<const NormBuffer> buffers, double* sums, double* scratch);
 
 }  // namespace tessera

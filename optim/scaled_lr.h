@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// lr_at from its parts, for a GPU, which alone knows `global_batch` in time.
+/// As lr_at, from its parts. A GPU calls it, since only the device knows `global_batch` in time.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, std::int64_t base_batch_size, std::int64_t global_batch,
                                        double ratio) {
   double peak = base_lr;

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// A step on a GPU, where nobody waits for what the device decides. What a rank knows at the end of backward is a message
-// in device memory; messages are gathered; from them the device decides, and updates. Everything here is plain data that
-// the host and the kernels (optim/cuda) share.
+// A step on a GPU, where the host does not wait for what the device decides. At the end of backward each rank has what it
+// knows in a message in device memory. The ranks gather all messages; the device decides from them and updates. Everything
+// here is plain data that the host and the kernels (optim/cuda) share.
 
-/// Steps whose outcome the host may not know yet.
+/// The most steps whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
 
 /// The front of a message. Behind it a flag for each parameter (did this rank give it a gradient?), and from
@@ -43,7 +43,7 @@ struct DeviceDecision {
 
 enum class StepRule { kAdam, kSgd };
 
-/// What the host knows of a step beforehand. By value.
+/// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
   AdamHyperparameters adam = {};
@@ -63,7 +63,7 @@ struct StepGroup {
   std::uint32_t first_parameter = 0, parameters = 0;
 };
 
-/// Where things of a step are; device memory all. [n]: length.
+/// Where the data of a step is. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< of the norm: all parameters of the module, in order of registration

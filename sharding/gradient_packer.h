@@ -19,17 +19,17 @@ class GradientPacker {
 
   /// How many parameters train.
   std::int64_t trainable() const { return trainable_; }
-  /// Of which parameters a gradient is expected each time, from the next `begin` on: `used` [trainable parameter of the
-  /// unit, in group order]. At first of all.
+  /// Says which parameters a gradient is expected for each time, from the next `begin` on: those with `used` [trainable
+  /// parameter of the unit, in group order] set. Before the first call, all of them.
   void expect(std::span<const char> used);
   bool expects_any() const { return usually_missing_ > 0; }
-  /// Every expected gradient has come since `begin`. Once an unexpected one has come, all are expected: what was unused
-  /// as a whole comes back as a whole.
+  /// Whether every expected gradient has come since `begin`. Once an unexpected one has come, all are expected, since
+  /// parameters that were unused together are usually used together again.
   bool is_complete() const { return missing_ == 0; }
   /// Has this parameter's gradient come since `reset`?
   bool used(const FlatGroup& group, std::size_t parameter) const { return parts_[group.index].used[parameter] != 0; }
 
-  /// An empty bucket comes: of it, nothing has arrived.
+  /// The unit gets an empty bucket: no gradient has arrived in it.
   void begin();
   void reset();
   /// Copies `gradient` to its place, or adds it to one that came before. On a GPU the small ones wait for `flush`.
@@ -37,11 +37,11 @@ class GradientPacker {
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
   void flush();
-  /// Zeros where no gradient came, and, unless they are zero already, in the layout's gaps.
+  /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
 
  private:
-  /// What there is of a group.
+  /// What this object knows of one group.
   struct Part {
     std::vector<char> arrived, used;             ///< [parameter]: since `begin`, since `reset`
     std::vector<char> expected;                  ///< [parameter]: see `expect`

@@ -32,7 +32,7 @@ Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels
 /// The device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);
 
-/// For tests: what host memory counts as, in place of the CPU, from now on. Null: the CPU.
+/// For tests: from now on host memory counts as that of the accelerator that `make` returns. Null: as the CPU's again.
 void set_accelerator_of_host(std::function<Accelerator()> make);
 
 /// A GPU, with the kernels in optim/cuda (accelerator_cuda.cc, or accelerator_missing.cc).

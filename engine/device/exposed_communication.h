@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// Collects the stretches of a step in which a GPU's compute waited for collectives: what of communication is exposed.
+/// Collects the stretches of a step in which a GPU's computation waited for collectives. Together they are the exposed
+/// communication: the part that computation does not hide.
 class ExposedCommunication final : public QueueClock {
  public:
   using Intervals = std::vector<std::unique_ptr<DeviceKernels::Interval>>;
@@ -18,7 +19,7 @@ class ExposedCommunication final : public QueueClock {
 
   void begin() override { intervals_.push_back(kernels_.begin_interval()); }
   void end() override { intervals_.back()->end(); }
-  /// Those since the last call.
+  /// The stretches since the last call.
   Intervals take() { return std::exchange(intervals_, {}); }
 
  private:

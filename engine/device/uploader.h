@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Makes Uploads. What a copy reads is pinned memory: the tensor's own, or a staging buffer that is used again once its
-/// copy is over, so that a steady loop allocates nothing on the host.
+/// Makes Uploads. A copy reads pinned memory: that of the tensor if it is pinned, else a staging buffer. A staging buffer
+/// is used again once its copy is over, so a steady loop allocates nothing on the host.
 class Uploader {
  public:
   /// `kernels`: null on the CPU.

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Memory of training state as host code sees it: itself where that is the host's, else a copy. For set-up and for
-/// what is rare: fetching waits for the device.
+/// Memory of training state as host code sees it: the memory itself if it is the host's, else a copy. Making a copy waits
+/// for the device, so it is for set-up and rare events.
 class HostView {
  public:
   enum Content { kFetch, kUndefined };
@@ -17,7 +17,7 @@ class HostView {
   HostView(void* memory, std::int64_t bytes, c10::Device device, Content content);
 
   std::byte* data() const { return data_; }
-  /// What host code wrote is there from now on.
+  /// Puts what host code wrote into the memory itself. On the CPU it is there already.
   void write_back() const;
 
  private:

@@ -50,8 +50,8 @@ void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool s
 /// "SHARD_GRADIENTS with 12.00 MiB": the least sharded strategy whose plan needs at most `limit` bytes; empty if none does.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
-/// `what` (that a device is out of memory), and beside it the plan, its largest unit, the activations of the first step
-/// if they are known, and what would need less.
+/// A message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of the first
+/// step if they are known, and what would need less memory.
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes);
 

@@ -14,12 +14,13 @@ class Publisher {
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), waits_(waits) {}
 
-  /// Starts to. Over the replicate axis first, since its parts lie inside those of the shard axis.
+  /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the shard
+  /// axis.
   void publish(FlatGroup& group);
-  /// After all groups. Ranks that share one copy wait for each other, once.
+  /// Ends what was started for all groups. Ranks that share one copy wait for each other once.
   void finish();
 
-  /// Spent so far.
+  /// Seconds spent here so far.
   double seconds() const { return seconds_; }
 
  private:

@@ -47,7 +47,7 @@ class QueuedStep final : public Step {
   /// Not built yet: throw tessera::Error (78).
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
-  /// Only the device knows, and StepResult::wait asks it.
+  /// Unknown here: only the device knows, and StepResult::wait asks it.
   double communication_seconds() const override { return 0; }
 
  private:

@@ -10,11 +10,12 @@
 
 namespace tessera {
 
-/// What a GPU decided about one step: on its way to the host until the device has come to the end of the step.
+/// What a GPU decided about one step. The host knows it once the device has come to the end of the step.
 class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
-  /// `waits`: of the step, all before `end`. `axes`: whose calls the step has made; while they live.
+  /// `waits`: the stretches in which the step waited for collectives; all lie before `end`. `axes`: the groups whose calls
+  /// the step made; they are asked for failures as long as they exist.
   StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
               std::shared_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes)
       : step_(step),
@@ -24,11 +25,11 @@ class StepOutcome {
         axes_(std::move(axes)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
-  /// Waits if need be. Warns of a skipped step, once. Throws tessera::Error: a group's failure if one of its calls came
-  /// to nothing on the device (MeshAxes::status); 70 if ranks gathered units in different orders: then no rank has
-  /// updated anything.
+  /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
+  /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
+  /// in different orders, in which case no rank has updated anything.
   const DeviceDecision& wait();
-  /// In which compute waited for collectives. REQUIRES: wait() has returned.
+  /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:

@@ -23,12 +23,13 @@ struct BackendRequest {
 /// Connects one group. Called on every member at the same time. May throw.
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
-/// `init` with all groups of more than one rank on a backend of the user's own, whose CPU tensors may live anywhere.
+/// As `init`, but all groups of more than one rank communicate through a backend of the user's own. It must accept CPU
+/// tensors in any memory.
 ///
-/// Needed of it, on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast`, `barrier`, and
-/// `getBackendName`, which messages show. Sums are Tessera's, over exchanged parts, so
-/// results have the bits of every other transport. A call that fails or times out must throw from the call or from
-/// Work::wait.
+/// The backend needs these calls on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast` and
+/// `barrier`; and `getBackendName`, which messages show. Tessera itself makes the sums, from parts that were exchanged, so
+/// results have the same bits as on every other transport. A call that fails or times out must throw, either from the
+/// call or from Work::wait.
 ///
 /// Errors: those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
 Mesh init(const CommConfig& comm, const MakeBackend& make);

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// Element types that Tessera stores, reduces or sends, named without LibTorch: the layers below it need them too.
+/// Element types that Tessera stores, reduces or sends. They are named without LibTorch, since layers that do not use
+/// LibTorch need them too.
 enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kU8 };
 
 /// Bytes of one element.
@@ -55,8 +56,8 @@ enum class StateDType {
   k8Bit,  ///< "8bit": one byte an element and an fp32 scale for every 256 of them
 };
 
-/// How the fp32 master weights of bf16 parameters are kept. Those of fp32 parameters are the parameters, those of fp16
-/// ones always fp32.
+/// How the fp32 master weights of bf16 parameters are kept. An fp32 parameter is its own master; the masters of fp16
+/// parameters are always kept in fp32.
 enum class MasterKind {
   kF32,        ///< "fp32": whole, beside the parameter
   kSplitBF16,  ///< "split": only the 16 bits that the parameter lacks

@@ -33,7 +33,7 @@ struct MemoryUse {
 /// The exact memory plan of one rank (every rank's is equal, since shards are).
 struct PlannedMemory {
   MemoryUse use;
-  std::string table;  ///< for people: categories down, bytes and what they are, the total beside 16 bytes a parameter
+  std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
 };
 
 }  // namespace tessera

@@ -12,8 +12,7 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// Runs `function(inputs)` without keeping what its backward needs; backward runs it a second time and then its
 /// backward. Activation memory falls to the inputs; compute rises by one forward (Chen et al., arXiv 1604.06174).
 ///
-/// The second run sees the random state, grad-mode-independent autocast state and inputs of the first, so dropout
-/// repeats. Parameters that `function` uses get their gradients as usual; sharded ones are gathered again by its
+/// The second run has the random state, the autocast state and the inputs of the first, so dropout repeats. Parameters that `function` uses get their gradients as usual; sharded ones are gathered again by its
 /// operators. Outputs are differentiable if an input is, or if anything in `function` is: at least one input must
 /// require gradients, or gradients cannot flow into it (as with PyTorch's reentrant checkpoint).
 ///

@@ -27,7 +27,7 @@ class Trace {
   static std::atomic<bool> on_;
 };
 
-/// Its own lifetime: recorded where a trace is on, and added to `seconds` where that is given.
+/// Measures its own lifetime: records it while a trace is on, and adds it to `seconds` if that is given.
 class Span {
  public:
   /// `what` and `subject` must outlive it.

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// How parameters, gradients and optimizer state are spread over the ranks. docs/design.md has a table of
-/// them.
+/// How parameters, gradients and optimizer state are spread over the ranks. docs/design.md has a table of the
+/// strategies.
 enum class ShardingStrategy {
   kNoShard,         ///< "NO_SHARD": everything replicated (stage 0, DDP)
   kShardOptimizer,  ///< "SHARD_OPTIMIZER": optimizer state sharded (stage 1)

@@ -17,7 +17,7 @@ struct TokenBatch {
   at::Tensor input, target;
 };
 
-/// Tokens on disk, dealt out to the ranks as tensors, epoch after epoch, each in an order of its own. Sample i is the
+/// Tokens on disk, given to the ranks as tensors, epoch after epoch. Every epoch has an order of its own. Sample i is the
 /// window of tokens [i * seq_len, i * seq_len + seq_len + 1).
 class TokenBatches {
  public:
@@ -29,8 +29,8 @@ class TokenBatches {
   TokenBatches& operator=(TokenBatches&&) noexcept;
   ~TokenBatches();
 
-  /// The next microbatch of this rank, on `device` (Engine::device). To a GPU it is copied on the compute stream: what is
-  /// queued after it waits for the copy. Engine::upload copies beside the computation.
+  /// The next microbatch of this rank, on `device` (Engine::device). A copy to a GPU runs on the compute stream, so what is
+  /// queued after it waits for it. To copy while the GPU computes, use Engine::upload.
   /// Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Tensors on their way to the device that an Engine trains on (Engine::upload), beside what is computed there. On the
-/// CPU they are there already. The Engine outlives it.
+/// Tensors that are being copied to the device that an Engine trains on (Engine::upload), while that device computes. On
+/// the CPU nothing is copied. The Engine must outlive it.
 class Upload {
  public:
   Upload(Upload&&) noexcept;

@@ -24,7 +24,8 @@ class GroupFactory {
   /// use. Group rank i is world rank `world_ranks[i]`. Names are used once.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                             const std::vector<int>& world_ranks, GroupUse use) = 0;
-  /// A group that `make` made, for host memory: itself, but where its own memory is a GPU's.
+  /// A group for host memory over the ranks of `group`, which `make` made: the group itself, unless it moves a GPU's
+  /// memory.
   virtual std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) { return group; }
 };
 
@@ -37,7 +38,7 @@ struct MeshAxes {
   std::shared_ptr<Collectives> reduce;  ///< the shard axis again, for reduce-scatters: never waits for a gather to end
   std::shared_ptr<Collectives> replicate;  ///< the replicate axis
   std::shared_ptr<Collectives> world;      ///< all ranks
-  /// All ranks, for host memory: `world` itself, but where that moves a GPU's.
+  /// All ranks, for host memory: `world` itself, unless it moves a GPU's memory.
   std::shared_ptr<Collectives> control;
 
   /// Ok, or the first failure among the groups (Collectives::status).
@@ -63,11 +64,11 @@ class MeshGroups {
   /// Ok, or the reason that this rank gave to `abort`.
   absl::Status status() const;
 
-  /// Says that an exception which ends this rank will come to `abort` with its text (tessera::run and run_ranks do
-  /// that).
+  /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
+  /// run_ranks do that.
   void expect_report();
-  /// For what an exception destroys on its way: keeps the groups, so that the report still reaches the peers. False if
-  /// none is expected: then only the caller can tell them.
+  /// For objects that an exception destroys while it passes: keeps the groups, so that the report can still reach the
+  /// peers. False if no report is expected: then the caller has to tell them.
   bool keep_for_report(const MeshAxes& axes);
 
  private:

@@ -11,11 +11,12 @@
 
 namespace tessera::app {
 
-/// What `bench step`, `bench memory` and `bench buckets` train: a GPT of 10.6 million parameters, a sequence a rank;
-/// `small`: 0.2 million.
+/// The model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of 10.6 million
+/// parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
-/// How a contender is called, and what it trains under. Without a strategy: each rank for itself, all at the same time.
+/// A contender's name, and the strategy that it trains under. With `alone` each rank trains by itself, all ranks at the
+/// same time.
 struct Contender {
   std::string name;
   Strategy strategy;
@@ -26,9 +27,9 @@ std::vector<Contender> contenders();
 
 struct StepStudyOptions {
   models::GPTConfig model;
-  int rounds = 5;   ///< all contenders are gone through so many times, each with a model and an Engine of its own:
-  int warm_up = 3;  ///< steps not counted, then
-  int steps = 10;
+  int rounds = 5;   ///< each round runs all contenders in turn, each with a model and an Engine of its own
+  int warm_up = 3;  ///< steps of a contender's turn that are not counted; they come first
+  int steps = 10;   ///< steps of a contender's turn that are counted
 };
 
 /// One contender's steps.

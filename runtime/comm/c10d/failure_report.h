@@ -25,8 +25,8 @@ class FailureReport {
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 
-  /// Empty, or that another rank has published a failure. Asks the store, so not for every call; what it does not answer is
-  /// no news, as its rank may have come to its end before the others.
+  /// Empty, or the news that another rank has published a failure. It asks the store, so it is not for every call. If the
+  /// store does not answer, that is no news: the rank that serves it may have ended before the others.
   std::string news();
 
   /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so.

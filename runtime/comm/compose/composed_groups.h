@@ -29,6 +29,7 @@ struct GroupDefaults {
 /// | one a host                          | across                                     |
 /// | the same number > 1 on each host    | hierarchical(inside, across)               |
 /// | anything else                       | across, for all                            |
+///
 /// `ranks_per_host` decides what "host" means.
 std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside, JoinGroup across);
 

@@ -39,14 +39,14 @@ class PeerDevice {
 
   virtual ~PeerDevice() = default;
 
-  /// Its number among those of this machine.
+  /// The GPU's number among those of this machine.
   virtual int index() const = 0;
 
-  /// Zero-filled. Freed with the last pointer to it, which must not outlive this object.
+  /// New memory, zero-filled. It is freed with the last pointer to it, which must not outlive this object.
   virtual absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) = 0;
-  /// Of any memory of this device, whoever allocated it.
+  /// The place of `memory`, which may be any memory of this device, whoever allocated it.
   virtual absl::StatusOr<Place> locate(const void* memory) = 0;
-  /// A peer's memory, from now on until this object goes.
+  /// Opens a peer's memory. The pointer is valid until this object is destroyed.
   virtual absl::StatusOr<std::byte*> open(const Place& peers) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Event>> make_event(Handle& handle) = 0;

@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// Looks after calls that a device runs on its own, on a thread of its own, since whoever started them has gone on: one
-/// that fails, or stands still. A call's time begins when the device has come to it and the one before it is over: many
-/// steps of compute may be queued before, and one that waits behind them does not stand still.
+/// Watches calls that a device runs on its own, since the thread that started them has gone on. It notices, on a thread of
+/// its own, a call that fails or stands still. A call's time begins when the device has come to it and the call before it
+/// is over: many steps of computation may be queued before, and a call that waits behind them does not stand still.
 class WorkWatch {
  public:
   /// What went wrong and in which call. Called at most once, on the watch's thread; after that nothing is watched.
@@ -27,13 +27,13 @@ class WorkWatch {
   /// watch's thread works on `device`.
   WorkWatch(std::chrono::duration<double> timeout, c10::Device device, std::function<std::string()> news,
             Report report);
-  /// Does not wait for calls under way, but for a report.
+  /// Waits for a report that is being made, not for calls under way.
   ~WorkWatch();
 
-  /// Before a call is started, since starting it may already wait for peers. Calls end in the order in which they are
-  /// added. `reached`: has the device come to where this one is queued?
+  /// Announces a call that is about to be started; before that, since starting it may already wait for peers. Calls end
+  /// in the order in which they are added. `reached` says whether the device has come to where the call is queued.
   void add(const CallSignature& call, std::function<bool()> reached);
-  /// What the latest `add` was of; null: it could not be started.
+  /// Gives the call that the latest `add` announced; null if it could not be started.
   void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();

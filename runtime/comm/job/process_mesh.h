@@ -14,12 +14,13 @@ namespace tessera {
 
 /// The mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have.
 ///
-/// | comm.transport | ranks of one host | ranks of several hosts       |
-/// |----------------|-------------------|------------------------------|
+/// | comm.transport | ranks of one host | ranks of several hosts               |
+/// |----------------|-------------------|--------------------------------------|
 /// | auto           | host              | gloo, or host inside and gloo across |
-/// | host           | host              | error 78                     |
-/// | gloo           | gloo              | gloo                         |
-/// | nccl           | nccl              | nccl                         |
+/// | host           | host              | error 78                             |
+/// | gloo           | gloo              | gloo                                 |
+/// | nccl           | nccl              | nccl                                 |
+/// | cuda_host      | cuda_host         | error 78                             |
 ///
 /// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm);

@@ -12,11 +12,11 @@ namespace tessera {
 
 /// The `host` transport: ranks that are processes of one host, over shared memory (SharedMemoryCollectives).
 ///
-/// One control segment a group, made by its first rank, holds the control blocks and two mailboxes of 1 MiB a
-/// rank; each allocate() makes one more segment a rank, which its peers map too, and each allocate_common() one
-/// for all, made by the first rank. Segments are found as
-/// descriptor n of process p, through the store (control) or the control segment (all others), and opened by
-/// /proc/<p>/fd/<n>. None has a name, so nothing is left behind however a rank ends.
+/// Every group has one control segment, which its first rank makes. It holds the control blocks and two mailboxes of
+/// 1 MiB a rank. Each allocate() makes one more segment a rank, which its peers map too; each allocate_common() makes one
+/// segment for all, on the first rank. A segment is known as descriptor n of process p and opened as /proc/<p>/fd/<n>;
+/// ranks learn n and p of the control segment from the store, and those of all others from the control segment. No
+/// segment has a name, so nothing is left behind however a rank ends.
 ///
 /// Collective over the group. Errors: 75 naming the ranks that did not come within `group.init_timeout_s`, 71
 /// without memory, 77 where processes may not see each other.

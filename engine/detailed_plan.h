@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// plan_memory with all that the plan was made of.
+/// As plan_memory, but returns the MemoryPlan itself, which knows what the numbers were computed from.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
 
 }  // namespace tessera

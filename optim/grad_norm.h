@@ -34,14 +34,16 @@ class NormSums {
 
   /// Begins again with the part's first element.
   void reset();
-  /// The elements after those added so far. Throws `std::invalid_argument` where they end inside a block of a tensor.
+  /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
+  /// tensor.
   void add(std::span<const float> piece);
 
-  /// Of each run in order, of each of its nodes in order. Throws `std::logic_error` before all runs have been added.
+  /// One sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all runs have
+  /// been added.
   std::span<const double> sums() const;
-  /// How many those are.
+  /// How many sums there are.
   std::size_t count() const { return count_; }
-  /// Whether all of them are finite. A sum of squares of finite fp32 numbers is.
+  /// Whether all sums are finite, which is so if all elements are: fp64 holds the squares of fp32 numbers.
   bool finite() const;
 
  private:
@@ -63,8 +65,8 @@ class NormSums {
 /// Puts the sums of all parts together. The same on every rank; allocates when constructed and never again.
 class NormTotals {
  public:
-  /// Of `tensors` tensors, numbered from 0. `parts[k]`: the runs of all buffers' k-th parts, in the order in which their
-  /// sums are sent. Throws `std::invalid_argument` where a tensor's blocks are not there once each, in order of the parts.
+  /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which their
+  /// sums are sent. Throws `std::invalid_argument` unless the parts, in order, hold each block of every tensor once.
   NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
 
   std::size_t tensors() const { return first_link_.size() - 1; }
@@ -75,7 +77,7 @@ class NormTotals {
   /// `sums[k]`: what part k sent, aligned to 8 bytes.
   double add_up(std::span<const double* const> sums, std::span<double> squares) const;
 
-  /// For kernels: tensor t's are links()[first_link()[t], first_link()[t + 1]).
+  /// For kernels: the links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
   std::span<const NormLink> links() const { return links_; }
   std::span<const std::uint32_t> first_link() const { return first_link_; }
 

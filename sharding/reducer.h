@@ -61,11 +61,11 @@ class Reducer {
   /// every unit's gradient is in place.
   void finish(bool reduce);
 
-  /// After the optimizer has used the gradients: the next one taken starts a new sum.
+  /// To be called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
 
-  /// The parameters that any rank used in the last step [trainable parameter, in unit, group, layout order]; the same on
-  /// all ranks. Between steps.
+  /// `used` says of each parameter whether any rank used it in the last step [trainable parameter, in unit, group, layout
+  /// order]; the same on all ranks. To be called between steps.
   void expect(const std::vector<char>& used);
 
   /// Did this parameter get a gradient on this rank since `reset`?

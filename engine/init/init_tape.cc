@@ -279,7 +279,7 @@ void InitTape::check_has_values() const {
               "deferred_init to train it, or to read a value");
 }
 
-/// From the last node back, by way of the storages that are wanted; nothing else on the tape is looked at.
+/// Goes from the last node back and follows the storages that are wanted. It looks at no other node of the tape.
 InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
   check_has_values();
   Needs needs;

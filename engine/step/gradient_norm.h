@@ -24,10 +24,10 @@ class GradientNorm final : public GradientVisitor {
   void begin(const FlatGroup& group) override;
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
-  /// `group`'s sums, complete: read from memory where no reduction showed them (one rank).
+  /// The complete sums of `group`. With one rank no reduction shows the gradients, so they are read from memory here.
   const NormSums& sums_of(const FlatGroup& group);
 
-  /// After the optimizer has used the gradients.
+  /// To be called after the optimizer has used the gradients.
   void reset();
 
  private:

@@ -153,7 +153,7 @@ void QueuedStep::fill_tables() {
   t.steps = take<std::int64_t>(parameters_);
 }
 
-/// What this rank adds up in each step, and where it goes: into its message.
+/// Prepares the sums of the norm: which elements this rank adds up in each step. The sums go into its message.
 void QueuedStep::plan_norm() {
   std::vector<NormBuffer> buffers;
   for (const Group& g : groups_) buffers.push_back({g.group->gradient, norm_runs(*g.group, g.group->gradient_part)});
@@ -228,7 +228,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
   return slot.outcome;
 }
 
-/// Behind the loss, which the device adds up: counts, and flags of what got a gradient. While backward is still computed.
+/// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
+/// parameter that got a gradient. It lies behind the loss, which the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.tokens = local.tokens;

@@ -98,7 +98,7 @@ void StepAgreement::read_message(int rank) {
   for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
 }
 
-/// Ranks of one shard group gather together; other groups may have gone other ways.
+/// Compares the ranks of one shard group, which gather together. Other groups may have gathered in another order.
 void StepAgreement::check_gathers(std::span<const int> own) const {
   const auto gathers_of = [&](int rank) {
     Header header;

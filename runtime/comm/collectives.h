@@ -34,14 +34,14 @@ class Work {
     virtual ~State() = default;
     virtual absl::Status advance() { return absl::OkStatus(); }
     virtual absl::Status wait() = 0;
-    /// The Work lets go of it, waited for or not.
+    /// The Work no longer needs the state, whether it was waited for or not.
     virtual void release() { delete this; }
   };
 
   Work() = default;
   explicit Work(absl::Status done) : status_(std::move(done)) {}
   explicit Work(std::unique_ptr<State> state) : state_(state.release()) {}
-  /// A state that is not the Work's own: State::release says what happens to it.
+  /// For a state that the Work does not own: when the Work is done with it, it calls State::release.
   explicit Work(State* state) : state_(state) {}
 
   /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
@@ -184,8 +184,8 @@ class Collectives {
   /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
   virtual void abort(const absl::Status& reason) = 0;
 
-  /// Ok, or the failure of a call that was queued without one. On a GPU Work::wait returns before the call has run, so
-  /// who fetches a result from there asks here afterwards whether to believe it.
+  /// Ok, or the failure of a call that could be queued but failed when it ran. On a GPU Work::wait returns before the call
+  /// has run, so code that reads a result from the GPU must ask here afterwards whether the result is valid.
   virtual absl::Status status() const { return absl::OkStatus(); }
 
  protected:

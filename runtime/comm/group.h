@@ -8,7 +8,7 @@ namespace tessera {
 /// What a group of ranks is for.
 enum class GroupUse {
   kGather,  ///< all-gathers: ranks gather from and into the same places of their memory of the group
-  kOther,   ///< reductions, say: in which place a bucket waits to be reduced each rank decides alone
+  kOther,   ///< all else, such as reductions: each rank decides for itself in which place a bucket waits
 };
 
 /// Who is in a group of ranks and who this one is. Messages name *world* ranks, so that a user need not know

@@ -61,8 +61,8 @@ class LauncherVariables {
 absl::Status partial_error(const LauncherVariables& variables, const Dialect& dialect,
                            const std::vector<const char*>& wanted);
 
-/// What the launcher that counts said, of all whose variables are set: nothing where none is. A launcher that only
-/// started one agent a host gives way to the one that the agent is.
+/// What the launcher said that started this rank; nothing if no launcher's variables are set. Several may be set: where one
+/// launcher (Slurm) only started an agent of another (torchrun) on each host, the other one's count.
 /// Errors (78): partial sets, non-numbers, a rank beyond its world, two launchers that disagree.
 absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables);
 

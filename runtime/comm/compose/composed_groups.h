@@ -36,7 +36,7 @@ std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaul
 /// One transport for every group of more than one rank, wherever its ranks are.
 std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGroup join);
 
-/// Groups whose memory is a GPU's, wherever their ranks are.
+/// How groups are made whose calls move a GPU's memory, wherever their ranks are.
 struct DeviceGroups {
   JoinGroup join;                                                                     ///< of more than one rank
   std::function<std::shared_ptr<Collectives>()> alone;                                ///< of this rank only

@@ -12,7 +12,7 @@ namespace tessera {
 /// A CommBuffer in the memory of a device, from LibTorch's allocator; zero-filled.
 class DeviceBuffer : public CommBuffer {
  public:
-  /// Errors: 71 where the device has not as much, in LibTorch's words.
+  /// Errors: 71, with LibTorch's message, if the device does not have so much memory.
   static absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes, c10::Device device);
 
   std::byte* data() const override { return static_cast<std::byte*>(memory_.data_ptr()); }

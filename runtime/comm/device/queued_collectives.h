@@ -19,14 +19,14 @@ struct QueuedBackend {
   TransportKind kind = TransportKind::kOwn;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::Device device;
-  /// Of this rank, which all end with the first that fails.
+  /// All queued groups of this rank. They all end with the first one that fails.
   std::shared_ptr<QueuedGroups> groups;
   /// See Collectives::allocate. Memory lives on after `release_memory`, but the backend no longer knows it.
   std::function<absl::StatusOr<std::unique_ptr<CommBuffer>>(std::size_t bytes)> allocate;
   std::function<void()> release_memory = [] {};
   /// Writes what the backend recorded of its calls, for after a failure, and says where: "flight record: FILE". May throw.
   std::function<std::string()> write_record = [] { return std::string(); };
-  /// Marks where the queue ends now: whether the device has come to it.
+  /// Marks where the queue ends now, and returns a function that says whether the device has come to that place.
   std::function<std::function<bool()>()> mark = [] { return [] { return true; }; };
 };
 

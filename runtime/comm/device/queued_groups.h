@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The queued groups of one rank. They end together: a device that stands still in a call of one comes to no call of
-/// another, and an abort of one may wait for the other's.
+/// The queued groups of one rank. They end together, since a device that stands still in a call of one group never comes
+/// to the calls of another, and aborting one group may wait until the other is aborted too.
 class QueuedGroups {
  public:
   struct Member {
@@ -25,9 +25,9 @@ class QueuedGroups {
   /// Ok, or why they ended. Known before a backend is aborted, and so before the device goes on to worthless results.
   absl::Status status() const;
 
-  /// The first failure counts: all members' peers are told of it, then all backends aborted. If one cannot be, the device,
-  /// and whoever waits for it, would stand still for ever: then the process ends, with the failure's exit code. Later
-  /// callers wait until that is done.
+  /// Ends all groups. The first failure counts: the peers of all members are told of it, then all backends are aborted. If
+  /// a backend cannot be aborted, the device and everybody who waits for it would stand still for ever, so the process ends
+  /// with the failure's exit code. Later callers wait until all of this is done.
   void end(const absl::Status& failure);
 
  private:

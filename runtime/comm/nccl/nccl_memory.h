@@ -16,16 +16,17 @@ namespace tessera {
 
 /// Memory of one communicator that NCCL knows, so that collectives go from and to it without a copy in between
 /// (`comm.nccl_buffers`). It is made by ncclMemAlloc, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what
-/// the pool gets. NCCL wants a call's buffers at the same place of it on every rank, or registered on none.
+/// the pool gets. NCCL wants the buffers of a call at the same place of this memory on every rank, or else not registered
+/// on any rank.
 class NcclMemory {
  public:
-  /// `kind` registered is plain where the GPU has no multicast memory (NVSwitch).
+  /// On a GPU without multicast memory (NVSwitch) the memory is plain even if `kind` asks for registered memory.
   static absl::StatusOr<std::shared_ptr<NcclMemory>> create(c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend,
                                                             c10::Device device, NcclBuffers kind);
 
   /// As Collectives::allocate. The piece keeps the pool.
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes);
-  /// NCCL no longer knows any of it. Before the communicator ends.
+  /// Takes all of it out of NCCL's register. To be called before the communicator ends.
   void release();
 
  private:

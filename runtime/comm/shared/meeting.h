@@ -25,20 +25,21 @@ class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);
 
-  /// Makes `call` known to whoever is in the next phase with us.
+  /// Makes `call` known to the peers in the next phase.
   void publish(const CallDescriptor& call);
-  /// Enters the next phase. REQUIRES: as many phases ago as there are slots is over.
+  /// Enters the next phase and returns its number. REQUIRES: the phase that lies as many phases back as the lane has slots
+  /// is over.
   std::uint64_t arrive();
   /// Waits until every rank has entered `phase`. REQUIRES: this one has, and waited for those before it.
   absl::Status await(std::uint64_t phase);
-  /// Both for the next phase.
+  /// Enters the next phase and waits for it.
   absl::Status meet();
 
   /// What ranks published for a phase that is over.
   bool all_published_the_same(std::uint64_t phase) const;
   Location input_of(int rank, std::uint64_t phase) const;
   Location output_of(int rank, std::uint64_t phase) const;
-  /// All ranks fail with two of the calls that differ. Returns the failure.
+  /// Makes all ranks fail with a message that shows two calls that differ. Returns that failure.
   absl::Status disagreement(std::uint64_t phase);
 
   /// The last phase that this rank entered.

@@ -38,16 +38,16 @@ class Peers {
   void wake();
   bool anyone_sleeps() const { return group_block_.sleepers.load() > 0; }
 
-  /// Why a peer gave up that has said, or in a moment will say, that it did.
+  /// Why a peer gave up. REQUIRES: a peer did; it has said why, or is about to say it.
   absl::Status reason_of_loss();
 
-  /// Between them this rank may read and write its peers' buffers: a peer that fails meanwhile returns to its caller,
-  /// who may free them, only afterwards. (A process does not wait: its peers' mappings stay.) Fails, without having
-  /// begun, if the group has.
+  /// Between these two calls this rank may read and write its peers' buffers. A peer that fails meanwhile waits for
+  /// end_access before it returns to its caller, who may then free the buffers. (A rank that is a process does not wait,
+  /// since its peers keep their mappings.) begin_access fails, and nothing may be accessed, if the group has failed.
   absl::Status begin_access();
   void end_access();
-  /// Before this rank frees buffers that peers may be about to read: they will not begin to, and fail with whatever
-  /// ends this rank.
+  /// To be called before this rank frees buffers that peers may be about to read. Peers do not begin to read them then;
+  /// they fail with the error that ends this rank.
   void withdraw();
 
   /// Makes `reason` this rank's end, known to all; returns the failure that counts, which is the first.

@@ -21,7 +21,7 @@ namespace tessera {
 /// One thread at a time, as Collectives.
 class StartedReductions {
  public:
-  /// Does a call whose buffers peers cannot reach; all ranks do so at once.
+  /// Does a call with buffers that peers cannot reach. All ranks do it at the same time, and it blocks.
   class Fallback {
    public:
     virtual absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,

@@ -2,7 +2,7 @@
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
 sources those in comments. With a '/' it is a path from the root, from include/, or from the folder that names it. Without
-one it is the name of any file of this project.
+one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too.
 
 Usage: check_docs.py ROOT
 """
@@ -23,6 +23,14 @@ C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|sysexits)\.h$|main\.cc$")
 EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests make trees of their own, and name files of those
+
+
+def folders_and_programs_in(page):
+    """`scripts/test`, `benchmarks/native/`: what begins with a folder of ours and has no suffix of a source."""
+    words = [word.rstrip(".,;:") for code, _ in IN_BACKTICKS.findall(page.read_text(encoding="utf-8"))
+             for word in code.split()]
+    return [word for word in words if re.fullmatch(r"[\w./-]+", word) and word.partition("/")[0] in CODE
+            and "/" in word and not word.endswith(SUFFIXES)]
 
 
 def expanded(name):
@@ -59,6 +67,9 @@ def complaints(root, files, source):
         places = {name, f"include/{name}", (folder / name).as_posix()}
         if name not in basenames and not places & files:
             yield f"names {name}, which is not there"
+    if source.endswith(".md"):
+        yield from (f"names {name}, which is not there" for name in folders_and_programs_in(root / source)
+                    if not (root / name).exists())
 
 
 def main(root):

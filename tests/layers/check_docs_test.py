@@ -31,6 +31,8 @@ class Docs(unittest.TestCase):
 
     def test_names_that_are_gone_are_found(self):
         for source, text, name in (("README.md", "`runtime/log.h`", "runtime/log.h"),
+                                   ("README.md", "`runtime/base/`, `scripts/gone --all`", "scripts/gone"),
+                                   ("README.md", "`runtime/gone/`", "runtime/gone/"),
                                    ("README.md", "[here](docs/gone.md)", "docs/gone.md"),
                                    ("README.md", "`log.{h,cu}`", "log.cu"),
                                    ("runtime/base/log.cc", "int a;  // as in gone.h\n", "gone.h"),

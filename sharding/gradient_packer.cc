@@ -22,8 +22,8 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
-/// A GPU copies gradients below this many elements faster than the host starts a copy of each, or about as fast; they
-/// wait for their unit's others. Larger ones are not kept that long.
+/// Gradients of fewer elements than this take a GPU about as long to copy as the host needs to start one copy, or less. So
+/// they wait and are copied together with the others of their unit. Larger ones are copied at once.
 constexpr std::int64_t kSmallNumel = 1 << 22;
 
 }  // namespace
@@ -101,7 +101,7 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// A view costs the host as much as a copy to start.
+/// Making a view costs the host as much time as starting a copy.
 at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
   const FlatParameter& flat = group.parameters[parameter];
   const auto make = [&] { return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device); };

@@ -31,8 +31,8 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this);
 }
 
-/// What forward alone gathered ahead may still be on its way into the slots. Where an exception passes by, nobody waits:
-/// the other ranks may not be coming.
+/// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. Not so while an
+/// exception passes: then the other ranks may never take part in those gathers.
 Residency::~Residency() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     for (std::vector<Work>& works : pending_) {

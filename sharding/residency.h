@@ -51,8 +51,8 @@ class Residency {
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit);
   void unpin(Unit& unit) { --unit.pins; }
-  /// `use` for an operator's callback, which must not throw: on failure the unit is poisoned, so that the operator
-  /// itself throws, and `on_failure` is told what a storage cannot carry, the exit code.
+  /// As `use`, but for an operator's callback, which must not throw. On failure the unit is poisoned, so that the operator
+  /// itself throws. A poisoned storage carries a text only, so `on_failure` is told of the failure with its exit code.
   void use_or_poison(Unit& unit) noexcept;
   /// Gathers and pins `unit` outside the schedule, beyond the plan's slots if they are taken. Pair with `unpin`.
   void hold(Unit& unit);

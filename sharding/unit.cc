@@ -69,7 +69,7 @@ std::int64_t Unit::gathered_bytes() const {
   return bytes;
 }
 
-/// Tensors may outlive the unit; their storages must not lead to it.
+/// Tensors may outlive the unit, so their storages must not point to it any more.
 Unit::~Unit() {
   for (auto& group : groups) {
     if (!group->storage) continue;

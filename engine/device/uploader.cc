@@ -24,7 +24,7 @@ Upload& Upload::operator=(Upload&& other) noexcept {
   return *this;
 }
 
-/// The memory goes back to LibTorch's allocator, which knows of the stream that computes, and of no other.
+/// The memory goes back to LibTorch's allocator, which knows the stream that computes and no other stream.
 Upload::~Upload() {
   try {
     if (state_) tensors();
@@ -90,7 +90,7 @@ Upload Uploader::start(const std::vector<at::Tensor>& host) {
         state->tensors.emplace_back(at::empty(tensor.sizes(), tensor.options().device(device_.device)));
     if (tensor.nbytes() > 0) pieces.push_back({there.data_ptr(), from, tensor.nbytes()});
   }
-  // What the allocator gives out may still be read by what was queued before.
+  // Work that was queued before may still read the memory that the allocator gives out.
   const std::unique_ptr<DeviceKernels::Mark> free = kernels_->mark();
   state->copied = source.copied = kernels_->upload(pieces, free.get());
   return Upload(std::move(state));

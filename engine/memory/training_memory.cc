@@ -100,7 +100,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                           ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
                           : Arena::shared("parameters", parameters, *axes.gather);
   memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
-  // A GPU's transport fills slots by itself, which it does best in memory that it knows.
+  // The transport of a GPU fills slots by itself, and is fastest in memory that it has registered.
   const bool fills_slots = axes.gather->gpu() != Collectives::kHostMemory;
   memory.slots = fills_slots ? Arena::shared("slots", use[MemoryCategory::kSlots], *axes.gather)
                              : Arena::plain("slots", use[MemoryCategory::kSlots], device);

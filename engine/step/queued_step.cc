@@ -246,7 +246,8 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
 }
 
-/// The schedule's ratio depends on how many of the steps under way are skipped, which nobody knows here.
+/// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
+/// sends the ratio for every possible number.
 StepRequest QueuedStep::request() const {
   StepRequest request = request_;
   for (int more = 0; more <= kMostStepsInFlight; ++more) {

@@ -19,7 +19,8 @@ void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Events to be used again: making one costs more than recording it. Given back from whatever thread lets go of a mark.
+/// A pool of events, since making one costs more than recording it. An event is given back by the thread that destroys its
+/// mark, whichever that is.
 class Events {
  public:
   explicit Events(unsigned flags) : flags_(flags) {}
@@ -77,7 +78,7 @@ class EventMark : public DeviceKernels::Mark {
   const cudaEvent_t event_;
 };
 
-/// A stream beside those that compute, made when it is first used: then the device is known.
+/// A stream beside those that compute. It is made when it is first used, since the device is known then.
 class CopyStream {
  public:
   ~CopyStream() {

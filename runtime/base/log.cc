@@ -16,7 +16,7 @@ constexpr std::size_t kLongestMessage = 32 * 1024;
 
 thread_local LogRank this_thread_rank;
 
-// stderr belongs to the process, and so does this: the one object here that ranks share.
+// stderr belongs to the process, so this does too. It is the only object here that ranks share.
 struct Sink {
   Sink();
   spdlog::logger logger;

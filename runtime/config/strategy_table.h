@@ -75,7 +75,7 @@ struct StrategyGroup {
   std::string doc;
 };
 
-/// A contradiction between keys.
+/// A rule between keys, which a file can contradict.
 struct StrategyRule {
   std::vector<std::string> keys;  ///< pointers of all it reads; reported at the first that the file gives
   std::string doc;                ///< the rule, as a sentence

@@ -150,7 +150,7 @@ class RollCall {
                                                " (comm.init_timeout_s sets the limit)");
   }
 
-  // The store goes with the rank that serves it, so that one lets the others look first.
+  // The store ends with the rank that serves it, so that rank lets the others look first.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {

@@ -16,7 +16,7 @@ namespace {
 
 using Queue = PeerDevice::Queue;
 
-/// What a rank tells the others when a call starts. Plain bytes.
+/// What a rank tells the others when a call starts. It is sent as plain bytes.
 struct Offer {
   CallSignature call;
   PeerDevice::Place input;
@@ -84,7 +84,7 @@ class CudaHostCollectives : public Collectives {
   static constexpr std::uint64_t kRing = 32;
   static_assert(kRing >= 2 * kMostUnderWay);
 
-  /// Inputs of all, where this rank reads them.
+  /// The inputs of all ranks, at the addresses where this rank reads them.
   using Inputs = std::vector<const std::byte*>;
   /// Queues what this rank does once all inputs are there.
   using Enqueue = std::function<absl::Status(const Inputs&)>;

@@ -33,7 +33,7 @@ class QueuedCollectives : public Collectives {
             [report = report_] { return report->news(); },
             [this](const CallSignature& call, const std::string& why) { fail(call, why).IgnoreError(); }) {}
 
-  /// Calls under way end first, watched, where all is well.
+  /// If nothing has failed, calls under way end first, and are watched until they do.
   ~QueuedCollectives() override {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!unwinding && status().ok()) watch_->drain();
@@ -139,7 +139,7 @@ Work QueuedCollectives::start(Operation operation, std::string_view label, DType
 
 // --- Failure ---
 
-/// On the thread that found it.
+/// Runs on the thread that found the failure.
 absl::Status QueuedCollectives::fail(const CallSignature& call, const std::string& why) {
   const std::lock_guard one_at_a_time(failing_);
   if (absl::Status failed = status(); !failed.ok()) return failed;

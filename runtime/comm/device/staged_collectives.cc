@@ -65,7 +65,7 @@ class StagedCollectives : public Collectives {
   static Work refuse(std::string_view label) {
     return Work(make_error(ExitCode::kInternal, std::string(label) + ": staged collectives make no sums"));
   }
-  /// Nothing need go up to come down again; whether the group has ended, a barrier tells.
+  /// Nothing has to be copied to the device and back here; a barrier says whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {
     absl::Status met = group_->barrier("alone").wait();
     if (met.ok() && from != to && bytes > 0) std::memmove(to, from, bytes);

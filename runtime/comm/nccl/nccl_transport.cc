@@ -31,8 +31,8 @@ void set_environment() {
         // Communicators of one GPU start their kernels in the order in which the host queued them, on all ranks: else two
         // could wait for each other.
         {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
-        // A failed call is WorkWatch's to end. c10d's watchdog would end the process without a word from us, or hold a
-        // lock for a minute while all ranks write what they know.
+        // WorkWatch ends a failed call. c10d's watchdog would end the process without our message, or hold a lock for a
+        // minute while all ranks write what they know.
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
         {"TORCH_NCCL_RETHROW_CUDA_ERRORS", "0"},
         {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},

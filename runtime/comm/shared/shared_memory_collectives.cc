@@ -51,8 +51,8 @@ SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group
       exceptions_at_start_(std::uncaught_exceptions()),
       sources_(group_.size()) {}
 
-// An exception that takes this object with it is the news, not that the rank left. On threads run_ranks,
-// which will catch it, tells the peers its message; between processes nobody else would.
+// If an exception destroys this object, peers should be told of the exception, not that the rank left. On threads
+// run_ranks catches it and tells them its message; between processes nobody else would tell them.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
@@ -71,7 +71,7 @@ CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::strin
   return call;
 }
 
-// For a call that blocks. A failure of what is waited for first is sticky, so the call finds it.
+// Begins a call that blocks: first waits for all reductions under way. A failure of those is sticky, so the call finds it.
 CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
                                               std::size_t count, int root) {
   started_.finish().IgnoreError();

@@ -91,8 +91,8 @@ absl::Status StartedReductions::share_directly(const Reduction& reduction) {
   return absl::OkStatus();
 }
 
-// A Work that was not waited for, or in vain: its buffers may go any moment. What ends the group is left to whoever
-// dropped it to say (an exception on its way, most likely).
+// For a Work that nobody waited for, or whose wait failed: its buffers may be freed at any moment. Why the group ends is
+// for the code to say that dropped the Work; most likely an exception is on its way.
 void StartedReductions::release(Reduction& reduction) {
   reduction.held = false;
   if (reduction.number <= over_) return;

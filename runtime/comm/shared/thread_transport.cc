@@ -52,7 +52,7 @@ class CommonRanges {
   std::map<const std::byte*, const std::byte*> ends_;  // by begin
 };
 
-/// One rank's share in a buffer of all.
+/// One rank's share in a buffer that all ranks have together.
 class SharedPlainBuffer : public CommBuffer {
  public:
   SharedPlainBuffer(std::shared_ptr<PlainBuffer> buffer, std::shared_ptr<CommonRanges> ranges)

@@ -307,6 +307,7 @@ bool Engine::State::replans(const std::vector<FlatParameter*>& parameters, bool 
 }
 
 void Engine::State::begin_backward() {
+  const Span span("checks");
   expect_parameters();
   if (microbatch > 0) hooks->expect_untouched();
 }
@@ -328,8 +329,11 @@ double Engine::State::communication_seconds() const {
 }
 
 StepResult Engine::State::take_step() {
-  expect_parameters();
-  hooks->expect_untouched();
+  {
+    const Span span("checks");
+    expect_parameters();
+    hooks->expect_untouched();
+  }
   local.gathered = log->entries();
   StepResult result;
   result.step = ++attempts;
@@ -367,6 +371,7 @@ void Engine::State::begin_next_step() {
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
   });
+  const Span span("checks");
   checks->accept();
 }
 

@@ -1,17 +1,24 @@
 #include "benchmarks/native/studies/overhead_study.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
 #include <torch/nn/module.h>
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
 #include "benchmarks/native/samples.h"
+#include "models/gpt.h"
+#include "tessera/deferred_init.h"
 #include "tessera/engine.h"
+#include "tessera/span.h"
 
 namespace tessera::app {
 namespace {
@@ -41,6 +48,15 @@ Strategy strategy_of(std::int64_t prefetch, bool host_sharing) {
   strategy.prefetch = prefetch;
   strategy.host_sharing = host_sharing;
   return strategy;
+}
+
+/// All spans of that name since Trace::start.
+std::int64_t traced_ns(const std::string& name) {
+  double microseconds = 0;
+  for (const auto& event : nlohmann::json::parse("[" + Trace::events_as_json(0) + "]")) {
+    if (event.value("name", "") == name) microseconds += event.value("dur", 0.0);
+  }
+  return static_cast<std::int64_t>(microseconds * 1e3);
 }
 
 class OverheadStudy {
@@ -90,6 +106,32 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), plain_row});
   }
 
+  /// Times steps of a small GPT, and in them the checks of what the program did around the step (the trace's spans
+  /// "checks"). Two rows: the step, and the checks beside it.
+  void time_checks(const models::GPTConfig& config, int rounds) {
+    at::manual_seed(3);
+    models::GPT model = deferred_init([&] { return models::GPT(config); });
+    Strategy strategy;
+    strategy.units.classes = {"Block"};
+    Engine engine(model, strategy, mesh_);
+    const at::Tensor tokens = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong);
+    Samples steps, checks;
+    for (int round = -2; round < rounds; ++round) {
+      Trace::start();
+      const auto begin = std::chrono::steady_clock::now();
+      engine.backward(model->forward(tokens.narrow(1, 0, config.seq_len), tokens.narrow(1, 1, config.seq_len)));
+      engine.step();
+      const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
+      Trace::stop();
+      if (round < 0) continue;
+      steps.ns.push_back(taken.count());
+      checks.ns.push_back(traced_ns("checks"));
+    }
+    const std::string name = std::to_string(config.layers) + " layers of width " + std::to_string(config.width);
+    rows_.push_back({name + ": a step", std::move(steps), rows_.size()});
+    rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
+  }
+
   std::size_t rows() const { return rows_.size(); }
 
   BenchTable to_table() const {
@@ -131,6 +173,8 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   study.time("private copies, the same unit as before", strategy_of(1, false), same, rounds);
   study.time("private copies, another unit, gathered before", strategy_of(1, false), two, rounds);
   study.time("private copies, a unit that must be gathered", strategy_of(0, false), all, rounds);
+  study.time_checks({.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4},
+                    operators < 1000 ? 2 : 30);
   // How the cost of a step grows with what is gathered ahead.
   const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
   const std::string many = " of " + std::to_string(units) + " units";

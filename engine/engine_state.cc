@@ -100,6 +100,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
                      const Mesh& mesh_given)
     : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given) {
+  look_at_module();
   try {
     or_abort("Engine", [&] { set_up(); });
   } catch (...) {
@@ -108,15 +109,21 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
   }
 }
 
-void Engine::State::set_up() {
+/// What needs no other rank. Where it throws, nothing has happened: another Engine over the module goes on.
+void Engine::State::look_at_module() {
   Strategy::from_json(strategy.to_json(), "the strategy given to the Engine");  // throws where a file would
   expect_forward_writes_nothing(*module);
-  if (strategy.memory.tensor_heap) install_tensor_heap();
-  const MeshShape shape = mesh_shape(strategy, mesh.topology());
-  const MeshPosition position = position_in(shape, mesh.rank());
   optimizer = make_optimizer(strategy.optimizer);
-  units = partition(*module, strategy, parts_for(strategy, position));
+  units = partition(*module, strategy, parts_for(strategy, position_in(shape_of_mesh(), mesh.rank())));
   expect_no_owner(units);
+}
+
+MeshShape Engine::State::shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
+
+void Engine::State::set_up() {
+  if (strategy.memory.tensor_heap) install_tensor_heap();
+  const MeshShape shape = shape_of_mesh();
+  const MeshPosition position = position_in(shape, mesh.rank());
   axes = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
   check_transport();
   accelerator = accelerator_of(*axes.world);
@@ -262,7 +269,8 @@ void Engine::State::keep_values(FlatGroup& group, bool sharded) {
   std::byte* values = nullptr;
   if (!sharded) {
     values = group.full;
-    if (kept->placement.shared) {  // what others read too must not be the program's to write
+    // What other ranks read, or what masters were split from, is not the program's to write.
+    if (kept->placement.shared || (group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu())) {
       of->copy = Arena::plain("parameters", group.gathered_bytes());
       values = of->copy.take(group.gathered_bytes());
       std::memcpy(values, group.full, static_cast<std::size_t>(group.gathered_bytes()));

@@ -13,6 +13,7 @@
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
 #include "engine/memory/training_memory.h"
+#include "engine/mesh_shape.h"
 #include "engine/parameter_checks.h"
 #include "engine/step/gradient_norm.h"
 #include "engine/step/step.h"
@@ -29,6 +30,8 @@ namespace tessera {
 struct Engine::State {
   State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
 
+  void look_at_module();
+  MeshShape shape_of_mesh() const;
   void set_up();
   void check_transport() const;
   void report_plan() const;

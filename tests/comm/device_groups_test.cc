@@ -86,9 +86,9 @@ TEST(DeviceGroups, AreTheGivenOnesOnWhateverHostsRanksAre) {
   groups.alone = [] { return solo_on_device(kCpu); };
   groups.control = [](std::shared_ptr<Collectives> group) { return staged_collectives(std::move(group), kCpu); };
   const auto factory = device_group_factory({.rank = 1, .world_size = 4, .ranks_per_host = 1}, groups);
-  require_ok(factory->make("alone", {1}).status());
+  require_ok(factory->make("alone", {1}, GroupUse::kOther).status());
   EXPECT_EQ(joined, 0);
-  const auto pair = factory->make("pair", {1, 3});
+  const auto pair = factory->make("pair", {1, 3}, GroupUse::kOther);
   require_ok(pair.status());
   EXPECT_EQ(joined, 1);
   EXPECT_NE(factory->control_of(*pair), *pair);

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
 
 namespace tessera::testing {

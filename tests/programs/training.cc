@@ -99,7 +99,7 @@ TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
       train_from_row(scene, *trainer, model, step, step >= 3 && step < 6 ? 12 : 0);
       if (scene.is_plain()) continue;
       const Engine& engine = *trainer->engine();
-      EXPECT_EQ(engine.allocated(), engine.plan().use()) << "after step " << step;
+      EXPECT_EQ(engine.allocated(), engine.plan().use) << "after step " << step;
       const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order, which holds from the next on
       if (settled) {
         EXPECT_EQ(engine.traffic().overflow_buckets, overflows) << "in step " << step;

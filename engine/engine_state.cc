@@ -18,6 +18,7 @@
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/strategy_file.h"
 #include "sharding/partition.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -111,7 +112,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 
 /// What needs no other rank. Where it throws, nothing has happened: another Engine over the module goes on.
 void Engine::State::look_at_module() {
-  Strategy::from_json(strategy.to_json(), "the strategy given to the Engine");  // throws where a file would
+  throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
   optimizer = make_optimizer(strategy.optimizer);
   units = partition(*module, strategy, parts_for(strategy, position_in(shape_of_mesh(), mesh.rank())));

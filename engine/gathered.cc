@@ -26,8 +26,13 @@ class PrivateCopies {
       std::memcpy(copy, group.full, group.gathered_bytes());
       group.attach(copy);
     });
-    throw_if_error(sharers_.barrier("Gathered").wait());  // nobody writes parts before all have copied
   }
+  ~PrivateCopies() { give_up(); }
+  PrivateCopies(const PrivateCopies&) = delete;
+  PrivateCopies& operator=(const PrivateCopies&) = delete;
+
+  /// Nobody writes parts before all have copied.
+  void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
   /// After all ranks have written their parts: back to what they share.
   void close() {
@@ -39,6 +44,7 @@ class PrivateCopies {
   void give_up() {
     std::size_t i = 0;
     for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
+    units_.clear();
   }
 
  private:
@@ -66,7 +72,10 @@ struct Gathered::State {
         engine.log->note_guard(unit->index);
         if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
       }
-      if (mode == kWrite && engine.plan.input().placement.shared) copies.emplace(units, *engine.axes.gather);
+      if (mode == kWrite && engine.plan.input().placement.shared) {
+        copies.emplace(units, *engine.axes.gather);
+        copies->meet();
+      }
     });
     ++engine.open_guards;
     if (mode == kRead) return;
@@ -141,7 +150,7 @@ void Gathered::close() {
 Gathered::~Gathered() {
   if (state_ && std::uncaught_exceptions() > state_->exceptions_at_start) {
     state_->unpin();
-    if (state_->copies) state_->copies->give_up();
+    state_.reset();
     return;
   }
   try {

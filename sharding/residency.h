@@ -62,6 +62,8 @@ class Residency {
   /// From now on gathered values must be, when they are given up, what they were when they came (unless
   /// Unit::gathered_hash is 0): else tessera::Error (64). On the CPU.
   void check_values() { checks_values_ = true; }
+  /// Throws as above for what is gathered now. No-op without check_values.
+  void expect_values() const;
 
   /// A round is forward and backward of one microbatch.
   void end_round() { schedule_.end_round(); }

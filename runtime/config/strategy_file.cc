@@ -34,6 +34,13 @@ absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::stri
   return strategy;
 }
 
+absl::Status check_strategy(const Strategy& strategy) {
+  const std::string text = strategy.to_json();
+  Diagnostics diagnostics("the strategy given to the Engine, as JSON", text);
+  if (const auto root = parse_json(text, diagnostics)) StrategyReader(diagnostics).read_from_code(*root);
+  return diagnostics.to_status();
+}
+
 std::string Strategy::to_json() const {
   nlohmann::ordered_json root = nlohmann::ordered_json::object();
   for (const StrategyKey& key : strategy_keys()) {

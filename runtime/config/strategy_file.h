@@ -13,4 +13,8 @@ namespace tessera {
 absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path);
 absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name = "strategy");
 
+/// Whether a strategy that a program set field by field keeps to the ranges and rules of the file. The status (exit code 78)
+/// lists all that it does not, each by its JSON pointer.
+absl::Status check_strategy(const Strategy& strategy);
+
 }  // namespace tessera

@@ -150,6 +150,12 @@ Strategy StrategyReader::read(const JsonNode& root) {
   return strategy_;
 }
 
+Strategy StrategyReader::read_from_code(const JsonNode& root) {
+  read_group(root, "");
+  check_rules();
+  return strategy_;
+}
+
 void StrategyReader::read_group(const JsonNode& node, const std::string& pointer) {
   if (!node.is_object()) {
     diagnostics_.add(

@@ -20,6 +20,8 @@ class StrategyReader {
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
   Strategy read(const JsonNode& root);
+  /// The same for a strategy that a program set field by field: a value without effect is no mistake there.
+  Strategy read_from_code(const JsonNode& root);
 
  private:
   void read_group(const JsonNode& node, const std::string& pointer);

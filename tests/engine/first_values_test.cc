@@ -53,9 +53,10 @@ struct KindsImpl : torch::nn::Module {
 TORCH_MODULE(Kinds);
 
 /// Ranks are threads and share LibTorch's default generator.
+std::mutex generator_mutex;
+
 template <class Build>
 auto with_seed(std::uint64_t seed, const Build& build) {
-  static std::mutex generator_mutex;
   const std::lock_guard lock(generator_mutex);
   torch::manual_seed(seed);
   return build();

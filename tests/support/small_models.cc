@@ -77,7 +77,7 @@ Strategy tiny_strategy(const Placed& placed, DType dtype) {
   result.host_sharing = placed.shared;
   result.units.classes = {"Block"};
   result.mixed_precision.param = dtype;
-  result.mixed_precision.loss_scale.initial = 1024;
+  if (dtype == DType::kF16) result.mixed_precision.loss_scale.initial = 1024;
   result.optimizer.lr = 1e-2;
   return result;
 }

@@ -33,6 +33,12 @@ std::vector<Unit*> to_be_gathered(const std::vector<std::unique_ptr<Unit>>& unit
   return pointers_to(units);
 }
 
+/// Whether an Engine that is gone left fp32 values of a parameter that it had made narrow.
+bool has_kept_master(const at::Tensor& parameter) {
+  const auto kept = kept_of(parameter);
+  return kept && kept->group.trainable;
+}
+
 /// A parameter belongs to one Engine at a time.
 void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   for (const auto& unit : units) {
@@ -115,7 +121,8 @@ void Engine::State::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
   optimizer = make_optimizer(strategy.optimizer);
-  units = partition(*module, strategy, parts_for(strategy, position_in(shape_of_mesh(), mesh.rank())));
+  units =
+      partition(*module, strategy, parts_for(strategy, position_in(shape_of_mesh(), mesh.rank())), &has_kept_master);
   expect_no_owner(units);
 }
 

@@ -47,7 +47,9 @@ struct Engine::State {
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may.
   void expect_parameters() const {
-    if (open_writes == 0) checks->expect_accepted();
+    if (open_writes > 0) return;
+    if (residency) residency->expect_values();
+    checks->expect_accepted();
   }
   /// All of a backward but the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);

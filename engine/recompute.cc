@@ -64,20 +64,28 @@ struct Replay : torch::CustomClassHolder {
   TensorFunction function;
   at::ThreadLocalState thread_state;
   RandomStates random_states;
-  std::vector<char> requires_grad;
+  std::vector<char> requires_grad;  ///< of the defined inputs
+  std::vector<char> is_defined;     ///< [input]; autograd takes the defined ones only
+
+  /// All inputs, from those that are defined.
+  variable_list all_inputs(at::ArrayRef<at::Tensor> defined) const {
+    variable_list inputs(is_defined.size());
+    for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
+      if (is_defined[i]) inputs[i] = defined[next++];
+    }
+    return inputs;
+  }
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
   /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector
   /// included.
   static variable_list forward(AutogradContext* context, at::TensorList inputs, c10::intrusive_ptr<Replay> replay) {
-    for (const at::Tensor& input : inputs) {
-      replay->requires_grad.push_back(input.defined() && input.requires_grad());
-    }
+    for (const at::Tensor& input : inputs) replay->requires_grad.push_back(input.requires_grad());
     context->save_for_backward(inputs.vec());
     context->saved_data["replay"] = c10::IValue::make_capsule(replay);
     const at::NoGradGuard no_grad;
-    return replay->function(inputs.vec());
+    return replay->function(replay->all_inputs(inputs));
   }
 
   static variable_list backward(AutogradContext* context, variable_list output_gradients) {
@@ -85,7 +93,6 @@ struct Recompute : torch::autograd::Function<Recompute> {
     Replay& replay = static_cast<Replay&>(*capsule);
     variable_list inputs = context->get_saved_variables();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (!inputs[i].defined()) continue;
       inputs[i] = inputs[i].detach().set_requires_grad(replay.requires_grad[i] != 0);
     }
     variable_list outputs;
@@ -93,7 +100,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::ThreadLocalStateGuard as_in_forward(replay.thread_state);
       const at::AutoGradMode with_grad(true);
       const WithRandomStates same_random_numbers(replay.random_states);
-      outputs = replay.function(inputs);
+      outputs = replay.function(replay.all_inputs(inputs));
     }
     variable_list roots, seeds;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -103,9 +110,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     if (!roots.empty()) torch::autograd::backward(roots, seeds);
     variable_list gradients;
-    for (const at::Tensor& input : inputs) {
-      gradients.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
-    }
+    for (const at::Tensor& input : inputs) gradients.push_back(input.requires_grad() ? input.grad() : at::Tensor());
     gradients.emplace_back();  // of the replay itself
     return gradients;
   }
@@ -118,7 +123,12 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
   auto replay = c10::make_intrusive<Replay>();
   replay->function = function;
   replay->random_states = RandomStates::of(inputs);
-  return Recompute::apply(at::TensorList(inputs), replay);
+  std::vector<at::Tensor> defined;
+  for (const at::Tensor& input : inputs) {
+    replay->is_defined.push_back(input.defined());
+    if (input.defined()) defined.push_back(input);
+  }
+  return Recompute::apply(at::TensorList(defined), replay);
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input) {

@@ -66,7 +66,10 @@ struct Claim {
 
 class Partitioner {
  public:
-  Partitioner(Module& module, const Strategy& strategy) : strategy_(strategy) {
+  using HasMaster = std::function<bool(const at::Tensor&)>;
+
+  Partitioner(Module& module, const Strategy& strategy, const HasMaster& has_master)
+      : strategy_(strategy), has_master_(has_master) {
     if (strategy.units.min_numel > 0) choose_by_size(module, "", strategy.units.min_numel, by_size_);
     claims_.push_back({"(root)", {}, {}});
     visit(module, "", 0);
@@ -116,7 +119,7 @@ class Partitioner {
   }
 
   DType dtype_for(const at::Tensor& tensor, const std::string& name, const std::string& class_name) const {
-    const DType own = dtype_of(tensor.scalar_type(), name);
+    const DType own = has_master_ && has_master_(tensor) ? DType::kF32 : dtype_of(tensor.scalar_type(), name);
     const auto& mixed = strategy_.mixed_precision;
     const bool kept = std::any_of(mixed.keep_fp32.begin(), mixed.keep_fp32.end(),
                                   [&](const std::string& prefix) { return class_name.starts_with(prefix); });
@@ -147,6 +150,7 @@ class Partitioner {
   }
 
   const Strategy& strategy_;
+  const HasMaster& has_master_;
   std::set<std::string> by_size_, classes_seen_, paths_seen_;
   std::vector<Claim> claims_;
   std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> known_;
@@ -207,13 +211,14 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small) {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts) {
+std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts,
+                                             const std::function<bool(const at::Tensor&)>& has_master) {
   // A block of an 8-bit state has one scale, so it must belong to one tensor.
   static_assert(kStateBlock == Layout::kBlock);
   const bool scales_blocks = strategy.optimizer.state_dtype == StateDType::k8Bit;
   const SmallTensors small = scales_blocks ? SmallTensors::kOwnBlocks : SmallTensors::kShareBlocks;
   std::vector<std::unique_ptr<Unit>> units;
-  std::vector<Claim> claims = Partitioner(module, strategy).take_claims();
+  std::vector<Claim> claims = Partitioner(module, strategy, has_master).take_claims();
   if (strategy.units.bucket_cap_mb) claims = cut_into_buckets(std::move(claims[0]), strategy);
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ namespace tessera {
 /// by dtype and requires_grad. Layouts are packed for `parts` equal parts.
 ///
 /// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
-std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts);
+///
+/// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its own.
+std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts,
+                                             const std::function<bool(const at::Tensor&)>& has_master = nullptr);
 
 }  // namespace tessera

@@ -8,6 +8,17 @@
 #include "tessera/span.h"
 
 namespace tessera {
+namespace {
+
+void expect_values_of(const Unit& unit) {
+  if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit)) return;
+  throw Error(ExitCode::kUsage, "unit " + unit.name +
+                                    ": its gathered parameters were written through .data() or a raw pointer, and the "
+                                    "write is lost (\"check.values\"). hint: write under tessera::Gathered(engine, "
+                                    "tessera::Gathered::kWrite)");
+}
+
+}  // namespace
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
                      ComputeDevice device, GatherLog& log, OnFailure on_failure)
@@ -116,13 +127,7 @@ void Residency::wait(Unit& unit) {
 
 void Residency::release(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
-  if (checks_values_ && unit.gathered_hash != 0 && unit.gathered_hash != hash_of_gathered(unit)) {
-    throw Error(ExitCode::kUsage,
-                "unit " + unit.name +
-                    ": its gathered parameters were written through .data() or a raw pointer, and the "
-                    "write is lost (\"check.values\"). hint: write under tessera::Gathered(engine, "
-                    "tessera::Gathered::kWrite)");
-  }
+  if (checks_values_) expect_values_of(unit);
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
   schedule_.give_up(unit.index);
@@ -131,6 +136,13 @@ void Residency::release(Unit& unit) {
   slots_[unit.slot].holder = nullptr;
   if (unit.slot > 0 && unit.slot <= plan_.shared_slots()) free_slots_.push_back(unit.slot);
   unit.slot = -1;
+}
+
+void Residency::expect_values() const {
+  if (!checks_values_) return;
+  for (const Unit* unit : units_) {
+    if (unit->state() == Unit::State::kGathered) expect_values_of(*unit);
+  }
 }
 
 void Residency::take(int slot, Unit& unit) {
@@ -192,6 +204,7 @@ int Residency::add_overflow_slot(const Unit& unit) {
 void Residency::release_all() {
   last_ = nullptr;
   for (Unit* unit : units_) {
+    unit->gathered_hash = 0;  // the step has changed what is gathered in place
     TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);
   }

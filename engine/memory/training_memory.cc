@@ -66,9 +66,22 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
   return flat;
 }
 
+/// torch::load gives a tensor the file's bytes and leaves its dtype, so a file of fp32 is read as noise of bf16. A storage
+/// that holds just this many elements of a wider type says so.
+void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& value) {
+  const std::size_t narrow = value.nbytes(), bytes = value.storage().nbytes();
+  if (narrow == 0 || value.storage_offset() != 0 || (bytes != 2 * narrow && bytes != 4 * narrow)) return;
+  throw Error(
+      ExitCode::kUsage,
+      c10::str("parameter ", parameter.name, " is ", value.scalar_type(), ", but was given memory of ", bytes / narrow,
+               " times its size under Gathered(kWrite), as torch::load does with a file of a wider "
+               "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
+}
+
 /// What a program left in a parameter under Gathered(kWrite), wherever that is now.
 at::Tensor value_to_store(const FlatParameter& parameter) {
   const at::Tensor value = parameter.tensor.detach();
+  expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
                                          ", but was given a value of sizes ", value.sizes(),

@@ -24,12 +24,13 @@ namespace {
 /// becomes any difference in the parameter where the gradient is nearly zero; this eps keeps both runs comparable.
 constexpr double kEps = 1e-2;
 
-/// The module's parameters that train, a tied one once, though Module::parameters lists it under each of its names.
-std::vector<at::Tensor> trainable_of(const torch::nn::Module& module) {
+/// The module's parameters, a tied one once, though Module::parameters lists it under each of its names. Frozen ones are
+/// there too: an optimizer leaves what has no gradient alone.
+std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : module.parameters()) {
     const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
-    if (parameter.requires_grad() && std::none_of(found.begin(), found.end(), same)) found.push_back(parameter);
+    if (std::none_of(found.begin(), found.end(), same)) found.push_back(parameter);
   }
   return found;
 }
@@ -81,7 +82,7 @@ class PlainTrainer final : public Trainer {
   bool narrow() const { return strategy_.mixed_precision.param != DType::kF32; }
 
   void make_optimizer() {
-    own_ = trainable_of(*module_);
+    own_ = parameters_of(*module_);
     trained_ = own_;
     if (narrow()) masters();
     const OptimizerConfig& config = strategy_.optimizer;

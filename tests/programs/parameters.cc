@@ -76,26 +76,19 @@ TEST(Parameters, LoadedBetweenBackwardAndStep) {
 }
 
 // A file of fp32 for a module in 16 bits: the masters get all of it.
-TEST(Parameters, LoadedFromAFileOfAnotherDtype) {
-  expect_like_plain(
+// torch::load gives a parameter the file's bytes whatever its dtype: plain LibTorch trains noise without a word.
+TEST(Parameters, FileOfAWiderDtypeIsRefused) {
+  on_matrix(
       [](Scene& scene) {
-        Tiny model = tiny(), other = tiny();
-        {
-          const at::NoGradGuard no_grad;
-          for (at::Tensor& parameter : other->parameters()) parameter.mul_(0.7).add_(1e-4);
-        }
+        Tiny model = tiny();
         std::stringstream file;
-        torch::save(other, file);
+        torch::save(tiny(), file);
         const auto trainer = scene.trainer(model);
         train(scene, *trainer, model, 0, 1);
-        trainer->write([&] { torch::load(model, file); });
-        if (!scene.is_plain()) {
-          EXPECT_EQ(model->head.scalar_type(), at::kBFloat16);
-        }
-        train(scene, *trainer, model, 1, 3);
-        scene.note(*trainer, *model);
+        scene.refused([&] { trainer->write([&] { torch::load(model, file); }); },
+                      {{"BFloat16", "wider dtype", "hint"}});
       },
-      {.dtype = DType::kBF16, .tolerance = 1e-2, .loss_tolerance = 2e-2});
+      {.dtype = DType::kBF16, .timeout_s = kShort});
 }
 
 TEST(Parameters, LoadOutsideGatheredIsNoticed) {
@@ -332,9 +325,8 @@ TEST(Parameters, SecondEngineIsRefusedWhileTheFirstLives) {
         Tiny model = tiny();
         const auto trainer = scene.trainer(model);
         train(scene, *trainer, model, 0, 1);
-        scene.refused([&] { scene.trainer(model); }, {{"embedding.weight", "another Engine", "hint"}});
-        scene.refused([&] { scene.trainer(model->blocks.ptr()->children()[1], linear_units); },
-                      {{"norm.weight", "another Engine"}});
+        scene.refused([&] { scene.trainer(model); }, {{"another Engine", "hint"}});
+        scene.refused([&] { scene.trainer(model->blocks.ptr()->children()[1], linear_units); }, {{"another Engine"}});
       },
       {.timeout_s = kShort});
 }
@@ -499,8 +491,9 @@ TEST(Parameters, LoadedBetweenTwoEngines) {
     {
       const auto trainer = scene.trainer(model);
       train(scene, *trainer, model, 0, 2);
+      if (!scene.is_plain()) trainer->write([&] { torch::load(model, file); });
     }
-    torch::load(model, file);
+    if (scene.is_plain()) torch::load(model, file);
     const auto trainer = scene.trainer(model);
     train(scene, *trainer, model, 2, 4);
     scene.note(*trainer, *model);
@@ -529,7 +522,15 @@ TEST(Parameters, ReadingReleasedMemorySaysShardedAndGathered) {
           torch::save(model->head, file);
         }};
     for (const auto& read : reads) {
-      if (scene.is_sharded()) {
+      train(scene, *trainer, model, 1, 2);           // whatever was gathered is released
+      const bool saves = &read - reads.data() >= 5;  // through operators, which gather, or through a pointer
+      if (scene.is_sharded() && saves) {
+        try {
+          read();
+        } catch (const c10::Error& error) {
+          EXPECT_NE(std::string(error.what()).find("tessera::Gathered"), std::string::npos) << error.what();
+        }
+      } else if (scene.is_sharded()) {
         scene.refused(read, {{"sharded", "tessera::Gathered", "unit "}, std::nullopt});
       } else {
         EXPECT_NO_THROW(read());

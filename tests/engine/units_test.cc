@@ -79,8 +79,8 @@ void expect_the_same_however_cut(const Case& c, const std::vector<Placed>& place
       const Trained trained = train_on_threads({.ranks = c.ranks}, strategy, options);
       for (const StepResult& step : trained.steps) {
         EXPECT_GT(step.grad_norm, 0.25) << what << ": nothing is clipped";
-        EXPECT_EQ(step.planned, step.allocated) << what;
       }
+      EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
       if (!first) first = trained;
       expect_same_bits(trained, *first, what);
       if (::testing::Test::HasFailure()) return;

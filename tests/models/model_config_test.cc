@@ -102,7 +102,7 @@ TEST(ModelConfig, MakesTheModel) {
 TEST(ModelConfig, BoundsSizesBeforeAnythingIsBuilt) {
   const auto gpt = [](const std::string& key, const std::string& value) {
     const std::string first = "{\"" + key + "\": " + value + ", ";
-    std::string rest = R"("model": "gpt", "vocab_size": 256, "seq_len": 64, "layers": 2, "width": 64, "heads": 2})";
+    std::string rest = R"("heads": 2, "vocab_size": 256, "seq_len": 64, "layers": 2, "width": 64, "model": "gpt"})";
     const auto at = rest.find("\"" + key + "\": ");
     if (at != std::string::npos) rest.erase(at, rest.find_first_of(",}", at) + 2 - at);
     return first + rest;

@@ -48,6 +48,7 @@ Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions&
     trained.values = values_of(*model);
   }
   trained.traffic = engine.traffic();
+  trained.allocated_at_end = engine.allocated();
   return trained;
 }
 

@@ -14,6 +14,7 @@ struct Trained {
   std::vector<StepResult> steps;
   std::vector<std::pair<std::string, at::Tensor>> values;  ///< fp32 master weights where sharded state has them
   TrafficCounts traffic;
+  MemoryUse allocated_at_end;  ///< when nothing beyond the plan is needed any more
 };
 
 struct TrainOptions {

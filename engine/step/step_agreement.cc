@@ -74,9 +74,8 @@ void StepAgreement::write_message(const LocalStep& local) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
     const NormSums& norm = norm_.sums_of(group);
     if (!norm.finite()) header.finite = 0;
-    const std::span<const double> sums = norm.sums();
-    std::memcpy(place, sums.data(), sums.size_bytes());
-    place += sums.size_bytes();
+    // A rank may hold no part of a group: then there is nothing to copy, and no address to copy from.
+    place = std::ranges::copy(std::as_bytes(norm.sums()), place).out;
   });
   std::memcpy(message_.data(), &header, sizeof header);
 }

@@ -53,4 +53,4 @@ configure_package_config_file(cmake/TesseraConfig.cmake.in ${PROJECT_BINARY_DIR}
   INSTALL_DESTINATION ${tessera_cmake_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
-  cmake/TesseraTorch.cmake DESTINATION ${tessera_cmake_dir})
+  cmake/TesseraTorch.cmake cmake/TesseraUring.cmake DESTINATION ${tessera_cmake_dir})

@@ -24,6 +24,13 @@ endif()
 add_library(tessera_xxhash INTERFACE)
 target_include_directories(tessera_xxhash SYSTEM INTERFACE ${TESSERA_XXHASH_INCLUDE})
 
+include(TesseraUring)
+find_path(TESSERA_URING_INCLUDE liburing.h)
+if(NOT TESSERA_URING_INCLUDE)
+  message(FATAL_ERROR "liburing.h not found. scripts/setup installs it (Debian: liburing-dev); "
+    "for a copy elsewhere set TESSERA_URING_INCLUDE to its folder.")
+endif()
+
 if(TESSERA_TORCH AND TESSERA_PROGRAMS)
   tessera_find(CLI11 libcli11-dev)
 endif()

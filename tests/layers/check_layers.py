@@ -47,6 +47,7 @@ ALLOWED = {
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
     "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
     "optim": GROUND,
+    "offload": ["runtime/base", *PUBLIC_BASE],
     "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
@@ -61,7 +62,7 @@ ALLOWED = {
             "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim", "offload",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT]

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace tessera {
+
+/// Anonymous memory of this process, zeroed, for records and their transfers.
+///
+/// 1. It begins at a multiple of 2 MiB if it has 2 MiB or more, else of 4 KiB. So it may be read and written past the
+///    page cache (O_DIRECT), and a device gets long pieces.
+/// 2. It occupies exactly `bytes()`: what was asked for, rounded up to 4 KiB. All of it is there when `make` returns;
+///    nothing is left for page faults during a step.
+/// 3. The kernel is asked for huge pages (MADV_HUGEPAGE), and may decline.
+///
+/// Move-only; the destructor gives it back.
+class AlignedMemory {
+ public:
+  static constexpr std::size_t kPageBytes = 4096;
+  static constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+  AlignedMemory() = default;
+  AlignedMemory(AlignedMemory&& other) noexcept { *this = std::move(other); }
+  AlignedMemory& operator=(AlignedMemory&& other) noexcept;
+  ~AlignedMemory();
+
+  /// `who` stands in front of an error: 71 if there is not so much memory. `bytes` may be 0.
+  static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
+  /// What `make(bytes)` occupies.
+  static constexpr std::size_t occupied_bytes(std::size_t bytes) {
+    return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  std::span<std::byte> span() const { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,184 @@
+#include "offload/block_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "offload/aligned_memory.h"
+#include "offload/fault_environment.h"
+#include "offload/fault_plan.h"
+#include "offload/file_calls.h"
+#include "offload/file_error.h"
+#include "offload/scratch_directory.h"
+#include "offload/sector.h"
+#include "offload/warn_once.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kZeroBytes = std::size_t{4} << 20;
+constexpr int kMostRetries = 100;
+
+std::string next_name(const std::string& directory) {
+  static std::atomic<int> files{0};
+  return fmt::format("{}/tessera-scratch-{}-{}", directory, ::getpid(), files.fetch_add(1));
+}
+
+// A second description of a file that may have no name: only one of the two is to be O_DIRECT.
+int open_again(int fd, const std::string& name, int flags) {
+  const std::string link = fmt::format("/proc/self/fd/{}", fd);
+  if (const Fault fault = fault_at(FaultSite::kOpen, name); fault.action == FaultAction::kErrno)
+    return -static_cast<int>(fault.number);
+  const int again = ::open(link.c_str(), flags | O_CLOEXEC);
+  return again < 0 ? -errno : again;
+}
+
+struct Opened {
+  int fd = -1;
+  bool has_name = false;
+};
+
+// Without a name where the file system can; else under a name that nobody had, which the caller takes away.
+Opened open_scratch(const std::string& directory, const std::string& name) {
+  constexpr mode_t kOwnerOnly = 0600;
+  int fd = -1;
+  if (const Fault fault = fault_at(FaultSite::kOpen, name); fault.action == FaultAction::kErrno) {
+    fd = -static_cast<int>(fault.number);
+  } else {
+    fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, kOwnerOnly);
+    if (fd < 0) fd = -errno;
+  }
+  if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -EINVAL)) return {fd, false};
+  return {file_calls::open(name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, kOwnerOnly), true};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::create(const BlockFileOptions& options) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  if (options.bytes <= 0 || !in_sectors(static_cast<std::uint64_t>(options.bytes)))
+    return make_error(ExitCode::kInternal,
+                      fmt::format("{}: a scratch file of {} bytes: want a multiple of {}, more than 0", options.who,
+                                  options.bytes, kSectorBytes));
+  TESSERA_ASSIGN_OR_RETURN(const ScratchDirectory directory, look_at_scratch_directory(options.directory, options.who));
+  std::unique_ptr<BlockFile> file(new BlockFile);
+  file->name_ = next_name(options.directory);
+  file->directory_ = options.directory;
+  file->bytes_ = options.bytes;
+  TESSERA_RETURN_IF_ERROR(file->open(options, directory.in_memory));
+  TESSERA_RETURN_IF_ERROR(file->take_room(options));
+  return file;
+}
+
+absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
+  const Opened opened = open_scratch(directory_, name_);
+  if (opened.fd < 0) return error(options, "open", -opened.fd, -1, -1, -1);
+  fd_ = buffered_fd_ = opened.fd;
+  if (!options.direct) {
+    mode_ = "page cache, as asked for";
+  } else if (in_memory) {
+    mode_ = "page cache, because tmpfs is memory already";
+  } else if (const int got = try_direct(); got != 0) {
+    return error(options, "open with O_DIRECT", got, -1, -1, -1);
+  } else if (!direct_) {
+    warn_once("no O_DIRECT " + directory_,
+              fmt::format("{}: files in {} go through the {}: they take memory twice and are slower. hint: name a "
+                          "directory on ext4 or XFS",
+                          options.who, directory_, mode_));
+  }
+  if (opened.has_name) {
+    if (const int got = file_calls::unlink(name_); got < 0) {
+      ::unlink(name_.c_str());
+      return error(options, "unlink", -got, -1, -1, -1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Some file systems refuse O_DIRECT when the file is opened, others only when it is written. Returns an errno where the
+// cause has nothing to do with O_DIRECT.
+int BlockFile::try_direct() {
+  const int fd = open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
+  if (fd == -EINVAL || fd == -EOPNOTSUPP || fd == -ENOENT) {
+    mode_ = "page cache, because opening with O_DIRECT failed: " + errno_text(-fd);
+    return 0;
+  }
+  if (fd < 0) return -fd;
+  alignas(kSectorBytes) static const std::byte zeros[kSectorBytes] = {};
+  const ssize_t written = file_calls::pwrite(fd, name_, zeros, kSectorBytes, 0);
+  if (written == static_cast<ssize_t>(kSectorBytes)) {
+    fd_ = fd;
+    direct_ = true;
+    mode_ = "O_DIRECT";
+    return 0;
+  }
+  ::close(fd);
+  if (written < 0 && written != -EINVAL && written != -EOPNOTSUPP) return static_cast<int>(-written);
+  mode_ =
+      "page cache, because a write with O_DIRECT failed: " + errno_text(written < 0 ? static_cast<int>(-written) : EIO);
+  return 0;
+}
+
+absl::Status BlockFile::take_room(const BlockFileOptions& options) {
+  // The kernel would send SIGXFSZ, which ends a process.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      static_cast<rlim_t>(bytes_) > limit.rlim_cur)
+    return error(options, "reservation", EFBIG, -1, bytes_, static_cast<std::int64_t>(limit.rlim_cur));
+  int got;
+  for (int tries = 0; (got = file_calls::allocate(buffered_fd_, name_, bytes_)) == -EINTR && tries < kMostRetries;)
+    ++tries;
+  if (got == 0) return options.write_zeros ? write_zeros(options) : absl::OkStatus();
+  // No reservations on this file system: writing takes the room just as well.
+  if (got == -EOPNOTSUPP) return write_zeros(options);
+  return error(options, "reservation", -got, -1, bytes_, -1);
+}
+
+absl::Status BlockFile::write_zeros(const BlockFileOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const AlignedMemory zeros,
+      AlignedMemory::make(static_cast<std::size_t>(std::min<std::int64_t>(bytes_, kZeroBytes)), options.who));
+  std::int64_t done = 0;
+  for (int retries = 0; done < bytes_;) {
+    const auto wanted = std::min(bytes_ - done, static_cast<std::int64_t>(zeros.bytes()));
+    const int fd = in_sectors(static_cast<std::uint64_t>(done)) ? fd_ : buffered_fd_;
+    const ssize_t got = file_calls::pwrite(fd, name_, zeros.data(), static_cast<std::size_t>(wanted), done);
+    if (got > 0) {
+      done += got;
+      retries = 0;
+    } else if ((got != -EINTR && got != -EAGAIN && got != 0) || ++retries > kMostRetries) {
+      return error(options, "write of zeros", got == 0 ? EIO : static_cast<int>(-got), done, bytes_, done);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockFile::error(const BlockFileOptions& options, const char* operation, int error, std::int64_t offset,
+                              std::int64_t wanted, std::int64_t got) const {
+  std::string name = name_;
+  if (error == ENOSPC || error == EDQUOT) {
+    const std::int64_t free = free_bytes_at(directory_);
+    if (free >= 0) name += fmt::format(" ({} bytes free)", free);
+  }
+  return file_error({.who = options.who,
+                     .operation = operation,
+                     .file = name,
+                     .offset = offset,
+                     .wanted = wanted,
+                     .got = got,
+                     .error = error});
+}
+
+BlockFile::~BlockFile() {
+  if (buffered_fd_ >= 0 && buffered_fd_ != fd_) ::close(buffered_fd_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace tessera

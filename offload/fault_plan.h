@@ -1,0 +1,129 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+class UnsyncedFiles;
+
+/// Faults on purpose, for tests: the n-th operation of a kind fails, is cut short, comes late, or is the process's last.
+///
+/// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`) it counts the
+/// operations of each site and applies its rules; so a test runs once to count, then once for each n:
+///
+///     ScopedFaults counting({});
+///     ... std::int64_t n = counting.plan().operations(FaultSite::kWrite);
+///     ScopedFaults failing({{.site = FaultSite::kWrite, .nth = 3, .action = FaultAction::kErrno, .number = ENOSPC}});
+///
+/// With no plan installed a site costs one relaxed load of an atomic.
+enum class FaultSite {
+  kOpen,    ///< opening or creating a file
+  kRead,    ///< a read, before it begins
+  kWrite,   ///< a write, before it begins; making room for a new file is one
+  kFsync,   ///< of a file or folder
+  kRename,  ///< path: the new name
+  kUnlink,
+  kSubmit,  ///< handing a read or write to io_uring or to the threads; kErrno means: the queue is full this time
+  kCqe,     ///< the result of a read or write of an IoRing, before it is looked at
+};
+inline constexpr int kNumFaultSites = 8;
+
+enum class FaultAction {
+  kNone,     ///< only counts
+  kErrno,    ///< fails with errno `number`; nothing was done
+  kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that so many were moved
+  kBitFlip,  ///< kRead, kWrite: succeeds, but one bit of the byte at `number`, from the operation's begin, is wrong
+  kTorn,     ///< kRead, kWrite: claims success, but moved only `number` sectors of 4096 bytes
+  kDelay,    ///< succeeds `number` milliseconds later
+  kCrash,    ///< _exit(number), as kill -9 would
+  kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
+};
+
+struct FaultRule {
+  FaultSite site = FaultSite::kWrite;
+  std::string path = "";   ///< only operations on files whose name contains it; empty: all
+  std::int64_t nth = 0;    ///< > 0: the n-th of those, counted from 1
+  std::int64_t every = 0;  ///< > 0: each n-th of those. One of `nth` and `every` is set
+  FaultAction action = FaultAction::kNone;
+  std::int64_t number = 0;  ///< what it means, FaultAction says; for kCrash an exit code
+  /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not undone.
+  bool keep_renames = false;
+};
+
+/// What a site has to do. kCrash and kDropUnsynced never get here.
+struct Fault {
+  FaultAction action = FaultAction::kNone;
+  std::int64_t number = 0;
+};
+
+/// Rules and counts. Thread-safe.
+class FaultPlan {
+ public:
+  explicit FaultPlan(std::vector<FaultRule> rules);
+  ~FaultPlan();
+
+  /// Operations that passed the site since the plan was made.
+  std::int64_t operations(FaultSite site) const;
+  /// Operations that a rule changed.
+  std::int64_t faults() const;
+
+  /// Counts an operation, and says what happens to it. May end the process. If several rules apply, the first one wins.
+  Fault pass(FaultSite site, std::string_view path);
+
+  /// The model of a power loss, told of every change to files; null unless a rule needs it.
+  UnsyncedFiles* unsynced() { return unsynced_.get(); }
+
+ private:
+  struct CountedRule {
+    FaultRule rule;
+    std::int64_t seen = 0;
+  };
+  bool applies(CountedRule& counted, FaultSite site, std::string_view path);
+
+  mutable std::mutex mutex_;  // guards the members below
+  std::vector<CountedRule> rules_;
+  std::array<std::int64_t, kNumFaultSites> operations_{};
+  std::int64_t faults_ = 0;
+  std::unique_ptr<UnsyncedFiles> unsynced_;
+};
+
+/// Installs a plan for the whole process while it lives. REQUIRES: no other one is installed; threads that do I/O have
+/// ended when it goes.
+class ScopedFaults {
+ public:
+  explicit ScopedFaults(std::vector<FaultRule> rules);
+  ~ScopedFaults();
+  ScopedFaults(const ScopedFaults&) = delete;
+  ScopedFaults& operator=(const ScopedFaults&) = delete;
+
+  FaultPlan& plan() { return plan_; }
+
+ private:
+  FaultPlan plan_;
+};
+
+/// Where the process keeps its plan; null where none is installed. It is one for all, since operating systems and tests
+/// know processes, and ranks may be threads of one.
+inline std::atomic<FaultPlan*> installed_fault_plan{nullptr};
+
+/// The plan, or null.
+inline FaultPlan* fault_plan() {
+  if (installed_fault_plan.load(std::memory_order_relaxed) == nullptr) return nullptr;
+  return installed_fault_plan.load(std::memory_order_acquire);
+}
+
+/// What a site asks for each of its operations.
+inline Fault fault_at(FaultSite site, std::string_view path) {
+  FaultPlan* const plan = fault_plan();
+  return plan == nullptr ? Fault{} : plan->pass(site, path);
+}
+
+}  // namespace tessera

@@ -1,0 +1,131 @@
+#include "offload/file_calls.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "offload/aligned_memory.h"
+#include "offload/fault_plan.h"
+#include "offload/sector.h"
+#include "offload/unsynced_files.h"
+
+namespace tessera::file_calls {
+namespace {
+
+template <typename Result>
+Result negative_errno(Result result) {
+  return result < 0 ? static_cast<Result>(-errno) : result;
+}
+
+// What all sites do alike. True: the operation does not take place, and `result` is what it returns.
+bool fails_at(FaultSite site, const std::string& name, Fault& fault, ssize_t& result) {
+  fault = fault_at(site, name);
+  if (fault.action == FaultAction::kDelay) std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));
+  if (fault.action != FaultAction::kErrno) return false;
+  result = -static_cast<ssize_t>(fault.number);
+  return true;
+}
+
+UnsyncedFiles* unsynced() {
+  FaultPlan* const plan = fault_plan();
+  return plan == nullptr ? nullptr : plan->unsynced();
+}
+
+// How many bytes an operation on `bytes` really moves.
+std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
+  if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
+  if (fault.action == FaultAction::kTorn) return std::min(bytes, static_cast<std::size_t>(fault.number) * kSectorBytes);
+  return bytes;
+}
+
+ssize_t claimed(const Fault& fault, ssize_t result, std::size_t bytes) {
+  return fault.action == FaultAction::kTorn && result >= 0 ? static_cast<ssize_t>(bytes) : result;
+}
+
+}  // namespace
+
+int open(const std::string& name, int flags, mode_t mode) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
+  return negative_errno(::open(name.c_str(), flags, mode));
+}
+
+ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kRead, name, fault, result)) return result;
+  result = negative_errno(::pread(fd, data, moved_bytes(fault, bytes), offset));
+  if (fault.action == FaultAction::kBitFlip && fault.number < result)
+    static_cast<std::byte*>(data)[fault.number] ^= std::byte{1};
+  return claimed(fault, result, bytes);
+}
+
+ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kWrite, name, fault, result)) return result;
+  if (UnsyncedFiles* files = unsynced()) files->wrote(name);
+  if (fault.action == FaultAction::kBitFlip && static_cast<std::size_t>(fault.number) < bytes) {
+    const auto copy = AlignedMemory::make(bytes, "copy for a bit flip");
+    if (!copy.ok()) return -ENOMEM;
+    std::memcpy(copy->data(), data, bytes);
+    copy->data()[fault.number] ^= std::byte{1};
+    return negative_errno(::pwrite(fd, copy->data(), bytes, offset));
+  }
+  result = negative_errno(::pwrite(fd, data, moved_bytes(fault, bytes), offset));
+  return claimed(fault, result, bytes);
+}
+
+int allocate(int fd, const std::string& name, off_t bytes) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kWrite, name, fault, result)) return static_cast<int>(result);
+  return negative_errno(::fallocate(fd, 0, 0, bytes));
+}
+
+int fsync(int fd, const std::string& name) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kFsync, name, fault, result)) return static_cast<int>(result);
+  const int got = negative_errno(::fsync(fd));
+  if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->synced_file(name);
+  return got;
+}
+
+int fsync_folder(int fd, const std::string& folder) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kFsync, folder, fault, result)) return static_cast<int>(result);
+  const int got = negative_errno(::fsync(fd));
+  if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->synced_folder(folder);
+  return got;
+}
+
+int rename(const std::string& from, const std::string& to) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kRename, to, fault, result)) return static_cast<int>(result);
+  UnsyncedFiles* const files = unsynced();
+  if (files != nullptr) files->before_rename(from, to);
+  const int got = negative_errno(std::rename(from.c_str(), to.c_str()));
+  if (files != nullptr && got == 0) files->renamed(from, to);
+  return got;
+}
+
+int unlink(const std::string& name) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kUnlink, name, fault, result)) return static_cast<int>(result);
+  const int got = negative_errno(::unlink(name.c_str()));
+  if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->unlinked(name);
+  return got;
+}
+
+}  // namespace tessera::file_calls

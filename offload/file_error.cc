@@ -1,0 +1,98 @@
+#include "offload/file_error.h"
+
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+std::string hint_for(const FileTrouble& trouble) {
+  switch (trouble.error) {
+    case 0:
+      return "something cut the file while it was in use; look for what cleans up that directory";
+    case ENOSPC:
+      return fmt::format("free {} there, or name another directory",
+                         trouble.wanted > 0 ? format_bytes(trouble.wanted) : std::string("some space"));
+    case EDQUOT:
+      return "this user's quota is used up; raise it, or name another directory";
+    case EFBIG:
+      return "raise the limit of file sizes (ulimit -f), or name a directory on another file system";
+    case EIO:
+      return "the device reported an error (see dmesg); name a directory on another disk";
+    case EACCES:
+    case EPERM:
+      return "name a directory that this user may write to";
+    case EROFS:
+      return "the file system is mounted read-only; name another directory";
+    case ENOENT:
+      return "create the directory first";
+    case ENOTDIR:
+      return "name a directory, not a file";
+    case ENAMETOOLONG:
+    case ELOOP:
+      return "name a shorter path without circles of links";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit of open files (ulimit -n)";
+    case ENOMEM:
+      return "memory or locked memory is used up (ulimit -l); ask for less, or raise the limit";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+absl::Status file_error(const FileTrouble& trouble) {
+  std::string text = fmt::format("{}: {} of {}", trouble.who, trouble.operation, trouble.file);
+  if (trouble.offset >= 0) text += fmt::format(" at offset {}", trouble.offset);
+  if (trouble.wanted >= 0 && trouble.got >= 0) {
+    text += fmt::format(": wanted {} bytes, got {}", trouble.wanted, trouble.got);
+  } else if (trouble.wanted >= 0) {
+    text += fmt::format(": wanted {} bytes", trouble.wanted);
+  }
+  text += ": " + (trouble.error == 0 ? std::string("the file ended too early") : errno_text(trouble.error));
+  if (const std::string hint = hint_for(trouble); !hint.empty()) text += ". hint: " + hint;
+  return make_error(exit_code_of_errno(trouble.error), text);
+}
+
+ExitCode exit_code_of_errno(int error) {
+  switch (error) {
+    case EACCES:
+    case EPERM:
+      return ExitCode::kPermission;
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+      return ExitCode::kOsResource;
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EEXIST:
+    case EROFS:
+    case ENAMETOOLONG:
+    case ELOOP:
+    case EFBIG:
+      return ExitCode::kCannotCreate;
+    default:
+      return ExitCode::kIo;
+  }
+}
+
+std::string errno_text(int error) {
+  return fmt::format("{} (errno {})", std::generic_category().message(error), error);
+}
+
+std::int64_t free_bytes_at(const std::string& path) {
+  struct statvfs info {};
+  if (::statvfs(path.c_str(), &info) != 0) return -1;
+  return static_cast<std::int64_t>(info.f_bavail) * static_cast<std::int64_t>(info.f_frsize);
+}
+
+}  // namespace tessera

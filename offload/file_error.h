@@ -1,0 +1,38 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tessera/exit_code.h"
+
+namespace tessera {
+
+/// What a message about a failed file operation says. A negative number means: this operation has none.
+struct FileTrouble {
+  std::string_view who;        ///< on whose behalf: "rank 0 optimizer state"
+  std::string_view operation;  ///< "read", "write", "fsync", ...
+  std::string_view file;
+  std::int64_t offset = -1;  ///< in bytes from the file's begin
+  std::int64_t wanted = -1;  ///< bytes
+  std::int64_t got = -1;     ///< bytes
+  int error = 0;             ///< an errno; 0: the file ended where data was wanted
+};
+
+/// "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096 bytes, got 0: No space left on
+/// device (errno 28). hint: free 4.00 KiB more there, or name another directory", with `exit_code_of_errno`.
+absl::Status file_error(const FileTrouble& trouble);
+
+/// 77 permission; 71 memory, file descriptors, locked memory; 73 a path that cannot hold the file; 74 everything else:
+/// EIO, a full disk, a file that ended too early (0).
+ExitCode exit_code_of_errno(int error);
+
+/// "No space left on device (errno 28)".
+std::string errno_text(int error);
+
+/// Bytes that this user may still write on the file system of `path`; -1 if that cannot be asked.
+std::int64_t free_bytes_at(const std::string& path);
+
+}  // namespace tessera

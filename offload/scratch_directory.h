@@ -1,0 +1,21 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+
+namespace tessera {
+
+/// What a directory for scratch files is like.
+struct ScratchDirectory {
+  std::string path;
+  bool in_memory = false;  ///< tmpfs or ramfs: what is put there takes memory, not disk
+};
+
+/// Looks at a directory before anything is made in it, so that a bad one is an error before training starts.
+/// Warns, once a directory, if it is in memory.
+/// Errors: 73 it is missing, is no directory, or its file system is read-only; 77 this user may not write there;
+/// 78 an empty path.
+absl::StatusOr<ScratchDirectory> look_at_scratch_directory(const std::string& path, const std::string& who);
+
+}  // namespace tessera

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+/// Transfers past the page cache begin and end at multiples of this, in the file and in memory. Devices want 512 or 4096,
+/// and every one takes 4096.
+inline constexpr std::size_t kSectorBytes = 4096;
+
+/// `bytes`, rounded up to whole sectors.
+constexpr std::size_t whole_sectors(std::size_t bytes) {
+  return (bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
+}
+constexpr bool in_sectors(std::uint64_t value) { return value % kSectorBytes == 0; }
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// What a power loss would take away: a model for tests, kept up to date by `file_calls.h` while a plan with a rule
+/// kDropUnsynced is installed.
+///
+/// 1. A file that was written and not synced since loses all its content.
+/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name. Or the rename is
+///    kept and only the data is lost, as on file systems that order nothing.
+/// 3. What was synced stays.
+///
+/// To be able to undo a rename, it keeps a link to the file that the rename replaces, beside it (NAME.before-rename);
+/// the link goes when the folder is synced. Thread-safe.
+class UnsyncedFiles {
+ public:
+  void wrote(const std::string& path);
+  void synced_file(const std::string& path);
+  void synced_folder(const std::string& folder);
+  void before_rename(const std::string& from, const std::string& to);
+  void renamed(const std::string& from, const std::string& to);
+  void unlinked(const std::string& path);
+
+  /// The power loss itself.
+  void drop(bool keep_renames);
+
+ private:
+  struct Rename {
+    std::string from, to;
+    std::string before;  ///< the link to what was replaced; empty if nothing was
+  };
+
+  std::mutex mutex_;  // guards the members below
+  std::vector<std::string> unsynced_;
+  std::vector<Rename> renames_;
+  std::string replaced_;  ///< link made by before_rename, until renamed
+};
+
+}  // namespace tessera

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string>
+
+namespace tessera {
+
+/// Warns unless this process has warned with the same `key` before: ranks may be threads of one process, and a cause that
+/// they share is told once. Thread-safe.
+void warn_once(const std::string& key, const std::string& message);
+
+}  // namespace tessera

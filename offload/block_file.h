@@ -10,9 +10,9 @@
 namespace tessera {
 
 struct BlockFileOptions {
-  std::string directory;
+  std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
-  std::string who;         ///< in front of errors: "rank 0 optimizer state"
+  std::string who = {};    ///< in front of errors: "rank 0 optimizer state"
   /// Past the page cache (O_DIRECT) where the file system can. Off: through the page cache, which then holds a second copy.
   bool direct = true;
   /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on ext4

@@ -1,0 +1,146 @@
+#include "offload/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <utility>
+
+#include "offload/fault_environment.h"
+#include "offload/file_calls.h"
+#include "offload/file_error.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kMostRetries = 100;
+constexpr int kMostNames = 100;
+
+std::string folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? std::filesystem::path(".").string() : folder.string();
+}
+
+/// The temporary file, until it is renamed: closed and taken away wherever the way ends.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::string& path, const std::string& who) : target_(path), who_(who), folder_(folder_of(path)) {}
+  ~TemporaryFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!exists_) return;
+    // A fault plan may fail this, too; it must not be a reason to leave rubbish behind.
+    if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
+      log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  // A name of an earlier process with this process's number may be left over from a kill: then the next number is taken.
+  absl::Status open(mode_t mode) {
+    static std::atomic<std::uint64_t> numbers{0};
+    int got = -EEXIST;
+    for (int tries = 0; got == -EEXIST && tries < kMostNames; ++tries) {
+      name_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), numbers.fetch_add(1));
+      got =
+          retried([&] { return file_calls::open(name_, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, mode); });
+    }
+    if (got < 0) return error("create", -got, -1, -1, -1);
+    fd_ = got;
+    exists_ = true;
+    // Exactly `mode`, whatever the umask.
+    return ::fchmod(fd_, mode) == 0 ? absl::OkStatus() : error("set the mode", errno, -1, -1, -1);
+  }
+
+  absl::Status write(std::span<const std::byte> bytes) {
+    std::size_t done = 0;
+    for (int fruitless = 0; done < bytes.size();) {
+      const ssize_t got =
+          file_calls::pwrite(fd_, name_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+      if (got > 0) {
+        done += static_cast<std::size_t>(got);
+        fruitless = 0;
+      } else if ((got != 0 && got != -EINTR && got != -EAGAIN) || ++fruitless > kMostRetries) {
+        return error("write", got == 0 ? EIO : static_cast<int>(-got), static_cast<std::int64_t>(done),
+                     static_cast<std::int64_t>(bytes.size()), static_cast<std::int64_t>(done));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  absl::Status sync() {
+    const int got = file_calls::fsync(fd_, name_);
+    return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);
+  }
+
+  absl::Status close() {
+    // Network file systems report a failed write here.
+    if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return error("close", errno, -1, -1, -1);
+    return absl::OkStatus();
+  }
+
+  absl::Status rename() {
+    const int got = retried([&] { return file_calls::rename(name_, target_); });
+    if (got < 0) return error("rename", -got, -1, -1, -1);
+    exists_ = false;
+    return absl::OkStatus();
+  }
+
+  absl::Status sync_folder() {
+    const int folder = retried([&] { return file_calls::open(folder_, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
+    if (folder < 0) return error("open of the folder", -folder, -1, -1, -1);
+    const int got = file_calls::fsync_folder(folder, folder_);
+    ::close(folder);
+    return got == 0 ? absl::OkStatus() : error("fsync of the folder", -got, -1, -1, -1);
+  }
+
+ private:
+  template <typename Call>
+  static int retried(const Call& call) {
+    int got = call();
+    for (int tries = 0; (got == -EINTR || got == -EAGAIN) && tries < kMostRetries; ++tries) got = call();
+    return got;
+  }
+
+  absl::Status error(const char* operation, int error, std::int64_t offset, std::int64_t wanted,
+                     std::int64_t got) const {
+    std::string name = target_;
+    if (error == ENOSPC || error == EDQUOT) name += fmt::format(" ({} bytes free)", free_bytes_at(folder_));
+    return file_error({.who = who_,
+                       .operation = operation,
+                       .file = name,
+                       .offset = offset,
+                       .wanted = wanted,
+                       .got = got,
+                       .error = error});
+  }
+
+  const std::string target_, who_, folder_;
+  std::string name_;
+  int fd_ = -1;
+  bool exists_ = false;
+};
+
+}  // namespace
+
+absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
+                                   mode_t mode) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  if (path.empty()) return make_error(ExitCode::kConfig, who + ": the path of a file to write is empty");
+  TemporaryFile file(path, who);
+  TESSERA_RETURN_IF_ERROR(file.open(mode));
+  TESSERA_RETURN_IF_ERROR(file.write(bytes));
+  TESSERA_RETURN_IF_ERROR(file.sync());
+  TESSERA_RETURN_IF_ERROR(file.close());
+  TESSERA_RETURN_IF_ERROR(file.rename());
+  return file.sync_folder();
+}
+
+}  // namespace tessera

@@ -1,0 +1,431 @@
+#include "offload/file_tier.h"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "offload/sector.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostPaths = 64;
+
+absl::Status bad_options(const FileTierOptions& options, const std::string& what) {
+  return make_error(ExitCode::kConfig, fmt::format("{}: {}", options.who, what));
+}
+
+absl::Status check_options(const FileTierOptions& options) {
+  if (options.records < 1 || options.records > std::numeric_limits<std::int32_t>::max())
+    return bad_options(options, fmt::format("{} records, want 1 to 2^31 - 1", options.records));
+  std::int64_t all_bytes = 0;
+  if (options.record_bytes < 1 || options.record_bytes > (std::size_t{1} << 40) ||
+      __builtin_mul_overflow(options.records, static_cast<std::int64_t>(whole_sectors(options.record_bytes)),
+                             &all_bytes))
+    return bad_options(options, fmt::format("{} records of {} bytes: want at least 1 byte, and at most 2^63 - 1 in all",
+                                            options.records, options.record_bytes));
+  if (options.most_held < 1 || options.read_ahead < 0 || options.write_behind < 0)
+    return bad_options(options, fmt::format("most_held {}, read_ahead {}, write_behind {}: want at least 1, 0, 0",
+                                            options.most_held, options.read_ahead, options.write_behind));
+  if (options.most_held > (1 << 20) || options.read_ahead > IoRing::kMostInFlight ||
+      options.write_behind > IoRing::kMostInFlight)
+    return bad_options(options, fmt::format("most_held {}, read_ahead {}, write_behind {}: want at most 2^20, {}, {}",
+                                            options.most_held, options.read_ahead, options.write_behind,
+                                            IoRing::kMostInFlight, IoRing::kMostInFlight));
+  if (options.paths.size() > kMostPaths)
+    return bad_options(options, fmt::format("{} directories, want at most {}", options.paths.size(), kMostPaths));
+  for (const StripePath& path : options.paths) {
+    if (!std::isfinite(path.weight) || path.weight <= 0)
+      return bad_options(
+          options, fmt::format("the weight of directory {} is {}, want a number above 0", path.directory, path.weight));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<double> weights_of(const FileTierOptions& options) {
+  std::vector<double> weights;
+  for (const StripePath& path : options.paths) weights.push_back(path.weight);
+  return weights;
+}
+
+std::size_t as_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+}  // namespace
+
+// ---- Sizes -----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<FileTier::Sizes> FileTier::sizes_of(const FileTierOptions& options) {
+  TESSERA_RETURN_IF_ERROR(check_options(options));
+  Sizes sizes;
+  sizes.stride_bytes = whole_sectors(options.record_bytes);
+  sizes.resident = static_cast<std::int64_t>(
+      std::min<std::size_t>(options.resident_bytes / options.record_bytes, as_size(options.records)));
+  sizes.on_disk = options.records - sizes.resident;
+  sizes.file_records.assign(options.paths.size(), 0);
+  if (sizes.on_disk == 0) return sizes;
+  if (options.paths.empty()) return bad_options(options, "no directory for records on disk, want at least one");
+  sizes.slots = std::min(as_size(sizes.on_disk),
+                         as_size(options.most_held) + as_size(options.read_ahead) + as_size(options.write_behind));
+  sizes.file_records = records_in_stripes(weights_of(options), sizes.on_disk);
+  return sizes;
+}
+
+std::size_t FileTier::memory_of(const FileTierOptions& options, const Sizes& sizes) {
+  const std::size_t on_disk = as_size(sizes.on_disk), resident = as_size(sizes.resident);
+  return AlignedMemory::occupied_bytes(resident * options.record_bytes) +
+         Table<std::uint8_t>::occupied_bytes(resident) +
+         AlignedMemory::occupied_bytes(sizes.slots * sizes.stride_bytes) + Table<Slot>::occupied_bytes(sizes.slots) +
+         Table<std::int32_t>::occupied_bytes(on_disk) + Table<StripePlace>::occupied_bytes(on_disk) +
+         Table<std::uint8_t>::occupied_bytes(on_disk) +
+         (options.verify ? Table<std::uint64_t>::occupied_bytes(on_disk) : 0);
+}
+
+absl::StatusOr<std::size_t> FileTier::memory_bytes(const FileTierOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(options));
+  return memory_of(options, sizes);
+}
+
+absl::StatusOr<std::vector<std::int64_t>> FileTier::file_bytes(const FileTierOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(options));
+  std::vector<std::int64_t> bytes = sizes.file_records;
+  for (std::int64_t& value : bytes) value *= static_cast<std::int64_t>(sizes.stride_bytes);
+  return bytes;
+}
+
+std::size_t FileTier::allocated_bytes() const {
+  return resident_memory_.bytes() + resident_held_.bytes() + slot_memory_.bytes() + slots_.bytes() + slot_of_.bytes() +
+         places_.bytes() + written_.bytes() + checksums_.bytes();
+}
+
+// ---- Set-up ----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<FileTier>> FileTier::create(const FileTierOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(options));
+  std::unique_ptr<FileTier> tier(new FileTier(options, sizes));
+  TESSERA_RETURN_IF_ERROR(tier->take_files());
+  TESSERA_RETURN_IF_ERROR(tier->take_memory());
+  if (sizes.on_disk == 0) return tier;
+  TESSERA_ASSIGN_OR_RETURN(tier->ring_, IoRing::make(options.io));
+  std::vector<const BlockFile*> files;
+  for (const auto& file : tier->files_)
+    if (file != nullptr) files.push_back(file.get());
+  const std::span<std::byte> memory[] = {tier->slot_memory_.span()};
+  tier->ring_->register_resources(files, memory);
+  return tier;
+}
+
+FileTier::FileTier(const FileTierOptions& options, const Sizes& sizes)
+    : options_(options), sizes_(sizes), resident_(sizes.resident) {}
+
+absl::Status FileTier::take_files() {
+  for (std::size_t i = 0; i < options_.paths.size(); ++i) {
+    files_.emplace_back();
+    if (sizes_.file_records[i] == 0) continue;
+    TESSERA_ASSIGN_OR_RETURN(files_.back(), BlockFile::create({.directory = options_.paths[i].directory,
+                                                               .bytes = sizes_.file_records[i] *
+                                                                        static_cast<std::int64_t>(sizes_.stride_bytes),
+                                                               .who = options_.who,
+                                                               .direct = options_.direct,
+                                                               .write_zeros = options_.write_zeros}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::take_memory() {
+  const std::string& who = options_.who;
+  const std::size_t on_disk = as_size(sizes_.on_disk), resident = as_size(sizes_.resident);
+  TESSERA_ASSIGN_OR_RETURN(resident_memory_, AlignedMemory::make(resident * options_.record_bytes, who));
+  TESSERA_ASSIGN_OR_RETURN(resident_held_, Table<std::uint8_t>::make(resident, who));
+  TESSERA_ASSIGN_OR_RETURN(slot_memory_, AlignedMemory::make(sizes_.slots * sizes_.stride_bytes, who));
+  TESSERA_ASSIGN_OR_RETURN(slots_, Table<Slot>::make(sizes_.slots, who));
+  TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(on_disk, who));
+  TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(on_disk, who));
+  TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(on_disk, who));
+  if (options_.verify) {
+    TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(on_disk, who));
+  }
+  for (Slot& slot : slots_.span()) slot.record = -1;
+  if (on_disk > 0) place_in_stripes(weights_of(options_), places_.span());
+  return absl::OkStatus();
+}
+
+FileTier::~FileTier() {
+  if (ring_ == nullptr) return;
+  if (const absl::Status status = ring_->drain(); !status.ok() && failure_.ok()) log_error(message_of(status));
+}
+
+// ---- What the caller does --------------------------------------------------------------------------------------------
+
+void FileTier::fetch(std::int64_t record) {
+  if (!failure_.ok() || record < resident_ || record >= options_.records || fetched_ >= options_.read_ahead) return;
+  if (const std::int32_t found = slot_of(record); found > 0) {
+    Slot& slot = slots_[as_size(found - 1)];
+    const bool is_free = slot.state == SlotState::kFree;
+    if (!is_free && (slot.state != SlotState::kWriting || slot.wanted)) return;
+    if (is_free) slot.state = SlotState::kFetched;
+    if (!is_free) slot.wanted = true;
+    ++fetched_;
+    return;
+  }
+  if (written_[as_size(record - resident_)] == 0) return;  // zeros need no disk
+  failure_.Update(start_read(reuse_slot(record), record));
+}
+
+absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
+  TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
+  if (record < 0 || record >= options_.records)
+    return wrong_use(fmt::format("get of record {}, want 0 to {}", record, options_.records - 1));
+  const bool is_resident = record < resident_;
+  const std::int32_t found = is_resident ? 0 : slot_of(record);
+  const bool is_held = is_resident ? resident_held_[as_size(record)] != 0
+                                   : found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
+  if (!is_held && held_ >= options_.most_held)
+    return wrong_use(
+        fmt::format("get of record {} while {} are held, and most_held is {}", record, held_, options_.most_held));
+  ++counters_.gets;
+  if (is_resident) {
+    if (!is_held) ++held_;
+    resident_held_[as_size(record)] = 1;
+    ++counters_.hits;
+    return resident_memory(record);
+  }
+  const std::size_t index = found > 0 ? as_size(found - 1) : reuse_slot(record);
+  if (!is_held) TESSERA_RETURN_IF_ERROR(bring_in(index));
+  Slot& slot = slots_[index];
+  if (!slot.was_read) ++counters_.hits;
+  slot.was_read = false;
+  return memory_of_slot(index).first(options_.record_bytes);
+}
+
+absl::Status FileTier::put(std::int64_t record) { return let_go(record, true); }
+
+absl::Status FileTier::release(std::int64_t record) { return let_go(record, false); }
+
+absl::Status FileTier::flush() {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  while (writing_ > 0) TESSERA_RETURN_IF_ERROR(end_write(oldest(SlotState::kWriting)));
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state != SlotState::kFetched) continue;
+    TESSERA_RETURN_IF_ERROR(end_read(i));
+    slots_[i].state = SlotState::kFree;
+    slots_[i].order = ++order_;
+  }
+  fetched_ = 0;
+  return absl::OkStatus();
+}
+
+TierCounters FileTier::counters() const {
+  TierCounters counters = counters_;
+  if (ring_ == nullptr) return counters;
+  const IoCounters& io = ring_->counters();
+  counters.reads = io.reads;
+  counters.writes = io.writes;
+  counters.bytes_read = io.bytes_read;
+  counters.bytes_written = io.bytes_written;
+  counters.wait_seconds = io.wait_seconds;
+  return counters;
+}
+
+std::string FileTier::describe() const {
+  std::string text = fmt::format("{} records of {}, {} of them in memory", options_.records,
+                                 format_bytes(static_cast<std::int64_t>(options_.record_bytes)), resident_);
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    if (files_[i] != nullptr)
+      text += fmt::format(", {} in {} ({})", sizes_.file_records[i], options_.paths[i].directory, files_[i]->mode());
+  }
+  if (ring_ != nullptr) text += fmt::format("; {} slots; {}", sizes_.slots, ring_->describe());
+  return text;
+}
+
+// ---- Slots -----------------------------------------------------------------------------------------------------------
+
+std::span<std::byte> FileTier::memory_of_slot(std::size_t slot) const {
+  return slot_memory_.span().subspan(slot * sizes_.stride_bytes, sizes_.stride_bytes);
+}
+
+std::span<std::byte> FileTier::resident_memory(std::int64_t record) const {
+  return resident_memory_.span().subspan(as_size(record) * options_.record_bytes, options_.record_bytes);
+}
+
+std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[as_size(record - resident_)]; }
+
+// The slot in that state that was put or released first. REQUIRES: there is one.
+std::size_t FileTier::oldest(SlotState state) const {
+  std::size_t best = slots_.span().size();
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == state && (best == slots_.span().size() || slots_[i].order < slots_[best].order)) best = i;
+  }
+  return best;
+}
+
+// A free slot becomes that of `record`. There is one: the others are at most `most_held - 1` held (or all held, for a
+// fetch), `read_ahead` fetched (one less, for a fetch) and `write_behind` writing. Where there are fewer slots than that,
+// there is one for each record, and this record is in none.
+std::size_t FileTier::reuse_slot(std::int64_t record) {
+  const std::size_t index = oldest(SlotState::kFree);
+  Slot& slot = slots_[index];
+  if (slot.record >= 0) slot_of(slot.record) = 0;
+  slot = Slot{.record = record,
+              .order = slot.order,
+              .state = SlotState::kFree,
+              .reading = false,
+              .was_read = false,
+              .unverified = false,
+              .wanted = false};
+  slot_of(record) = static_cast<std::int32_t>(index) + 1;
+  if (written_[as_size(record - resident_)] == 0)
+    std::ranges::fill(memory_of_slot(index), std::byte{0});
+  else
+    slot.unverified = true;
+  return index;
+}
+
+IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
+  const StripePlace place = places_[as_size(slots_[slot].record - resident_)];
+  return {.kind = kind,
+          .file = files_[as_size(place.file)].get(),
+          .offset = place.index * static_cast<std::int64_t>(sizes_.stride_bytes),
+          .memory = memory_of_slot(slot).data(),
+          .bytes = sizes_.stride_bytes,
+          .who = options_.who,
+          .tag = slot};
+}
+
+// ---- Reading ---------------------------------------------------------------------------------------------------------
+
+absl::Status FileTier::start_read(std::size_t index, std::int64_t record) {
+  Slot& slot = slots_[index];
+  slot.state = SlotState::kFetched;
+  slot.reading = slot.was_read = true;
+  ++fetched_;
+  if (absl::Status status = ring_->submit(request(IoKind::kRead, index)); !status.ok()) return fail(record, status);
+  if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::end_read(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (!slot.reading) return absl::OkStatus();
+  slot.reading = false;
+  if (absl::Status status = ring_->wait(index); !status.ok()) return fail(slot.record, status);
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::verify(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (!slot.unverified) return absl::OkStatus();
+  slot.unverified = false;
+  if (!options_.verify) return absl::OkStatus();
+  const std::span<std::byte> memory = memory_of_slot(index);
+  const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
+  const std::uint64_t want = checksums_[as_size(slot.record - resident_)];
+  if (got == want) return absl::OkStatus();
+  const IoRequest read = request(IoKind::kRead, index);
+  return fail(
+      slot.record,
+      make_error(ExitCode::kCorruptData,
+                 fmt::format("{}: read of {} at offset {}: {} bytes with checksum {:016x}, and {:016x} was written. "
+                             "hint: the disk or its path changed the data; name a directory on another disk",
+                             options_.who, read.file->name(), read.offset, read.bytes, got, want)));
+}
+
+// A slot that has its record, or for which a read is needed, becomes held.
+absl::Status FileTier::bring_in(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (slot.state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
+  if (slot.state == SlotState::kFree && slot.unverified && !slot.was_read)
+    TESSERA_RETURN_IF_ERROR(start_read(index, slot.record));
+  if (slot.state == SlotState::kFetched) --fetched_;
+  TESSERA_RETURN_IF_ERROR(end_read(index));
+  TESSERA_RETURN_IF_ERROR(verify(index));
+  slot.state = SlotState::kHeld;
+  ++held_;
+  return absl::OkStatus();
+}
+
+// ---- Writing ---------------------------------------------------------------------------------------------------------
+
+absl::Status FileTier::let_go(std::int64_t record, bool changed) {
+  TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
+  const bool in_range = record >= 0 && record < options_.records;
+  const std::int32_t found = in_range && record >= resident_ ? slot_of(record) : 0;
+  const bool is_resident = in_range && record < resident_ && resident_held_[as_size(record)] != 0;
+  if (!is_resident && (found == 0 || slots_[as_size(found - 1)].state != SlotState::kHeld))
+    return wrong_use(fmt::format("{} of record {}, which is not held", changed ? "put" : "release", record));
+  --held_;
+  if (is_resident) {
+    resident_held_[as_size(record)] = 0;
+    return absl::OkStatus();
+  }
+  const std::size_t index = as_size(found - 1);
+  slots_[index].order = ++order_;
+  if (changed) return start_write(index);
+  slots_[index].state = SlotState::kFree;
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::start_write(std::size_t index) {
+  Slot& slot = slots_[index];
+  const std::size_t which = as_size(slot.record - resident_);
+  written_[which] = 1;
+  const std::span<std::byte> memory = memory_of_slot(index);
+  if (options_.verify) checksums_[which] = XXH3_64bits(memory.data(), memory.size());
+  // Room among the writes first: with write_behind 0 this one is waited for below.
+  while (writing_ > 0 && writing_ >= options_.write_behind)
+    TESSERA_RETURN_IF_ERROR(end_write(oldest(SlotState::kWriting)));
+  slot.state = SlotState::kWriting;
+  slot.wanted = false;
+  ++writing_;
+  if (absl::Status status = ring_->submit(request(IoKind::kWrite, index)); !status.ok())
+    return fail(slot.record, status);
+  if (absl::Status status = ring_->start(); !status.ok()) return fail(slot.record, status);
+  return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
+}
+
+absl::Status FileTier::end_write(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (absl::Status status = ring_->wait(index); !status.ok()) return fail(slot.record, status);
+  slot.state = slot.wanted ? SlotState::kFetched : SlotState::kFree;
+  slot.wanted = false;
+  --writing_;
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::end_writes_that_are_done() {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  if (writing_ == 0) return absl::OkStatus();
+  if (absl::Status status = ring_->poll(); !status.ok()) return fail(-1, status);
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == SlotState::kWriting && !ring_->busy(i)) TESSERA_RETURN_IF_ERROR(end_write(i));
+  }
+  return absl::OkStatus();
+}
+
+// ---- Errors ----------------------------------------------------------------------------------------------------------
+
+absl::Status FileTier::wrong_use(const std::string& what) {
+  failure_ = make_error(ExitCode::kInternal, fmt::format("{}: {}", options_.who, what));
+  return failure_;
+}
+
+// The first error stays; `record` < 0: of none in particular.
+absl::Status FileTier::fail(std::int64_t record, const absl::Status& status) {
+  const std::string prefix = record < 0 ? std::string() : name_of(record) + ": ";
+  if (failure_.ok()) failure_ = make_error(exit_code_of(status), prefix + message_of(status));
+  return failure_;
+}
+
+std::string FileTier::name_of(std::int64_t record) const {
+  if (options_.record_name == nullptr) return fmt::format("record {}", record);
+  return fmt::format("record {} ({})", record, options_.record_name(record));
+}
+
+}  // namespace tessera

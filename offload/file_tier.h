@@ -1,0 +1,148 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "offload/io_ring.h"
+#include "offload/stripes.h"
+#include "offload/table.h"
+#include "offload/tier.h"
+
+namespace tessera {
+
+/// A directory for a part of the records, on a disk of its own.
+struct StripePath {
+  std::string directory;
+  double weight = 1.0;  ///< its share of the records, in proportion: the disk's bandwidth in any unit
+};
+
+struct FileTierOptions {
+  std::int64_t records = 0;      ///< at least 1
+  std::size_t record_bytes = 0;  ///< at least 1; takes whole blocks of 4096 on disk. 2 to 6 MiB are fastest
+  std::string who = {};          ///< in front of errors: "rank 0 optimizer state"
+  /// What people call a record, for errors: "layers.3.weight". Called only then. Null: its number is enough.
+  std::function<std::string(std::int64_t record)> record_name = nullptr;
+  std::vector<StripePath> paths = {};  ///< at least 1, unless all records are resident
+
+  /// Slots of record_bytes each, in memory: the caller's, those being read or waiting for it, those being written.
+  int most_held = 1;     ///< at least 1
+  int read_ahead = 4;    ///< from 0; each hides the disk's latency once
+  int write_behind = 3;  ///< from 0: then `put` waits for its write
+  /// The first records, as many as fit here, are kept in memory and never read or written. 0: none.
+  std::size_t resident_bytes = 0;
+
+  bool verify = false;      ///< a checksum of each record on disk, 8 bytes in memory, looked at when it is read
+  bool direct = true;       ///< BlockFileOptions::direct
+  bool write_zeros = true;  ///< BlockFileOptions::write_zeros
+  IoRingOptions io = {};
+};
+
+/// Records in scratch files, read ahead and written behind the caller's back; see RecordTier for what it promises.
+///
+/// **Memory.** The resident records, and `most_held + read_ahead + write_behind` slots. So there is always a slot for the
+/// next `get`: the others are held, read ahead or being written, each no more often than the options say.
+///
+/// **Traversals.** A slot keeps its record until it is needed for another, the one that was put first. A traversal that
+/// begins where the last one ended (forward, then backward) therefore finds the last records in the slots. The resident
+/// set needs no such luck: it saves the same reads and writes in any order.
+///
+/// **A record that is written and wanted again** is not read: its slot still has it. It is given out when the write has
+/// ended. So no read of a record is ever in flight beside a write of it.
+///
+/// **A record that was never put** is zeros, without a read.
+class FileTier final : public RecordTier {
+ public:
+  /// Bytes of memory that `create` will take: exact, but for io_uring's rings (some KiB) or the threads' stacks.
+  /// Errors: 78 options that make no sense.
+  static absl::StatusOr<std::size_t> memory_bytes(const FileTierOptions& options);
+  /// Bytes that `create` will take in each of `options.paths`: exact. Errors: 78.
+  static absl::StatusOr<std::vector<std::int64_t>> file_bytes(const FileTierOptions& options);
+  /// Takes all memory and all room on disk. Errors: 78, those of `BlockFile::create` and `IoRing::make`, 71 no memory.
+  static absl::StatusOr<std::unique_ptr<FileTier>> create(const FileTierOptions& options);
+
+  /// Waits for what is being written; a failure is logged. `flush` before, to know of it.
+  ~FileTier() override;
+
+  std::int64_t num_records() const override { return options_.records; }
+  std::size_t record_bytes() const override { return options_.record_bytes; }
+  std::int64_t most_held() const override { return options_.most_held; }
+  void fetch(std::int64_t record) override;
+  absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
+  absl::Status put(std::int64_t record) override;
+  absl::Status release(std::int64_t record) override;
+  /// What was fetched and not got stays in memory, but its slots may be used for others.
+  absl::Status flush() override;
+  TierCounters counters() const override;
+  std::size_t allocated_bytes() const override;
+  std::string describe() const override;
+
+  /// Records that are always in memory: 0 to this, less one.
+  std::int64_t resident_records() const { return resident_; }
+
+ private:
+  enum class SlotState : std::uint8_t { kFree, kFetched, kHeld, kWriting };
+  /// Memory for one record that is not resident. Whatever its state, `record` is what it holds.
+  struct Slot {
+    std::int64_t record;  ///< -1: none
+    std::uint64_t order;  ///< when it was put or released last: the lowest free one is used next
+    SlotState state;
+    bool reading;     ///< the read has not ended, as far as we know
+    bool was_read;    ///< from disk, for a `get` that is still to come
+    bool unverified;  ///< was_read, and its checksum has not been looked at
+    bool wanted;      ///< kWriting, and fetched meanwhile
+  };
+  struct Sizes {
+    std::int64_t resident = 0;
+    std::int64_t on_disk = 0;  ///< records
+    std::size_t slots = 0;
+    std::size_t stride_bytes = 0;  ///< of a record in a slot and in a file
+    std::vector<std::int64_t> file_records;
+  };
+
+  static absl::StatusOr<Sizes> sizes_of(const FileTierOptions& options);
+  static std::size_t memory_of(const FileTierOptions& options, const Sizes& sizes);
+  FileTier(const FileTierOptions& options, const Sizes& sizes);
+  absl::Status take_memory();
+  absl::Status take_files();
+
+  std::span<std::byte> memory_of_slot(std::size_t slot) const;
+  std::span<std::byte> resident_memory(std::int64_t record) const;
+  std::int32_t& slot_of(std::int64_t record) const;
+  IoRequest request(IoKind kind, std::size_t slot) const;
+  std::size_t oldest(SlotState state) const;
+
+  absl::Status start_read(std::size_t slot, std::int64_t record);
+  absl::Status end_read(std::size_t slot);
+  absl::Status verify(std::size_t slot);
+  absl::Status start_write(std::size_t slot);
+  absl::Status end_write(std::size_t slot);
+  absl::Status end_writes_that_are_done();
+  std::size_t reuse_slot(std::int64_t record);
+  absl::Status bring_in(std::size_t slot);
+  absl::Status let_go(std::int64_t record, bool changed);
+
+  absl::Status wrong_use(const std::string& what);
+  absl::Status fail(std::int64_t record, const absl::Status& status);
+  std::string name_of(std::int64_t record) const;
+
+  const FileTierOptions options_;
+  const Sizes sizes_;
+  const std::int64_t resident_;
+  AlignedMemory resident_memory_, slot_memory_;
+  Table<Slot> slots_;
+  // One a record on disk; index: the record less the resident ones.
+  Table<std::int32_t> slot_of_;  ///< its slot + 1; 0: none
+  Table<StripePlace> places_;
+  Table<std::uint8_t> written_;                    ///< it was put once
+  Table<std::uint64_t> checksums_;                 ///< only with `verify`
+  Table<std::uint8_t> resident_held_;              ///< one a resident record
+  std::vector<std::unique_ptr<BlockFile>> files_;  ///< one a path; null where a path has no records
+  std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first
+  int held_ = 0, fetched_ = 0, writing_ = 0;
+  std::uint64_t order_ = 0;
+  TierCounters counters_;  ///< gets and hits
+  absl::Status failure_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+#include "offload/host_tier.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+
+std::size_t HostTier::memory_bytes(const HostTierOptions& options) {
+  const auto records = static_cast<std::size_t>(options.records);
+  const std::size_t own = options.memory.empty() ? AlignedMemory::occupied_bytes(records * options.record_bytes) : 0;
+  return own + AlignedMemory::occupied_bytes(records);
+}
+
+absl::StatusOr<std::unique_ptr<HostTier>> HostTier::create(const HostTierOptions& options) {
+  std::size_t wanted = 0;
+  if (options.records < 1 || options.record_bytes < 1 ||
+      __builtin_mul_overflow(static_cast<std::size_t>(options.records), options.record_bytes, &wanted))
+    return make_error(ExitCode::kConfig,
+                      fmt::format("{}: {} records of {} bytes: want at least 1 of 1, and a product that "
+                                  "fits into 64 bits",
+                                  options.who, options.records, options.record_bytes));
+  if (!options.memory.empty() &&
+      (options.memory.size() < wanted || reinterpret_cast<std::uintptr_t>(options.memory.data()) % 64 != 0))
+    return make_error(ExitCode::kInternal,
+                      fmt::format("{}: memory for records: want {} bytes at a multiple of 64, got {}", options.who,
+                                  wanted, options.memory.size()));
+  std::unique_ptr<HostTier> tier(new HostTier(options));
+  TESSERA_ASSIGN_OR_RETURN(tier->held_, AlignedMemory::make(static_cast<std::size_t>(options.records), options.who));
+  if (options.memory.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(tier->memory_, AlignedMemory::make(wanted, options.who));
+    tier->records_ = tier->memory_.span();
+  } else {
+    tier->records_ = options.memory;
+    std::memset(options.memory.data(), 0, wanted);
+  }
+  return tier;
+}
+
+absl::Status HostTier::fail(std::string what) {
+  failure_ = make_error(ExitCode::kInternal, fmt::format("{}: {}", options_.who, what));
+  return failure_;
+}
+
+absl::StatusOr<std::span<std::byte>> HostTier::get(std::int64_t record) {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  if (record < 0 || record >= options_.records)
+    return fail(fmt::format("get of record {}, want 0 to {}", record, options_.records - 1));
+  const auto index = static_cast<std::size_t>(record);
+  held_.data()[index] = std::byte{1};
+  ++counters_.gets;
+  ++counters_.hits;
+  return records_.subspan(index * options_.record_bytes, options_.record_bytes);
+}
+
+absl::Status HostTier::put(std::int64_t record) {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  if (record < 0 || record >= options_.records || held_.data()[record] == std::byte{0})
+    return fail(fmt::format("put or release of record {}, which is not held", record));
+  held_.data()[record] = std::byte{0};
+  return absl::OkStatus();
+}
+
+std::size_t HostTier::allocated_bytes() const { return memory_.bytes() + held_.bytes(); }
+
+std::string HostTier::describe() const {
+  return fmt::format("{} records of {} in memory", options_.records,
+                     format_bytes(static_cast<std::int64_t>(options_.record_bytes)));
+}
+
+}  // namespace tessera

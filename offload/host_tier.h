@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "offload/aligned_memory.h"
+#include "offload/tier.h"
+
+namespace tessera {
+
+struct HostTierOptions {
+  std::int64_t records = 0;      ///< at least 1
+  std::size_t record_bytes = 0;  ///< at least 1
+  std::string who = {};          ///< in front of errors
+  /// Memory to use: at least records * record_bytes, at a multiple of 64; it is zeroed, and outlives the tier. Empty: the
+  /// tier takes its own.
+  std::span<std::byte> memory = {};
+};
+
+/// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
+/// may be held.
+class HostTier final : public RecordTier {
+ public:
+  /// Bytes that `create` will take from the system: exact.
+  static std::size_t memory_bytes(const HostTierOptions& options);
+  /// Errors: 78 options that make no sense, 71 no memory.
+  static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);
+
+  std::int64_t num_records() const override { return options_.records; }
+  std::size_t record_bytes() const override { return options_.record_bytes; }
+  std::int64_t most_held() const override { return options_.records; }
+  void fetch(std::int64_t) override {}
+  absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
+  absl::Status put(std::int64_t record) override;
+  absl::Status release(std::int64_t record) override { return put(record); }
+  absl::Status flush() override { return failure_; }
+  TierCounters counters() const override { return counters_; }
+  std::size_t allocated_bytes() const override;
+  std::string describe() const override;
+
+ private:
+  explicit HostTier(const HostTierOptions& options) : options_(options) {}
+  absl::Status fail(std::string what);
+
+  const HostTierOptions options_;
+  AlignedMemory memory_;
+  std::span<std::byte> records_;
+  AlignedMemory held_;  ///< a byte a record: 1 where the caller holds it
+  TierCounters counters_;
+  absl::Status failure_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/io_ring.h"
+
+namespace tessera {
+
+/// An empty folder under the current one, which is on a disk; it goes with the object.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  /// Names in it, sorted.
+  std::vector<std::string> names() const;
+
+ private:
+  std::string path_;
+};
+
+/// How a forked child ended, and what it wrote to stderr.
+struct ChildEnd {
+  int exit_code = -1;
+  int signal = 0;
+  std::string text;
+};
+/// Runs `body` in a child; what it returns is the child's exit code.
+ChildEnd in_child(const std::function<int()>& body);
+
+/// For bodies of children, before they do anything else. They return false where this is not allowed here.
+bool enter_own_mounts();                                           ///< a private mount namespace
+bool mount_tmpfs(const std::string& at, const std::string& size);  ///< in it
+bool forbid_io_uring(int error);                                   ///< io_uring_setup fails with that errno (seccomp)
+bool lower_locked_memory(std::uint64_t bytes);                     ///< RLIMIT_MEMLOCK, without the right to pass it by
+bool become_nobody();
+
+/// Bytes that depend on the seed alone, none of them like another seed's.
+void fill_pattern(std::span<std::byte> memory, std::uint64_t seed);
+std::uint64_t hash_of(std::span<const std::byte> memory);
+
+/// Every implementation that requests can take, times direct and through the page cache.
+struct IoVariant {
+  std::string name;
+  IoRingOptions ring;
+  bool direct = true;
+};
+std::vector<IoVariant> io_variants();
+
+}  // namespace tessera

@@ -12,7 +12,6 @@
 
 #include "offload/aligned_memory.h"
 #include "offload/fault_environment.h"
-#include "offload/fault_plan.h"
 #include "offload/file_calls.h"
 #include "offload/file_error.h"
 #include "offload/scratch_directory.h"
@@ -31,15 +30,6 @@ std::string next_name(const std::string& directory) {
   return fmt::format("{}/tessera-scratch-{}-{}", directory, ::getpid(), files.fetch_add(1));
 }
 
-// A second description of a file that may have no name: only one of the two is to be O_DIRECT.
-int open_again(int fd, const std::string& name, int flags) {
-  const std::string link = fmt::format("/proc/self/fd/{}", fd);
-  if (const Fault fault = fault_at(FaultSite::kOpen, name); fault.action == FaultAction::kErrno)
-    return -static_cast<int>(fault.number);
-  const int again = ::open(link.c_str(), flags | O_CLOEXEC);
-  return again < 0 ? -errno : again;
-}
-
 struct Opened {
   int fd = -1;
   bool has_name = false;
@@ -48,13 +38,7 @@ struct Opened {
 // Without a name where the file system can; else under a name that nobody had, which the caller takes away.
 Opened open_scratch(const std::string& directory, const std::string& name) {
   constexpr mode_t kOwnerOnly = 0600;
-  int fd = -1;
-  if (const Fault fault = fault_at(FaultSite::kOpen, name); fault.action == FaultAction::kErrno) {
-    fd = -static_cast<int>(fault.number);
-  } else {
-    fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, kOwnerOnly);
-    if (fd < 0) fd = -errno;
-  }
+  const int fd = file_calls::open_unnamed(directory, name, kOwnerOnly);
   if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -EINVAL)) return {fd, false};
   return {file_calls::open(name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, kOwnerOnly), true};
 }
@@ -81,6 +65,12 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
   const Opened opened = open_scratch(directory_, name_);
   if (opened.fd < 0) return error(options, "open", -opened.fd, -1, -1, -1);
   fd_ = buffered_fd_ = opened.fd;
+  if (opened.has_name) {
+    if (const int got = file_calls::unlink(name_); got < 0) {
+      ::unlink(name_.c_str());
+      return error(options, "unlink", -got, -1, -1, -1);
+    }
+  }
   if (!options.direct) {
     mode_ = "page cache, as asked for";
   } else if (in_memory) {
@@ -93,19 +83,13 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
                           "directory on ext4 or XFS",
                           options.who, directory_, mode_));
   }
-  if (opened.has_name) {
-    if (const int got = file_calls::unlink(name_); got < 0) {
-      ::unlink(name_.c_str());
-      return error(options, "unlink", -got, -1, -1, -1);
-    }
-  }
   return absl::OkStatus();
 }
 
 // Some file systems refuse O_DIRECT when the file is opened, others only when it is written. Returns an errno where the
 // cause has nothing to do with O_DIRECT.
 int BlockFile::try_direct() {
-  const int fd = open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
+  const int fd = file_calls::open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
   if (fd == -EINVAL || fd == -EOPNOTSUPP || fd == -ENOENT) {
     mode_ = "page cache, because opening with O_DIRECT failed: " + errno_text(-fd);
     return 0;
@@ -133,7 +117,7 @@ absl::Status BlockFile::take_room(const BlockFileOptions& options) {
       static_cast<rlim_t>(bytes_) > limit.rlim_cur)
     return error(options, "reservation", EFBIG, -1, bytes_, static_cast<std::int64_t>(limit.rlim_cur));
   int got;
-  for (int tries = 0; (got = file_calls::allocate(buffered_fd_, name_, bytes_)) == -EINTR && tries < kMostRetries;)
+  for (int tries = 0; (got = file_calls::reserve(buffered_fd_, name_, bytes_)) == -EINTR && tries < kMostRetries;)
     ++tries;
   if (got == 0) return options.write_zeros ? write_zeros(options) : absl::OkStatus();
   // No reservations on this file system: writing takes the room just as well.

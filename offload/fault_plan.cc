@@ -16,6 +16,22 @@ constexpr int kKilled = 137;  // what a shell reports after kill -9
 
 }  // namespace
 
+bool fits_together(FaultSite site, FaultAction action) {
+  const bool is_transfer = site == FaultSite::kRead || site == FaultSite::kWrite;
+  switch (action) {
+    case FaultAction::kShort:
+      return is_transfer || site == FaultSite::kCqe;
+    case FaultAction::kBitFlip:
+      return is_transfer;
+    case FaultAction::kTorn:
+      return is_transfer || site == FaultSite::kFsync;
+    case FaultAction::kDelay:
+      return site != FaultSite::kSubmit;
+    default:
+      return true;
+  }
+}
+
 FaultPlan::FaultPlan(std::vector<FaultRule> rules) {
   for (FaultRule& rule : rules) {
     if (rule.action == FaultAction::kDropUnsynced && unsynced_ == nullptr)
@@ -59,7 +75,11 @@ Fault FaultPlan::pass(FaultSite site, std::string_view path) {
   return {chosen->action, chosen->number};
 }
 
-ScopedFaults::ScopedFaults(std::vector<FaultRule> rules) : plan_(std::move(rules)) {
+ScopedFaults::ScopedFaults(std::vector<FaultRule> rules) : plan_(rules) {
+  if (!std::ranges::all_of(rules, [](const FaultRule& rule) { return fits_together(rule.site, rule.action); })) {
+    log_error("internal bug: a fault's action means nothing at its site");
+    std::abort();
+  }
   FaultPlan* none = nullptr;
   if (!installed_fault_plan.compare_exchange_strong(none, &plan_, std::memory_order_acq_rel)) {
     log_error("internal bug: two fault plans are installed at once");

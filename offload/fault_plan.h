@@ -25,27 +25,31 @@ class UnsyncedFiles;
 ///
 /// With no plan installed a site costs one relaxed load of an atomic.
 enum class FaultSite {
-  kOpen,    ///< opening or creating a file
-  kRead,    ///< a read, before it begins
-  kWrite,   ///< a write, before it begins; making room for a new file is one
-  kFsync,   ///< of a file or folder
-  kRename,  ///< path: the new name
+  kOpen,     ///< opening or creating a file
+  kReserve,  ///< making room on the disk for a new file
+  kRead,     ///< a read, before it begins
+  kWrite,    ///< a write, before it begins
+  kFsync,    ///< of a file or folder
+  kRename,   ///< path: the new name
   kUnlink,
-  kSubmit,  ///< handing a read or write to io_uring or to the threads; kErrno means: the queue is full this time
+  kSubmit,  ///< handing a read or write to io_uring or to the threads
   kCqe,     ///< the result of a read or write of an IoRing, before it is looked at
 };
-inline constexpr int kNumFaultSites = 8;
+inline constexpr int kNumFaultSites = 9;
 
 enum class FaultAction {
   kNone,     ///< only counts
-  kErrno,    ///< fails with errno `number`; nothing was done
+  kErrno,    ///< fails with errno `number`; nothing was done. kSubmit: the queue is full this time
   kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that so many were moved
   kBitFlip,  ///< kRead, kWrite: succeeds, but one bit of the byte at `number`, from the operation's begin, is wrong
-  kTorn,     ///< kRead, kWrite: claims success, but moved only `number` sectors of 4096 bytes
-  kDelay,    ///< succeeds `number` milliseconds later
+  kTorn,     ///< kRead, kWrite: claims success, but moved only `number` sectors of 4096 bytes; kFsync: synced nothing
+  kDelay,    ///< succeeds `number` milliseconds later; not for kSubmit
   kCrash,    ///< _exit(number), as kill -9 would
   kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
 };
+
+/// Whether an action means something at a site. Rules with others are refused.
+bool fits_together(FaultSite site, FaultAction action);
 
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
@@ -95,8 +99,8 @@ class FaultPlan {
   std::unique_ptr<UnsyncedFiles> unsynced_;
 };
 
-/// Installs a plan for the whole process while it lives. REQUIRES: no other one is installed; threads that do I/O have
-/// ended when it goes.
+/// Installs a plan for the whole process while it lives. REQUIRES: no other one is installed; actions fit their sites;
+/// threads that do I/O have ended when it goes. Otherwise it ends the process, with a message.
 class ScopedFaults {
  public:
   explicit ScopedFaults(std::vector<FaultRule> rules);

@@ -14,10 +14,10 @@
 namespace tessera {
 namespace {
 
-const std::map<std::string, FaultSite> kSites = {{"open", FaultSite::kOpen},     {"read", FaultSite::kRead},
-                                                 {"write", FaultSite::kWrite},   {"fsync", FaultSite::kFsync},
-                                                 {"rename", FaultSite::kRename}, {"unlink", FaultSite::kUnlink},
-                                                 {"submit", FaultSite::kSubmit}, {"cqe", FaultSite::kCqe}};
+const std::map<std::string, FaultSite> kSites = {
+    {"open", FaultSite::kOpen},     {"reserve", FaultSite::kReserve}, {"read", FaultSite::kRead},
+    {"write", FaultSite::kWrite},   {"fsync", FaultSite::kFsync},     {"rename", FaultSite::kRename},
+    {"unlink", FaultSite::kUnlink}, {"submit", FaultSite::kSubmit},   {"cqe", FaultSite::kCqe}};
 
 const std::map<std::string, FaultAction> kActions = {{"errno", FaultAction::kErrno},
                                                      {"short", FaultAction::kShort},
@@ -108,6 +108,7 @@ absl::StatusOr<FaultRule> parse_rule(std::string_view text) {
     if (!good) return wrong(text, fmt::format("{} has a wrong or missing value", quoted_text(words[i])));
   }
   if (rule.action == FaultAction::kNone) return wrong(text, "has no action; actions are " + joined(names_of(kActions)));
+  if (!fits_together(rule.site, rule.action)) return wrong(text, "this action means nothing at this site");
   if ((rule.nth > 0) == (rule.every > 0)) return wrong(text, "want one of nth=N and every=N");
   return rule;
 }

@@ -57,6 +57,21 @@ int open(const std::string& name, int flags, mode_t mode) {
   return negative_errno(::open(name.c_str(), flags, mode));
 }
 
+int open_unnamed(const std::string& directory, const std::string& name, mode_t mode) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
+  return negative_errno(::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, mode));
+}
+
+int open_again(int fd, const std::string& name, int flags) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  return negative_errno(::open(link.c_str(), flags | O_CLOEXEC));
+}
+
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset) {
   Fault fault;
   ssize_t result = 0;
@@ -83,10 +98,10 @@ ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t by
   return claimed(fault, result, bytes);
 }
 
-int allocate(int fd, const std::string& name, off_t bytes) {
+int reserve(int fd, const std::string& name, off_t bytes) {
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kWrite, name, fault, result)) return static_cast<int>(result);
+  if (fails_at(FaultSite::kReserve, name, fault, result)) return static_cast<int>(result);
   return negative_errno(::fallocate(fd, 0, 0, bytes));
 }
 
@@ -94,6 +109,7 @@ int fsync(int fd, const std::string& name) {
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kFsync, name, fault, result)) return static_cast<int>(result);
+  if (fault.action == FaultAction::kTorn) return 0;
   const int got = negative_errno(::fsync(fd));
   if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->synced_file(name);
   return got;
@@ -103,6 +119,7 @@ int fsync_folder(int fd, const std::string& folder) {
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kFsync, folder, fault, result)) return static_cast<int>(result);
+  if (fault.action == FaultAction::kTorn) return 0;
   const int got = negative_errno(::fsync(fd));
   if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->synced_folder(folder);
   return got;

@@ -12,10 +12,14 @@ namespace tessera::file_calls {
 /// `name` is the file's in messages and in rules.
 
 int open(const std::string& name, int flags, mode_t mode);
+/// A new file in `directory` that has no name (O_TMPFILE); `name` is made up.
+int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
+/// A second description of an open file, which may have no name.
+int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
-/// Makes room on the disk for [0, bytes); the site is kWrite.
-int allocate(int fd, const std::string& name, off_t bytes);
+/// Makes room on the disk for [0, bytes).
+int reserve(int fd, const std::string& name, off_t bytes);
 int fsync(int fd, const std::string& name);
 /// Syncs a folder: names that were made or changed in it are durable afterwards.
 int fsync_folder(int fd, const std::string& folder);

@@ -1,0 +1,234 @@
+#include "offload/atomic_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "offload/fault_plan.h"
+#include "runtime/base/status.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::string kOld(3000, 'o');
+const std::string kNew(100000, 'n');
+constexpr FaultSite kSites[] = {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename};
+
+absl::Status write(const std::string& path, const std::string& text) {
+  return write_file_atomically(path, std::as_bytes(std::span(text)), "rank 0 manifest");
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(AtomicFile, WritesAndReplaces) {
+  ScratchFolder folder;
+  const std::string path = folder.file("manifest.json");
+  for (const std::string& text : {kOld, std::string(), kNew}) {
+    ASSERT_TRUE(write(path, text).ok());
+    EXPECT_EQ(content_of(path), text);
+    EXPECT_THAT(folder.names(), ElementsAre("manifest.json"));
+  }
+  struct stat info {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+  ASSERT_TRUE(write_file_atomically(path, {}, "test", 0644).ok());
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0644u);
+}
+
+TEST(AtomicFile, ALinkIsReplacedAndNotFollowed) {
+  ScratchFolder folder;
+  std::ofstream(folder.file("secret")) << "s";
+  std::filesystem::create_symlink(folder.file("secret"), folder.file("link"));
+  ASSERT_TRUE(write(folder.file("link"), kNew).ok());
+  EXPECT_EQ(content_of(folder.file("secret")), "s");
+  EXPECT_FALSE(std::filesystem::is_symlink(folder.file("link")));
+}
+
+TEST(AtomicFile, ARelativePathIsTakenFromHere) {
+  const std::string name = "atomic-" + std::to_string(::getpid());
+  ASSERT_TRUE(write(name, kNew).ok());
+  EXPECT_EQ(content_of(name), kNew);
+  ::unlink(name.c_str());
+}
+
+// F22, F23: whichever operation fails, the file is whole, the error says which, and nothing is left over.
+TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
+  for (const bool had_old : {true, false}) {
+    for (const FaultSite site : kSites) {
+      for (const int error : {EIO, ENOSPC, EMFILE}) {
+        for (std::int64_t n = 1;; ++n) {
+          ScratchFolder folder;
+          const std::string path = folder.file("manifest.json");
+          if (had_old) {
+            ASSERT_TRUE(write(path, kOld).ok());
+          }
+          ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = error}});
+          const absl::Status status = write(path, kNew);
+          if (faults.plan().faults() == 0) {
+            EXPECT_TRUE(status.ok());
+            EXPECT_GT(n, 1);
+            break;
+          }
+          EXPECT_FALSE(status.ok());
+          EXPECT_EQ(exit_code_of(status), error == EMFILE ? ExitCode::kOsResource : ExitCode::kIo);
+          EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0 manifest: "), HasSubstr(path), HasSubstr("hint: "),
+                                                HasSubstr("(errno " + std::to_string(error) + ")")));
+          EXPECT_EQ(message_of(status).find(" bytes free)") != std::string::npos, error == ENOSPC);
+          // Where only the folder was not synced, the new file is there.
+          const bool is_folder = message_of(status).find("of the folder") != std::string::npos;
+          EXPECT_EQ(content_of(path), is_folder ? kNew : had_old ? kOld : "");
+          EXPECT_EQ(folder.names().size(), had_old || is_folder ? 1u : 0u);
+        }
+      }
+    }
+  }
+}
+
+TEST(AtomicFile, AFailedSyncIsNotTriedAgain) {
+  ScratchFolder folder;
+  ScopedFaults faults({{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kErrno, .number = EINTR}});
+  EXPECT_FALSE(write(folder.file("x"), kNew).ok());
+  EXPECT_EQ(faults.plan().operations(FaultSite::kFsync), 1);
+  EXPECT_EQ(faults.plan().operations(FaultSite::kRename), 0);
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+// F25.
+TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
+  for (const FaultRule& kind :
+       {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kShort, .number = 999},
+        FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kErrno, .number = EINTR},
+        FaultRule{.site = FaultSite::kOpen, .action = FaultAction::kErrno, .number = EINTR},
+        FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kErrno, .number = EAGAIN}}) {
+    for (std::int64_t n = 1; n <= 2; ++n) {
+      ScratchFolder folder;
+      FaultRule rule = kind;
+      rule.nth = n;
+      ScopedFaults faults({rule});
+      ASSERT_TRUE(write(folder.file("x"), kNew).ok());
+      EXPECT_EQ(content_of(folder.file("x")), kNew);
+    }
+  }
+  ScratchFolder folder;
+  ScopedFaults faults({{.site = FaultSite::kWrite, .every = 1, .action = FaultAction::kShort, .number = 999}});
+  ASSERT_TRUE(write(folder.file("x"), kNew).ok());
+  EXPECT_EQ(faults.plan().operations(FaultSite::kWrite), 101);
+  EXPECT_EQ(content_of(folder.file("x")), kNew);
+}
+
+/// Writes the new file in a child with one rule, over the old file. Returns the child's exit code; the file is whole.
+int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
+  const std::string path = folder.file("manifest.json");
+  EXPECT_TRUE(write(path, kOld).ok());
+  const ChildEnd end = in_child([&] {
+    ScopedFaults faults({rule});
+    if (!write(path, kNew).ok()) return 1;
+    return faults.plan().faults() == 0 ? 0 : 2;
+  });
+  const std::string content = content_of(path);
+  EXPECT_TRUE(content == kOld || content == kNew)
+      << content.size() << " bytes after site " << static_cast<int>(rule.site) << " operation " << rule.nth;
+  EXPECT_TRUE(end.exit_code != 0 || content == kNew);
+  return end.exit_code;
+}
+
+// F2, F26: killed, or without power, at any operation. A power loss may keep renames that were not synced or undo them.
+TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
+  for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
+                                FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
+                                FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = true}}) {
+    for (const FaultSite site : kSites) {
+      std::int64_t n = 1;
+      for (;; ++n) {
+        ScratchFolder folder;
+        FaultRule rule = kind;
+        rule.site = site;
+        rule.nth = n;
+        const int code = write_in_child(folder, rule);
+        if (code == 0) break;
+        EXPECT_EQ(code, 137);
+        // What the kill left is in nobody's way.
+        EXPECT_TRUE(write(folder.file("manifest.json"), kNew).ok());
+        EXPECT_EQ(content_of(folder.file("manifest.json")), kNew);
+      }
+      EXPECT_GT(n, 1);
+    }
+  }
+}
+
+// The model of a power loss takes away what was not synced: so the test above can fail.
+TEST(AtomicFile, WithoutSyncAPowerLossWouldShow) {
+  ScratchFolder folder;
+  const std::string path = folder.file("manifest.json");
+  ASSERT_TRUE(write(path, kOld).ok());
+  // The first sync claims success and does nothing; the power goes with the second, that of the folder.
+  const ChildEnd end = in_child([&] {
+    ScopedFaults faults(
+        {{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kTorn},
+         {.site = FaultSite::kFsync, .nth = 2, .action = FaultAction::kDropUnsynced, .keep_renames = true}});
+    return write(path, kNew).ok() ? 0 : 1;
+  });
+  EXPECT_EQ(end.exit_code, 137);
+  EXPECT_EQ(content_of(path), "");
+}
+
+TEST(AtomicFile, BadPathsAreRefused) {
+  ScratchFolder folder;
+  EXPECT_EQ(exit_code_of(write("", kNew)), ExitCode::kConfig);
+  EXPECT_EQ(exit_code_of(write(folder.file("missing/x"), kNew)), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(write(folder.path(), kNew)), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(write(folder.file(std::string(300, 'n')), kNew)), ExitCode::kCannotCreate);
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+// F22: real.
+TEST(AtomicFile, AFullFileSystemKeepsTheOldFile) {
+  ScratchFolder folder;
+  const ChildEnd end = in_child([&] {
+    if (!enter_own_mounts() || !mount_tmpfs(folder.path(), "64k")) return 99;
+    const std::string path = folder.file("manifest.json");
+    if (!write(path, kOld).ok()) return 1;
+    const absl::Status status = write(path, kNew);
+    std::fputs((message_of(status) + "\n").c_str(), stderr);
+    if (content_of(path) != kOld) return 2;
+    if (folder.names().size() != 1) return 3;
+    return static_cast<int>(exit_code_of(status));
+  });
+  if (end.exit_code == 99) GTEST_SKIP() << "no right to mount here";
+  EXPECT_EQ(end.exit_code, static_cast<int>(ExitCode::kIo));
+  EXPECT_THAT(end.text, AllOf(HasSubstr("wanted 100000 bytes, got "), HasSubstr("bytes free"), HasSubstr("errno 28")));
+}
+
+TEST(AtomicFile, TwoAtOnceBothSucceed) {
+  ScratchFolder folder;
+  const std::string path = folder.file("x");
+  const auto repeat = [&](const std::string& text) {
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(write(path, text).ok());
+  };
+  std::thread other([&] { repeat(kOld); });
+  repeat(kNew);
+  other.join();
+  const std::string content = content_of(path);
+  EXPECT_TRUE(content == kOld || content == kNew);
+  EXPECT_THAT(folder.names(), ElementsAre("x"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,229 @@
+#include "offload/block_file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "offload/fault_plan.h"
+#include "offload/scratch_directory.h"
+#include "runtime/base/status.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::int64_t kBytes = 40960;
+
+absl::Status create(const std::string& directory, std::int64_t bytes = kBytes) {
+  return BlockFile::create({.directory = directory, .bytes = bytes, .who = "rank 2 optimizer state"}).status();
+}
+
+TEST(BlockFile, IsPrivateAndZeroAndTakesItsRoom) {
+  for (const bool direct : {true, false}) {
+    for (const bool write_zeros : {true, false}) {
+      ScratchFolder folder;
+      const auto file = BlockFile::create({.directory = folder.path(),
+                                           .bytes = kBytes,
+                                           .who = "rank 0",
+                                           .direct = direct,
+                                           .write_zeros = write_zeros})
+                            .value();
+      EXPECT_THAT(folder.names(), IsEmpty());
+      struct stat info {};
+      ASSERT_EQ(::fstat(file->buffered_fd(), &info), 0);
+      EXPECT_EQ(info.st_nlink, 0u);
+      EXPECT_EQ(info.st_mode & 07777, 0600u);
+      EXPECT_EQ(info.st_size, kBytes);
+      EXPECT_GE(info.st_blocks * 512, kBytes);
+      EXPECT_EQ(::fcntl(file->fd(), F_GETFD), FD_CLOEXEC);
+      EXPECT_EQ((::fcntl(file->fd(), F_GETFL) & O_DIRECT) != 0, file->direct());
+      EXPECT_EQ(::fcntl(file->buffered_fd(), F_GETFL) & O_DIRECT, 0);
+      std::vector<char> content(kBytes, 'x');
+      ASSERT_EQ(::pread(file->buffered_fd(), content.data(), content.size(), 0), kBytes);
+      EXPECT_TRUE(std::ranges::all_of(content, [](char c) { return c == 0; }));
+    }
+  }
+}
+
+TEST(BlockFile, NothingIsLeftBehind) {
+  ScratchFolder folder;
+  { const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"}).value(); }
+  const ChildEnd end = in_child([&] {
+    const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"});
+    if (!file.ok()) return 1;
+    return ::raise(SIGKILL);
+  });
+  EXPECT_EQ(end.signal, SIGKILL);
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+// Where the file system knows no files without names (NFS), there is one for a moment.
+TEST(BlockFile, WithoutUnnamedFilesTheNameIsTakenAway) {
+  ScratchFolder folder;
+  ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});
+  const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(folder.names(), IsEmpty());
+  EXPECT_EQ(faults.plan().operations(FaultSite::kUnlink), 1);
+  struct stat info {};
+  ASSERT_EQ(::fstat((*file)->fd(), &info), 0);
+  EXPECT_EQ(info.st_nlink, 0u);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+}
+
+// Whatever fails while a file is made: an error that says so, or a file that works; and never a name left over.
+TEST(BlockFile, EveryFaultWhileCreating) {
+  ScratchFolder folder;
+  for (const bool named : {false, true}) {
+    for (const FaultSite site : {FaultSite::kOpen, FaultSite::kReserve, FaultSite::kWrite, FaultSite::kUnlink}) {
+      for (std::int64_t n = 1;; ++n) {
+        std::vector<FaultRule> rules = {{.site = site, .nth = n, .action = FaultAction::kErrno, .number = EIO}};
+        if (named)
+          rules.push_back({.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP});
+        ScopedFaults faults(rules);
+        const absl::Status status = create(folder.path());
+        EXPECT_THAT(folder.names(), IsEmpty());
+        if (faults.plan().faults() == (named ? 1 : 0)) break;
+        if (named && site == FaultSite::kOpen && n == 1) continue;  // EIO comes first
+        EXPECT_EQ(exit_code_of(status), ExitCode::kIo);
+        EXPECT_THAT(message_of(status),
+                    AllOf(HasSubstr("rank 2 optimizer state: "), HasSubstr(folder.path()), HasSubstr("(errno 5)")));
+        ASSERT_LT(n, 20);
+      }
+    }
+  }
+}
+
+// F25, while zeros are written.
+TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
+  ScratchFolder folder;
+  for (const FaultRule& kind : {FaultRule{.action = FaultAction::kShort, .number = 1000},
+                                FaultRule{.action = FaultAction::kErrno, .number = EINTR}}) {
+    for (std::int64_t n = 1; n <= 3; ++n) {
+      FaultRule rule = kind;
+      rule.site = FaultSite::kWrite;
+      rule.nth = n;
+      ScopedFaults faults({rule});
+      const auto file =
+          BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0", .direct = false});
+      ASSERT_TRUE(file.ok()) << file.status();
+      struct stat info {};
+      ASSERT_EQ(::fstat((*file)->fd(), &info), 0);
+      EXPECT_EQ(info.st_size, kBytes);
+    }
+  }
+}
+
+// F43: no O_DIRECT, told by the open or by the first write.
+TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
+  ScratchFolder folder;
+  for (const FaultRule& rule :
+       {FaultRule{.site = FaultSite::kOpen, .nth = 2, .action = FaultAction::kErrno, .number = EINVAL},
+        FaultRule{.site = FaultSite::kWrite, .nth = 1, .action = FaultAction::kErrno, .number = EINVAL}}) {
+    ScopedFaults faults({rule});
+    const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"});
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_FALSE((*file)->direct());
+    EXPECT_EQ((*file)->fd(), (*file)->buffered_fd());
+    EXPECT_THAT((*file)->mode(), HasSubstr("with O_DIRECT failed: Invalid argument (errno 22)"));
+  }
+}
+
+// F28.
+TEST(BlockFile, BadDirectoriesAreRefused) {
+  ScratchFolder folder;
+  std::ofstream(folder.file("file")) << "x";
+  EXPECT_EQ(exit_code_of(create("")), ExitCode::kConfig);
+  const absl::Status missing = create(folder.file("missing"));
+  EXPECT_EQ(exit_code_of(missing), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(missing), AllOf(HasSubstr(folder.file("missing")), HasSubstr("hint: create the directory")));
+  EXPECT_EQ(exit_code_of(create(folder.file("file"))), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(create(folder.file(std::string(300, 'n')))), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(create(folder.path(), 1000)), ExitCode::kInternal);
+  EXPECT_EQ(exit_code_of(create(folder.path(), 0)), ExitCode::kInternal);
+}
+
+// F44: between the check and the open the directory goes.
+TEST(BlockFile, AVanishedDirectoryIsAnError) {
+  ScratchFolder folder;
+  ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = ENOENT}});
+  EXPECT_EQ(exit_code_of(create(folder.path())), ExitCode::kCannotCreate);
+}
+
+/// Expects that `create` fails in a child that `prepare` made to fail.
+void expect_in_child(const ScratchFolder& folder, ExitCode want, const std::string& text,
+                     const std::function<bool()>& prepare) {
+  const ChildEnd end = in_child([&] {
+    if (!prepare()) return 99;
+    const absl::Status status = create(folder.path());
+    std::fputs((message_of(status) + "\n").c_str(), stderr);
+    return static_cast<int>(exit_code_of(status));
+  });
+  if (end.exit_code == 99) GTEST_SKIP() << "not allowed here";
+  EXPECT_EQ(end.exit_code, static_cast<int>(want)) << end.text;
+  EXPECT_THAT(end.text, HasSubstr(text));
+}
+
+TEST(BlockFile, NoPermissionIsAnError) {
+  ScratchFolder folder;
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0500), 0);
+  expect_in_child(folder, ExitCode::kPermission, "(errno 13)", become_nobody);
+}
+
+TEST(BlockFile, TooManyOpenFilesIsAnError) {
+  ScratchFolder folder;
+  expect_in_child(folder, ExitCode::kOsResource, "(errno 24). hint: raise the limit of open files", [] {
+    const rlimit limit{3, 3};
+    return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  });
+}
+
+TEST(BlockFile, ALimitOfFileSizesIsAnErrorAndNoSignal) {
+  ScratchFolder folder;
+  expect_in_child(folder, ExitCode::kCannotCreate, "wanted 40960 bytes, got 8192: File too large", [] {
+    const rlimit limit{8192, 8192};
+    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+  });
+}
+
+TEST(BlockFile, AReadOnlyFileSystemIsAnError) {
+  ScratchFolder folder;
+  expect_in_child(folder, ExitCode::kCannotCreate, "mounted read-only", [&] {
+    return enter_own_mounts() && ::mount("tessera", folder.path().c_str(), "tmpfs", MS_RDONLY, nullptr) == 0;
+  });
+}
+
+// F22: real, with the bytes wanted and free. And a directory in memory is told.
+TEST(BlockFile, AFullFileSystemIsAnErrorAtOnce) {
+  ScratchFolder folder;
+  expect_in_child(folder, ExitCode::kIo, "(16384 bytes free): wanted 40960 bytes: No space left on device (errno 28)",
+                  [&] { return enter_own_mounts() && mount_tmpfs(folder.path(), "16k"); });
+  expect_in_child(folder, ExitCode::kOk, "is a tmpfs: what is offloaded there stays in memory",
+                  [&] { return enter_own_mounts() && mount_tmpfs(folder.path(), "1m"); });
+}
+
+TEST(ScratchDirectory, SaysWhatIsInMemory) {
+  ScratchFolder folder;
+  EXPECT_FALSE(look_at_scratch_directory(folder.path(), "rank 0").value().in_memory);
+  const auto shm = look_at_scratch_directory("/dev/shm", "rank 0");
+  if (!shm.ok()) GTEST_SKIP() << "no /dev/shm here";
+  EXPECT_TRUE(shm->in_memory);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -106,8 +106,10 @@ TEST(FaultText, RefusesWhatItDoesNotKnow) {
 }
 
 // The body of the children below: writes a file, and leaves with the error's exit code.
-TEST(FaultEnvironment, DISABLED_Child) {
-  const absl::Status status = write_file_atomically(std::getenv("TESSERA_TEST_PATH"), {}, "test");
+TEST(FaultEnvironment, Child) {
+  const char* const path = std::getenv("TESSERA_TEST_PATH");
+  if (path == nullptr) return;
+  const absl::Status status = write_file_atomically(path, {}, "test");
   std::fputs((message_of(status) + "\n").c_str(), stderr);
   ::_exit(static_cast<int>(exit_code_of(status)));
 }
@@ -117,8 +119,7 @@ ChildEnd write_with_environment(const std::string& rules, const std::string& pat
   return in_child([&] {
     ::setenv("TESSERA_TEST_FAULTS", rules.c_str(), 1);
     ::setenv("TESSERA_TEST_PATH", path.c_str(), 1);
-    ::execl("/proc/self/exe", "offload_test", "--gtest_also_run_disabled_tests", "--gtest_brief=1",
-            "--gtest_filter=FaultEnvironment.DISABLED_Child", nullptr);
+    ::execl("/proc/self/exe", "offload_test", "--gtest_brief=1", "--gtest_filter=FaultEnvironment.Child", nullptr);
     return 98;
   });
 }

@@ -211,8 +211,8 @@ absl::Status FileTier::release(std::int64_t record) { return let_go(record, fals
 
 absl::Status FileTier::flush() {
   TESSERA_RETURN_IF_ERROR(failure_);
-  while (writing_ > 0) TESSERA_RETURN_IF_ERROR(end_write(oldest(SlotState::kWriting)));
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(i));
     if (slots_[i].state != SlotState::kFetched) continue;
     TESSERA_RETURN_IF_ERROR(end_read(i));
     slots_[i].state = SlotState::kFree;
@@ -257,24 +257,30 @@ std::span<std::byte> FileTier::resident_memory(std::int64_t record) const {
 
 std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[as_size(record - resident_)]; }
 
-// The slot in that state that was put or released first. REQUIRES: there is one.
-std::size_t FileTier::oldest(SlotState state) const {
+// The slot to use for another record: of the free ones the one that was put or released first. The `write_behind` last
+// writes count as under way even if they have ended, so what is read and what is hit does not depend on the disk's speed.
+//
+// There is one. A get finds at most `most_held - 1` slots held and `read_ahead` fetched; a fetch at most `most_held` held and
+// `read_ahead - 1` fetched; and `write_behind` are being written. Where there are fewer slots than that, there is one for
+// each record, so one has none yet.
+std::size_t FileTier::next_free() const {
+  const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   std::size_t best = slots_.span().size();
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
-    if (slots_[i].state == state && (best == slots_.span().size() || slots_[i].order < slots_[best].order)) best = i;
+    const Slot& slot = slots_[i];
+    if (slot.state != SlotState::kFree || (slot.write != 0 && slot.write + behind > writes_)) continue;
+    if (best == slots_.span().size() || slot.order < slots_[best].order) best = i;
   }
   return best;
 }
 
-// A free slot becomes that of `record`. There is one: the others are at most `most_held - 1` held (or all held, for a
-// fetch), `read_ahead` fetched (one less, for a fetch) and `write_behind` writing. Where there are fewer slots than that,
-// there is one for each record, and this record is in none.
 std::size_t FileTier::reuse_slot(std::int64_t record) {
-  const std::size_t index = oldest(SlotState::kFree);
+  const std::size_t index = next_free();
   Slot& slot = slots_[index];
   if (slot.record >= 0) slot_of(slot.record) = 0;
   slot = Slot{.record = record,
               .order = slot.order,
+              .write = 0,
               .state = SlotState::kFree,
               .reading = false,
               .was_read = false,
@@ -378,9 +384,13 @@ absl::Status FileTier::start_write(std::size_t index) {
   written_[which] = 1;
   const std::span<std::byte> memory = memory_of_slot(index);
   if (options_.verify) checksums_[which] = XXH3_64bits(memory.data(), memory.size());
-  // Room among the writes first: with write_behind 0 this one is waited for below.
-  while (writing_ > 0 && writing_ >= options_.write_behind)
-    TESSERA_RETURN_IF_ERROR(end_write(oldest(SlotState::kWriting)));
+  slot.write = ++writes_;
+  // In the order of their numbers, whichever ends first (next_free).
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == SlotState::kWriting &&
+        slots_[i].write + static_cast<std::uint64_t>(options_.write_behind) <= writes_)
+      TESSERA_RETURN_IF_ERROR(end_write(i));
+  }
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;

@@ -86,6 +86,7 @@ class FileTier final : public RecordTier {
   struct Slot {
     std::int64_t record;  ///< -1: none
     std::uint64_t order;  ///< when it was put or released last: the lowest free one is used next
+    std::uint64_t write;  ///< number of its last write; 0: none
     SlotState state;
     bool reading;     ///< the read has not ended, as far as we know
     bool was_read;    ///< from disk, for a `get` that is still to come
@@ -110,7 +111,7 @@ class FileTier final : public RecordTier {
   std::span<std::byte> resident_memory(std::int64_t record) const;
   std::int32_t& slot_of(std::int64_t record) const;
   IoRequest request(IoKind kind, std::size_t slot) const;
-  std::size_t oldest(SlotState state) const;
+  std::size_t next_free() const;
 
   absl::Status start_read(std::size_t slot, std::int64_t record);
   absl::Status end_read(std::size_t slot);
@@ -140,8 +141,8 @@ class FileTier final : public RecordTier {
   std::vector<std::unique_ptr<BlockFile>> files_;  ///< one a path; null where a path has no records
   std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first
   int held_ = 0, fetched_ = 0, writing_ = 0;
-  std::uint64_t order_ = 0;
-  TierCounters counters_;  ///< gets and hits
+  std::uint64_t order_ = 0, writes_ = 0;  ///< the last numbers given
+  TierCounters counters_;                 ///< gets and hits
   absl::Status failure_;
 };
 

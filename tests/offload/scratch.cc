@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -43,6 +44,7 @@ std::vector<std::string> ScratchFolder::names() const {
 ChildEnd in_child(const std::function<int()>& body) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
+  std::fflush(stdout);  // or the child has what the parent did not print yet, and prints it, too
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(ends[1], 2);

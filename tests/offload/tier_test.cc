@@ -295,6 +295,7 @@ TEST_P(TrafficTest, OneReadAndOneWriteARecordAndStep) {
         Traffic{.records = 41, .resident = 3, .most_held = 2, .read_ahead = 1, .write_behind = 1}}) {
     ScratchFolder folder;
     FileTierOptions options = small_tier(folder, traffic.records);
+    options.write_zeros = false;
     options.most_held = traffic.most_held;
     options.read_ahead = traffic.read_ahead;
     options.write_behind = traffic.write_behind;
@@ -328,6 +329,7 @@ TEST_P(TrafficTest, AlternatingTraversalsFindTheTail) {
   for (const Traffic& traffic : {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 2, .write_behind = 1}}) {
     ScratchFolder folder;
     FileTierOptions options = small_tier(folder, traffic.records);
+    options.write_zeros = false;
     options.read_ahead = traffic.read_ahead;
     options.write_behind = traffic.write_behind;
     options.resident_bytes = static_cast<std::size_t>(traffic.resident) * kRecordBytes;
@@ -378,6 +380,7 @@ class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
  protected:
   FileTierOptions options(const ScratchFolder& folder) const {
     FileTierOptions options = small_tier(folder, 12);
+    options.write_zeros = false;
     options.read_ahead = 2;
     options.write_behind = 2;
     options.direct = GetParam().direct;

@@ -7,7 +7,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include "tests/programs/harness.h"
+#include "tests/programs/models.h"
 
 namespace tessera::testing {
 namespace {
@@ -131,7 +131,7 @@ TEST(ForeignGradients, OneEngineTwiceIsRefusedAndHarmless) {
         Mlp model = mlp(3, 7, 4);
         const auto trainer = scene.trainer(model);
         for (std::int64_t step = 0; step < 2; ++step) {
-          const at::Tensor loss = model->forward(scene.rows(noise(step, 3))).pow(2).mean();
+          const at::Tensor loss = loss_of(scene, model, step);
           scene.refused([&] { tessera::backward(loss, {trainer->engine(), trainer->engine()}); }, {{"twice", "hint"}});
           scene.refused([&] { tessera::backward(loss, {trainer->engine(), nullptr}); }, {{"null"}});
           trainer->backward(loss);
@@ -157,8 +157,7 @@ TEST(ForeignGradients, SaliencyMapBetweenSteps) {
         scene.note(saliency(model, noise(7, 5)));
         model->zero_grad();
         for (std::int64_t step = 0; step < 4; ++step) {
-          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
-          trainer->step();
+          train(scene, *trainer, model, step, step + 1);
           scene.note(saliency(model, noise(7, 5)));
           scene.note(saliency(model, noise(8, 5)));
           if (scene.is_plain() || step % 2 == 0) model->zero_grad();
@@ -174,7 +173,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStep) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         for (std::int64_t step = 0; step < 4; ++step) {
-          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
+          trainer->backward(loss_of(scene, model, step));
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
@@ -198,7 +197,7 @@ TEST(ForeignGradients, BackwardByHandInMidStepIsDropped) {
         const auto trainer = scene.trainer(model, [](Strategy& s) { s.gradient_accumulation = 2; });
         for (std::int64_t step = 0; step < 3; ++step) {
           for (std::int64_t m = 0; m < 2; ++m) {
-            trainer->backward(model->forward(scene.rows(noise(step, 5), m, 2)).pow(2).mean());
+            trainer->backward(loss_of(scene, model, step, m, 2));
             if (!scene.is_plain()) saliency(model, noise(7, 5));
           }
           trainer->step();
@@ -222,7 +221,7 @@ TEST(ForeignGradients, ZeroGradDropsMicrobatchesBegun) {
           Mlp model = mlp(5, 9, 3);
           const auto trainer = scene.trainer(model);
           const auto microbatch = [&](std::int64_t step, std::int64_t m) {
-            trainer->backward(model->forward(scene.rows(noise(step, 5), m, 2)).pow(2).mean());
+            trainer->backward(loss_of(scene, model, step, m, 2));
           };
           for (std::int64_t step = 0; step < 4; ++step) {
             if (step > 0) microbatch(step + 10, 0);
@@ -245,19 +244,14 @@ TEST(ForeignGradients, GradientsClearedBeforeStepAreNoticed) {
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
-        const auto backward = [&](std::int64_t step) {
-          trainer->backward(model->forward(scene.rows(noise(step, 5))).pow(2).mean());
-        };
-        backward(0);
-        trainer->step();
+        train(scene, *trainer, model, 0, 1);
         model->zero_grad();  // between steps it means nothing
-        backward(1);
-        trainer->step();
-        backward(2);
+        train(scene, *trainer, model, 1, 2);
+        trainer->backward(loss_of(scene, model, 2));
         model->zero_grad();
         scene.refused([&] { trainer->step(); }, {{"first.weight", "cleared", "engine.zero_grad()"}});
       },
-      {.adjust = linear_units, .timeout_s = 10});
+      {.adjust = linear_units, .timeout_s = kShort});
 }
 
 // ---- code left over from plain LibTorch --------------------------------------------------------------------------
@@ -269,12 +263,12 @@ void expect_optimizer_is_refused(const Options& options, bool by_hand) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         Optimizer optimizer(model->parameters(), options);
-        const at::Tensor loss = model->forward(scene.rows(noise(0, 5))).pow(2).mean();
+        const at::Tensor loss = loss_of(scene, model, 0);
         optimizer.zero_grad();
         by_hand ? loss.backward() : trainer->backward(loss);
         scene.refused([&] { optimizer.step(); }, {{"the gradient of", "engine.step()"}, std::nullopt});
       },
-      {.adjust = linear_units, .timeout_s = 10});
+      {.adjust = linear_units, .timeout_s = kShort});
 }
 
 TEST(ForeignGradients, OptimizersOfLibTorchAreRefused) {
@@ -290,7 +284,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
         [&](Scene& scene) {
           Mlp model = mlp(5, 9, 3);
           const auto trainer = scene.trainer(model);
-          const at::Tensor loss = model->forward(scene.rows(noise(0, 5))).pow(2).mean();
+          const at::Tensor loss = loss_of(scene, model, 0);
           by_hand ? loss.backward() : trainer->backward(loss);
           const std::string remedy = by_hand ? "engine.backward(loss)" : "gradient_clipping";
           scene.refused([&] { torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0); },
@@ -300,7 +294,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
           scene.refused([&] { model->first->weight.mutable_grad().zero_(); },
                         {{"the gradient of first.weight", remedy}, std::nullopt});
         },
-        {.adjust = linear_units, .timeout_s = 10});
+        {.adjust = linear_units, .timeout_s = kShort});
   }
 }
 

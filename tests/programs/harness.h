@@ -1,11 +1,10 @@
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
-#include <torch/utils.h>
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -91,7 +90,7 @@ struct Cell {
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
 /// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
-const std::vector<Cell>& matrix();
+void for_each_cell(const std::function<void(const Cell&)>& body);
 
 struct ProgramOptions {
   Adjust adjust = nullptr;
@@ -101,41 +100,14 @@ struct ProgramOptions {
   double timeout_s = 60;
 };
 
+/// Of programs that end in a refusal: where one rank is not told of it, the others wait no longer.
+constexpr double kShort = 10;  // seconds
+
 /// Runs `program` plainly and on every cell, and compares what it noted.
 void expect_like_plain(const Program& program, const ProgramOptions& options = {});
 /// Runs `program` on every cell, without a plain run beside it: it ends in a refusal.
 void on_matrix(const Program& program, const ProgramOptions& options = {});
-
-/// Ranks are threads and share LibTorch's generator.
-std::unique_lock<std::mutex> lock_generator();
-
-/// What `make` makes from a fixed seed.
-template <class Make>
-auto seeded(const Make& make) {
-  const auto lock = lock_generator();
-  torch::manual_seed(1234);
-  return make();
-}
-
-/// Three layers, each a unit under `linear_units`.
-struct MlpImpl : torch::nn::Module {
-  MlpImpl(std::int64_t in, std::int64_t hidden, std::int64_t out);
-  at::Tensor forward(const at::Tensor& x);
-  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
-};
-TORCH_MODULE(Mlp);
-Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
-void linear_units(Strategy& strategy);
-/// Twelve rows of `width` numbers, the same for the same step.
-at::Tensor noise(std::int64_t step, std::int64_t width);
-
-/// Tiny made at once, or deferred.
-Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
-
-/// Text of six batches of 12 rows, which divide by all numbers of ranks and two microbatches.
-const Batch& batch_of(std::int64_t step);
-
-/// Tiny's loss of this scene's rows of batch `step`.
-at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
+/// The same on one cell.
+void on_cell(const Cell& cell, const Program& program, const ProgramOptions& options = {});
 
 }  // namespace tessera::testing

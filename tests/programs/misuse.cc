@@ -9,18 +9,14 @@
 #include <stdexcept>
 
 #include "runtime/comm/shared/run_ranks.h"
-#include "tests/programs/harness.h"
+#include "tests/programs/models.h"
 
 namespace tessera::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kShort = 3;  // seconds
-
-at::Tensor mlp_loss(Scene& scene, Mlp& model, std::int64_t step) {
-  return model->forward(scene.rows(noise(step, 5))).pow(2).mean();
-}
+constexpr double kSoon = 3;  // seconds that a rank waits for one that does not come
 
 // ---- calls out of turn -------------------------------------------------------------------------------------------
 
@@ -30,7 +26,7 @@ TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         for (std::int64_t step = 0; step < 3; ++step) {
-          const at::Tensor loss = mlp_loss(scene, model, step);
+          const at::Tensor loss = loss_of(scene, model, step);
           scene.refused([&] { trainer->step(); }, {{"step wants 1 microbatches", "backward"}});
           scene.refused([&] { trainer->backward(at::Tensor()); }, {{"scalar loss", "undefined"}});
           const at::Tensor vector = model->forward(scene.rows(noise(step, 5))).pow(2).mean(1);
@@ -39,7 +35,7 @@ TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
           scene.refused([&] { trainer->backward(at::ones({}, at::kLong)); }, {{"floating"}});
           scene.refused([] { tessera::backward(at::ones({}), {}); }, {{"at least one Engine"}});
           trainer->backward(loss);
-          scene.refused([&] { trainer->backward(mlp_loss(scene, model, step)); },
+          scene.refused([&] { trainer->backward(loss_of(scene, model, step)); },
                         {{"gradient_accumulation is 1", "step()"}});
           trainer->step();
         }
@@ -59,7 +55,7 @@ TEST(Misuse, MissingSamplesAreHarmless) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
         for (std::int64_t step = 0; step < 3; ++step) {
-          const at::Tensor loss = mlp_loss(scene, model, step);
+          const at::Tensor loss = loss_of(scene, model, step);
           scene.refused([&] { trainer->backward(loss); }, {{"base_batch_size", "MicrobatchInfo::samples"}});
           // On one rank only, too.
           if (scene.rank() == 0) {
@@ -80,14 +76,14 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
           Mlp model = mlp(5, 9, 3);
           const auto trainer = scene.trainer(model);
           for (std::int64_t step = 0; step < 3; ++step) {
-            const at::Tensor loss = mlp_loss(scene, model, step);
+            const at::Tensor loss = loss_of(scene, model, step);
             if (mode == Gathered::kWrite && !scene.is_plain()) {
               Gathered guard(*trainer->engine(), mode);
               scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
               guard.close();
             }
             // What kWrite stored has moved the graph's parameters on, so this is a graph of its own.
-            trainer->backward(mlp_loss(scene, model, step));
+            trainer->backward(loss_of(scene, model, step));
             if (!scene.is_plain()) {
               Gathered guard(*trainer->engine(), mode);
               scene.refused([&] { trainer->step(); }, {{"Gathered", "close that guard"}});
@@ -107,7 +103,7 @@ TEST(Misuse, BackwardOfAGraphOlderThanTheStepIsAnError) {
       [](Scene& scene) {
         Mlp model = mlp(5, 9, 3);
         const auto trainer = scene.trainer(model);
-        const at::Tensor first = mlp_loss(scene, model, 0), second = mlp_loss(scene, model, 1);
+        const at::Tensor first = loss_of(scene, model, 0), second = loss_of(scene, model, 1);
         trainer->backward(first);
         trainer->step();
         scene.refused([&] { trainer->backward(second); }, {{"modified by an inplace operation"}, std::nullopt});
@@ -127,9 +123,9 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
         if (where == Where::kFullShard && scene.strategy().strategy != ShardingStrategy::kFullShard) return;
         const auto begin = std::chrono::steady_clock::now();
         scene.refused([&] { body(scene); }, {{"rank"}, std::nullopt});
-        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4 * static_cast<int>(kShort)));
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4 * static_cast<int>(kSoon)));
       },
-      {.adjust = linear_units, .timeout_s = kShort});
+      {.adjust = linear_units, .timeout_s = kSoon});
 }
 
 // What SHARD_GRAD_OP gathers stays until the step: there the others' next forward gathers the same, and nothing is wrong.
@@ -143,10 +139,7 @@ TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
             const at::AutoGradMode mode(!evaluates);
             (void)model->forward(noise(9, 5));
           }
-          for (std::int64_t step = 0; step < 2; ++step) {
-            trainer->backward(mlp_loss(scene, model, step));
-            trainer->step();
-          }
+          train(scene, *trainer, model, 0, 2);
         },
         Where::kFullShard);
   }
@@ -159,10 +152,7 @@ TEST(Misuse, GatheredOnOneRankAloneEndsInAnError) {
           Mlp model = mlp(5, 9, 3);
           const auto trainer = scene.trainer(model);
           if (scene.rank() == 0) Gathered(*trainer->engine(), mode).close();
-          for (std::int64_t step = 0; step < 2; ++step) {
-            trainer->backward(mlp_loss(scene, model, step));
-            trainer->step();
-          }
+          train(scene, *trainer, model, 0, 2);
         },
         Where::kSeveralRanks);
   }
@@ -173,7 +163,7 @@ TEST(Misuse, ParameterReadOnOneRankAloneEndsInAnError) {
     Mlp model = mlp(5, 9, 3);
     const auto trainer = scene.trainer(model);
     for (std::int64_t step = 0; step < 2; ++step) {
-      trainer->backward(mlp_loss(scene, model, step));
+      trainer->backward(loss_of(scene, model, step));
       trainer->step();
       if (scene.rank() == 0) (void)model->second->weight.norm().item<double>();
     }
@@ -195,8 +185,7 @@ TEST(Misuse, UnitRunOnSomeRanksOnly) {
 // ---- exceptions --------------------------------------------------------------------------------------------------
 
 TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
-  for (const Cell& cell : matrix()) {
-    SCOPED_TRACE(cell.name());
+  for_each_cell([](const Cell& cell) {
     for (int attempt = 0; attempt < 2; ++attempt) {  // and a process can go on
       const auto begin = std::chrono::steady_clock::now();
       std::string cause;
@@ -206,7 +195,7 @@ TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
           Mlp model = mlp(5, 9, 3);
           const auto trainer = scene.trainer(model);
           for (std::int64_t step = 0; step < 4; ++step) {
-            const at::Tensor loss = mlp_loss(scene, model, step);
+            const at::Tensor loss = loss_of(scene, model, step);
             if (step == 2 && mesh.rank() == cell.ranks - 1) throw std::runtime_error("the data file has ended");
             trainer->backward(loss);
             trainer->step();
@@ -218,7 +207,7 @@ TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
       EXPECT_THAT(cause, HasSubstr("the data file has ended"));
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
     }
-  }
+  });
 }
 
 }  // namespace

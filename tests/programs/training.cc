@@ -7,17 +7,10 @@
 #include <torch/nn/modules/transformer.h>
 
 #include "tessera/recompute.h"
-#include "tests/programs/harness.h"
+#include "tests/programs/models.h"
 
 namespace tessera::testing {
 namespace {
-
-void train(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t step = begin; step < end; ++step) {
-    trainer.backward(loss_of(scene, model, step));
-    trainer.step();
-  }
-}
 
 TEST(Training, Plainly) {
   for (bool deferred : {false, true}) {
@@ -48,23 +41,6 @@ TEST(Training, WithAccumulation) {
 }
 
 // ---- which parameters take part ----------------------------------------------------------------------------------
-
-TEST(Training, FreezesAndUnfreezesWhatCouldTrain) {
-  expect_like_plain([](Scene& scene) {
-    Tiny model = tiny();
-    const auto trainer = scene.trainer(model);
-    const auto set = [&](bool trains) {
-      for (at::Tensor& parameter : model->blocks[1]->parameters()) parameter.requires_grad_(trains);
-      model->head.requires_grad_(trains);
-    };
-    train(scene, *trainer, model, 0, 2);
-    set(false);
-    train(scene, *trainer, model, 2, 4);
-    set(true);
-    train(scene, *trainer, model, 4, 6);
-    scene.note(*trainer, *model);
-  });
-}
 
 /// Tiny's forward, where only the rows that `deep` [rows] names run through the last block. `always`: it runs, though on
 /// no row.

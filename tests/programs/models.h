@@ -1,0 +1,65 @@
+#pragma once
+
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/utils.h>
+
+#include <functional>
+#include <mutex>
+
+#include "tests/programs/harness.h"
+
+namespace tessera::testing {
+
+/// Ranks are threads and share LibTorch's generator.
+std::unique_lock<std::mutex> lock_generator();
+
+/// What `make` makes from a fixed seed.
+template <class Make>
+auto seeded(const Make& make) {
+  const auto lock = lock_generator();
+  torch::manual_seed(1234);
+  return make();
+}
+
+/// Three layers, each a unit under `linear_units`.
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(std::int64_t in, std::int64_t hidden, std::int64_t out);
+  at::Tensor forward(const at::Tensor& x);
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Mlp);
+Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
+void linear_units(Strategy& strategy);
+/// Twelve rows of `width` numbers, the same for the same step.
+at::Tensor noise(std::int64_t step, std::int64_t width);
+
+/// Tiny made at once, or deferred.
+Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
+
+/// Text of six batches of 12 rows, which divide by all numbers of ranks and two microbatches.
+const Batch& batch_of(std::int64_t step);
+
+/// The loss of this scene's rows of microbatch `index` of `count` of batch `step`; Mlp's is the mean square of what it
+/// makes of noise.
+at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
+at::Tensor loss_of(Scene& scene, Mlp& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
+
+/// Steps `begin` to `end`, of one microbatch each.
+template <class Model>
+void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t step = begin; step < end; ++step) {
+    trainer.backward(loss_of(scene, model, step));
+    trainer.step();
+  }
+}
+
+/// What must be refused of a program that trains Tiny.
+using Mistake = std::function<void(Scene&, Trainer&, Tiny&)>;
+/// On every cell: Tiny trains a step, and then `mistake` must be refused.
+void expect_refused(const Mistake& mistake, const Refusal& wanted,
+                    const ProgramOptions& options = {.timeout_s = kShort}, const TinyOptions& model = {});
+/// On every cell: Tiny trains a step, and the backward after `change` must be refused, if `change` is not.
+void expect_noticed(const std::function<void(Tiny&)>& change, const Refusal& wanted, const TinyOptions& model = {});
+
+}  // namespace tessera::testing

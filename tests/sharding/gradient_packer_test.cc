@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <vector>
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -121,6 +122,119 @@ TEST(GradientPacker, LeavesGapsThatAreZeroAlready) {
     packed.packer.fill_missing(packed.group, packed.memory(), /*gaps_are_zero=*/true);
     const Extent gap = packed.group.layout.gaps()[0];
     EXPECT_TRUE(std::isnan(packed.bucket[gap.offset].item<float>())) << "it has not been touched";
+  });
+}
+
+// ---- used sets ---------------------------------------------------------------------------------------------------
+
+void expect_set(Packed& packed, const std::vector<char>& used) {
+  packed.packer.expect(used);
+  packed.packer.begin();
+}
+
+TEST(GradientPacker, OnlyWhatIsExpectedIsWaitedFor) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    expect_set(packed, {1, 0, 1});
+    EXPECT_TRUE(packed.packer.expects_any());
+    packed.take(2, packed.gradient(2));
+    EXPECT_FALSE(packed.packer.is_complete());
+    packed.take(0, packed.gradient(0));
+    EXPECT_TRUE(packed.packer.is_complete());
+    packed.fill();
+    EXPECT_TRUE(at::equal(packed.part(0), packed.gradient(0)));
+    EXPECT_EQ(packed.part(1).count_nonzero().item<std::int64_t>(), 0) << "not expected, so it is zero";
+    EXPECT_TRUE(at::equal(packed.part(2), packed.gradient(2)));
+    EXPECT_FALSE(packed.packer.used(packed.group, 1));
+  });
+}
+
+TEST(GradientPacker, NothingExpectedIsCompleteAtOnce) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    expect_set(packed, {0, 0, 0});
+    EXPECT_FALSE(packed.packer.expects_any());
+    EXPECT_TRUE(packed.packer.is_complete());
+    EXPECT_EQ(packed.packer.trainable(), 3) << "they can train all the same";
+    expect_set(packed, {0, 1, 0});
+    EXPECT_TRUE(packed.packer.expects_any());
+    EXPECT_FALSE(packed.packer.is_complete());
+  });
+}
+
+TEST(GradientPacker, AnExpectationHoldsFromTheNextBucketOn) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    packed.packer.expect(std::vector<char>{0, 0, 0});
+    EXPECT_FALSE(packed.packer.is_complete()) << "this bucket waits for all";
+    packed.packer.begin();
+    EXPECT_TRUE(packed.packer.is_complete());
+  });
+}
+
+// Parameters that were unused together are usually used together again.
+TEST(GradientPacker, AfterASurpriseAllAreWaitedFor) {
+  alone([](const Mesh& mesh) {
+    for (const std::vector<std::size_t>& order : {std::vector<std::size_t>{1, 0, 2}, {0, 1, 2}, {2, 1, 0}}) {
+      Packed packed(mesh, DType::kF32);
+      expect_set(packed, {1, 0, 0});
+      for (const std::size_t i : order) {
+        packed.take(i, packed.gradient(i));
+        const bool only_what_was_expected = i == 0 && order[0] == 0;
+        EXPECT_EQ(packed.packer.is_complete(), i == order.back() || only_what_was_expected) << i;
+      }
+      packed.packer.begin();
+      packed.take(0, packed.gradient(0));
+      EXPECT_TRUE(packed.packer.is_complete()) << "the next bucket knows nothing of it";
+    }
+  });
+}
+
+TEST(GradientPacker, ASurpriseThatComesTwiceCountsOnce) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    expect_set(packed, {1, 0, 0});
+    for (const std::size_t i : {1u, 1u, 1u, 0u}) packed.take(i, packed.gradient(i));
+    EXPECT_FALSE(packed.packer.is_complete());
+    packed.take(2, packed.gradient(2));
+    EXPECT_TRUE(packed.packer.is_complete());
+  });
+}
+
+// ---- sparse gradients --------------------------------------------------------------------------------------------
+
+/// Rows 5, 2 and 5 again of a gradient [7, 11].
+at::Tensor some_rows(float scale = 1.0f) {
+  const at::Tensor values = (at::arange(33, at::kFloat) * 0.5f + scale).reshape({3, 11});
+  return at::sparse_coo_tensor(at::tensor({5, 2, 5}, at::kLong).unsqueeze(0), values, {7, 11});
+}
+
+TEST(GradientPacker, AddsTheRowsOfASparseGradient) {
+  alone([](const Mesh& mesh) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Packed packed(mesh, dtype);
+      packed.take(0, some_rows());
+      packed.fill();
+      EXPECT_TRUE(at::equal(packed.part(0), some_rows().to_dense().to(scalar_type_of(dtype))));
+      EXPECT_TRUE(packed.packer.used(packed.group, 0));
+    }
+  });
+}
+
+TEST(GradientPacker, AddsSparseAndDenseGradientsInAnyOrder) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32);
+    const at::Tensor a = some_rows(), b = some_rows(4.0f), dense = packed.gradient(0);
+    const auto sum_of = [&](const std::vector<at::Tensor>& gradients) {
+      packed.packer.begin();
+      for (const at::Tensor& gradient : gradients) packed.take(0, gradient);
+      packed.fill();
+      return packed.part(0).clone();
+    };
+    EXPECT_TRUE(at::equal(sum_of({a, b}), a.to_dense() + b.to_dense()));
+    EXPECT_TRUE(at::equal(sum_of({dense, a}), dense + a.to_dense()));
+    EXPECT_TRUE(at::equal(sum_of({a, dense}), dense + a.to_dense()));
+    EXPECT_TRUE(at::equal(sum_of({a}), a.to_dense())) << "a new bucket begins at zero";
   });
 }
 

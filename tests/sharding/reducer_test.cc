@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -261,6 +264,211 @@ TEST(Reducer, TheOrderOfTheFirstRoundIsThatOfTheNext) {
       EXPECT_EQ(reduced.reducer.counts().overflow_bytes, 0);
     }
   });
+}
+
+// ---- used sets ---------------------------------------------------------------------------------------------------
+
+/// Units of which some parameters are used in a step, by all ranks unless said.
+struct Uses {
+  std::function<bool(int rank, std::size_t u, std::size_t i)> used;
+  bool ascending = false;  ///< the order in which gradients come
+};
+
+/// One step of one round; returns how many buckets it needed beyond the plan.
+std::int64_t step(Reduced& reduced, const Uses& uses) {
+  const std::int64_t before = reduced.reducer.counts().overflow_buckets;
+  for (std::size_t k = 0; k < reduced.units.size(); ++k) {
+    const std::size_t u = uses.ascending ? k : reduced.units.size() - 1 - k;
+    for (const std::size_t i : {1u, 0u}) {
+      if (uses.used(reduced.mesh.rank(), u, i)) reduced.take(u, i);
+    }
+  }
+  reduced.reducer.finish(true);
+  reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
+    const auto& sizes = reduced.units.group(u).parameters[i].sizes;
+    return uses.used(rank, u, i) ? gradient_of(rank, 0, u, i, sizes) : at::zeros(sizes);
+  });
+  EXPECT_EQ(reduced.reducer.counts().overflow_bytes, 0) << "they are given back";
+  const std::int64_t overflows = reduced.reducer.counts().overflow_buckets - before;
+  if (overflows > 0) {
+    EXPECT_GT(reduced.reducer.counts().overflow_peak, 0);
+  }
+  reduced.reducer.reset();
+  EXPECT_EQ(reduced.reducer.counts().overflow_peak, 0);
+  // What the step's agreement tells: was it used anywhere?
+  std::vector<char> used;
+  for (std::size_t u = 0; u < reduced.units.size(); ++u) {
+    for (const std::size_t i : {0u, 1u}) {
+      char anywhere = 0;
+      for (int rank = 0; rank < reduced.mesh.world_size(); ++rank) anywhere |= static_cast<char>(uses.used(rank, u, i));
+      used.push_back(anywhere);
+    }
+  }
+  reduced.reducer.expect(used);
+  return overflows;
+}
+
+const Uses kAll{[](int, std::size_t, std::size_t) { return true; }};
+
+/// Where a unit's gradients wait in a bucket of the plan, and there are more units than buckets.
+template <class Body>
+void on_many_units(const Body& body) {
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Reduced reduced(mesh, some_units(12));
+    ASSERT_LT(reduced.units.plan().shared_buckets(), 10);
+    body(reduced);
+  });
+}
+
+TEST(Reducer, UnusedUnitsKeepNoBucketFromTheOthers) {
+  // The last unit is the first of the order; of others a parameter or two are unused.
+  const std::function<bool(int, std::size_t, std::size_t)> sets[] = {
+      [](int, std::size_t u, std::size_t) { return u != 11; },
+      [](int, std::size_t u, std::size_t i) { return u != 11 || i == 0; },
+      [](int, std::size_t u, std::size_t) { return u < 9; },
+      [](int, std::size_t u, std::size_t i) { return i != u % 2; }};
+  for (const auto& used : sets) {
+    on_many_units([&](Reduced& reduced) {
+      EXPECT_EQ(step(reduced, kAll), 0);
+      EXPECT_GT(step(reduced, {used}), 0) << "all wait for what does not come";
+      for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, {used}), 0) << k;
+    });
+  }
+}
+
+TEST(Reducer, AnUnusedUnitTakesPartInEveryStep) {
+  on_many_units([](Reduced& reduced) {
+    const Uses uses{[](int, std::size_t u, std::size_t) { return u != 5; }};
+    for (int k = 1; k <= 3; ++k) {
+      step(reduced, uses);
+      EXPECT_EQ(reduced.reducer.counts().reductions, 12 * k);
+    }
+  });
+}
+
+TEST(Reducer, WhatComesBackNeedsMoreBucketsOnlyUntilTheOrderIsAgreedAgain) {
+  on_many_units([](Reduced& reduced) {
+    const Uses without{[](int, std::size_t u, std::size_t) { return u != 11; }};
+    step(reduced, without);
+    EXPECT_EQ(step(reduced, without), 0);
+    EXPECT_GT(step(reduced, kAll), 0) << "the last unit's bucket waits for its turn, which comes last";
+    step(reduced, kAll);  // at the end of which the order is agreed again
+    for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, kAll), 0) << k;
+  });
+}
+
+TEST(Reducer, TheOrderIsAgreedAgainWhenTheUsedSetChangesAndOnlyThen) {
+  on_many_units([](Reduced& reduced) {
+    Uses up = kAll;
+    up.ascending = true;
+    EXPECT_EQ(step(reduced, kAll), 0);
+    for (int k = 0; k < 3; ++k) EXPECT_GT(step(reduced, up), 0) << "the order is that of the first step; " << k;
+    const Uses up_without{[](int, std::size_t u, std::size_t) { return u != 6; }, /*ascending=*/true};
+    EXPECT_GT(step(reduced, up_without), 0);
+    EXPECT_GT(step(reduced, up_without), 0) << "in which the order is agreed again";
+    for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, up_without), 0) << k;
+  });
+}
+
+// A unit's turn comes when nothing of it is expected, and then its gradients come after all, on one rank only.
+TEST(Reducer, ALateSurpriseOnOneRankIsReducedOnceMoreOnAll) {
+  for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
+    for (const int ranks : {2, 3}) {
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        Reduced reduced(mesh, some_units(8, strategy));
+        const Uses without{[](int, std::size_t u, std::size_t) { return u != 7; }};
+        // The last rank uses the unit after all, and last of all.
+        const Uses once{[&](int rank, std::size_t u, std::size_t) { return u != 7 || rank + 1 == ranks; },
+                        /*ascending=*/true};
+        step(reduced, without);
+        step(reduced, without);  // now the unit is the last of the order
+        const std::int64_t before = reduced.reducer.counts().reductions;
+        step(reduced, once);
+        const std::int64_t reductions = reduced.reducer.counts().reductions - before;
+        EXPECT_EQ(reductions, 9);
+        step(reduced, without);
+        step(reduced, without);
+      });
+    }
+  }
+}
+
+// Any parameters on any rank in any order, other ones in each step.
+TEST(Reducer, SumsAreRightWhateverWasExpected) {
+  for (const Case& c : all_cases()) {
+    SCOPED_TRACE(text_of(c));
+    run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, options_of(c));
+      std::mt19937 draw(11), order(static_cast<unsigned>(5 + mesh.rank()));
+      std::vector<char> uses(static_cast<std::size_t>(c.ranks) * 12);  // [rank, unit, parameter], the same on all ranks
+      const auto flag = [](int rank, std::size_t u, std::size_t i) {
+        return (static_cast<std::size_t>(rank) * 6 + u) * 2 + i;
+      };
+      for (int step = 0; step < 8; ++step) {
+        if (step % 2 == 0) {  // each for two steps
+          for (char& use : uses) use = draw() % 3 != 0;
+        }
+        std::vector<std::pair<std::size_t, std::size_t>> mine;
+        for (std::size_t u = 6; u-- > 0;) {
+          for (const std::size_t i : {1u, 0u}) {
+            if (uses[flag(mesh.rank(), u, i)]) mine.emplace_back(u, i);
+          }
+        }
+        for (std::int64_t k = 0; k < c.accumulation; ++k) {
+          if (step % 4 >= 2) std::shuffle(mine.begin(), mine.end(), order);
+          for (const auto& [u, i] : mine) reduced.take(u, i, k);
+          reduced.reducer.finish(k + 1 == c.accumulation || c.sync == GradientSync::kEachMicrobatch);
+        }
+        std::vector<char> anywhere(12);
+        reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
+          const auto& sizes = reduced.units.group(u).parameters[i].sizes;
+          at::Tensor sum = at::zeros(sizes);
+          if (!uses[flag(rank, u, i)]) return sum;
+          anywhere[2 * u + i] = 1;
+          for (std::int64_t k = 0; k < c.accumulation; ++k) sum += gradient_of(rank, k, u, i, sizes);
+          return sum;
+        });
+        EXPECT_EQ(reduced.reducer.counts().overflow_bytes, 0);
+        reduced.reducer.reset();
+        reduced.reducer.expect(anywhere);
+      }
+    });
+  }
+}
+
+// ---- sparse gradients --------------------------------------------------------------------------------------------
+
+TEST(Reducer, RowsOfSparseGradientsAreSummed) {
+  for (const Case& c : all_cases()) {
+    SCOPED_TRACE(text_of(c));
+    run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
+      Reduced reduced(mesh, options_of(c));
+      // Of unit 3's matrix: two rows, one of them twice; others on each rank.
+      const auto rows = [&](int rank, std::int64_t round) {
+        const at::Tensor index = at::tensor({rank, 9, rank}, at::kLong).unsqueeze(0);
+        const at::Tensor values = at::full({3, 33}, static_cast<float>(1 + rank + round));
+        return at::sparse_coo_tensor(index, values, reduced.units.group(3).parameters[0].sizes);
+      };
+      for (int step = 0; step < 2; ++step) {
+        for (std::int64_t k = 0; k < c.accumulation; ++k) {
+          for (std::size_t u = 6; u-- > 0;) {
+            reduced.take(u, 1, k);
+            u == 3 ? reduced.take(u, 0, rows(mesh.rank(), k)) : reduced.take(u, 0, k);
+          }
+          reduced.reducer.finish(k + 1 == c.accumulation || c.sync == GradientSync::kEachMicrobatch);
+        }
+        reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
+          const auto& sizes = reduced.units.group(u).parameters[i].sizes;
+          at::Tensor sum = at::zeros(sizes);
+          for (std::int64_t k = 0; k < c.accumulation; ++k) {
+            sum += u == 3 && i == 0 ? rows(rank, k).to_dense() : gradient_of(rank, k, u, i, sizes);
+          }
+          return sum;
+        });
+        reduced.reducer.reset();
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
 #include "sharding/unit.h"
 
+#include <ATen/core/grad_mode.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
 
 namespace tessera::testing {
 namespace {
@@ -98,6 +102,76 @@ TEST(Unit, APoisonedUnitThrowsItsMessageAtWhoReadsIt) {
     }
     EXPECT_NO_THROW(made.parameter(0, 0).detach().add(1.0));
   });
+}
+
+// Of several ranks, so that it is released.
+TEST(Unit, AReleasedUnitSaysWhoItIsAndWhatToDo) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    HandMadeUnits made(mesh, some_units(3));
+    try {
+      (void)made.parameter(2, 1).const_data_ptr<float>();
+      ADD_FAILURE() << "it can be read";
+    } catch (const c10::Error& error) {
+      for (const char* text : {"unit 2", "parameter 0", "sharded", "tessera::Gathered"}) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
+      }
+    }
+  });
+}
+
+TEST(Unit, ParametersAreInPlaceWhetherGatheredOrReleased) {
+  for (const int ranks : {1, 2}) {
+    run_ranks({.ranks = ranks}, [](const Mesh& mesh) {
+      HandMadeUnits made(mesh, some_units(3));
+      for (std::size_t u = 0; u < made.size(); ++u) {
+        for (const std::size_t i : {0u, 1u}) {
+          EXPECT_TRUE(is_in_place(made.group(u), i)) << u << " " << i;
+          EXPECT_NO_THROW(expect_in_place(made.group(u), i));
+        }
+      }
+    });
+  }
+}
+
+/// `leave` takes parameter 1 of unit 1 out of its place; the others stay.
+void expect_noticed(const std::function<void(HandMadeUnits&, at::Tensor&)>& leave) {
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    HandMadeUnits made(mesh, some_units(3));
+    FlatGroup& group = made.group(1);
+    {
+      const at::NoGradGuard no_grad;
+      leave(made, made.parameter(1, 1));
+    }
+    EXPECT_TRUE(is_in_place(group, 0));
+    EXPECT_FALSE(is_in_place(group, 1));
+    try {
+      expect_in_place(group, 1);
+      ADD_FAILURE() << "it was not noticed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kUsage);
+      for (const char* text : {"unit 1.parameter 1", "was given other memory", "Gathered::kWrite"}) {
+        EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
+      }
+    }
+  });
+}
+
+TEST(Unit, AParameterThatWasGivenOtherMemoryIsNamed) {
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.detach().clone()); });
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_(at::ones(parameter.sizes())); });
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.to(at::kDouble)); });
+}
+
+TEST(Unit, AParameterThatMovedWithinTheBuffersIsNamed) {
+  const auto beside = [](HandMadeUnits& made, at::Tensor& parameter) {
+    const at::Tensor place = made.parameter(1, 0).detach();
+    parameter.set_data(place.flatten().narrow(0, 64, parameter.numel()));
+  };
+  expect_noticed(beside);
+  const auto in_another_unit = [](HandMadeUnits& made, at::Tensor& parameter) {
+    parameter.set_data(made.parameter(2, 1).detach().narrow(0, 0, parameter.numel()));
+  };
+  expect_noticed(in_another_unit);
 }
 
 TEST(Unit, BytesAreThoseOfItsGroups) {

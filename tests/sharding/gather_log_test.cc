@@ -1,0 +1,68 @@
+#include "sharding/gather_log.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera::testing {
+namespace {
+
+std::vector<int> entries_of(const GatherLog& log) { return {log.entries().begin(), log.entries().end()}; }
+
+TEST(GatherLog, HoldsGathersAndGuardsInTheirOrder) {
+  GatherLog log(2);
+  log.note_gather(3);
+  log.note_guard(0);
+  log.note_gather(3);
+  log.note_guard(3);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{3, GatherLog::guard_code(0), 3, GatherLog::guard_code(3)}));
+}
+
+TEST(GatherLog, AGuardsCodeIsNoUnitsAndLeadsBackToItsUnit) {
+  for (const int unit : {0, 1, 7, 100000}) {
+    EXPECT_LT(GatherLog::guard_code(unit), -1) << "-1 stands for the end of an order";
+    EXPECT_EQ(GatherLog::guard_code(GatherLog::guard_code(unit)), unit);
+  }
+}
+
+TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
+  GatherLog log(2);
+  for (const int unit : {0, 0, 1, 0, 1}) log.note_use(unit);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1})) << "both are at hand";
+  log.note_use(0);
+  log.note_use(2);  // in place of 1, which was used longest ago
+  log.note_use(0);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2}));
+  log.note_use(1);
+  log.note_use(2);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2, 1, 2}));
+}
+
+TEST(GatherLog, AStepThatIsOverIsForgotten) {
+  GatherLog log(3);
+  log.note_gather(1);
+  log.note_use(2);
+  log.reset();
+  EXPECT_TRUE(log.entries().empty());
+  log.note_use(2);
+  EXPECT_EQ(entries_of(log), std::vector<int>{2}) << "nothing is at hand any more";
+}
+
+// An evaluation without end. What is dropped depends on the number of entries alone, so it is the same on every rank.
+TEST(GatherLog, KeepsTheLastEntriesOfALongStep) {
+  constexpr std::size_t kMost = std::size_t{1} << 16, kCount = 5 * kMost + 1234;
+  GatherLog log(1);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    log.note_gather(static_cast<int>(i));
+    ASSERT_LE(log.entries().size(), kMost);
+  }
+  const std::vector<int> kept = entries_of(log);
+  EXPECT_GE(kept.size(), kMost / 2);
+  EXPECT_EQ(kept.back(), static_cast<int>(kCount) - 1);
+  const auto gap = [](int a, int b) { return b != a + 1; };
+  EXPECT_EQ(std::adjacent_find(kept.begin(), kept.end(), gap), kept.end()) << "nothing is missing in between";
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -8,24 +8,15 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/stderr_of.h"
+
 namespace tessera {
 namespace {
 
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::Not;
-
-// Runs `body` and gives what it wrote to stderr; level and rank are put back afterwards.
-template <typename Body>
-std::string stderr_of(Body body) {
-  const LogLevel level = log_level();
-  const LogRank rank = log_rank();
-  testing::internal::CaptureStderr();
-  body();
-  set_log_level(level);
-  set_log_rank(rank);
-  return testing::internal::GetCapturedStderr();
-}
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::stderr_of;
 
 TEST(Log, LineHasTimeLevelRankAndMessage) {
   const std::string text = stderr_of([] {
@@ -106,10 +97,10 @@ void log_all_with(const char* level) {
 }
 
 TEST(LogDeathTest, EnvironmentSetsTheLevel) {
-  testing::FLAGS_gtest_death_test_style = "threadsafe";
-  EXPECT_EXIT(log_all_with("error"), testing::ExitedWithCode(0), "^[^\n]* three\n$");
-  EXPECT_EXIT(log_all_with("off"), testing::ExitedWithCode(0), "^$");
-  EXPECT_EXIT(log_all_with("eror"), testing::ExitedWithCode(0),
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(log_all_with("error"), ::testing::ExitedWithCode(0), "^[^\n]* three\n$");
+  EXPECT_EXIT(log_all_with("off"), ::testing::ExitedWithCode(0), "^$");
+  EXPECT_EXIT(log_all_with("eror"), ::testing::ExitedWithCode(0),
               "TESSERA_LOG_LEVEL: \"eror\" is not a level; levels are info, warning, error, off; did you mean "
               "\"error\"\\?\n.*one\n.*two\n.*three\n");
 }

@@ -3,6 +3,10 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "tests/programs/models.h"
 
 namespace tessera::testing {
@@ -74,41 +78,86 @@ TEST(Checks, ChecksOfValuesChangeNothing) {
                     }});
 }
 
+// ---- ranks that share one copy of the parameters, watched as if they did not -------------------------------------
+
+/// On the cells where `check.as_across_hosts` looks: Tiny trains a step, rank `at` makes `mistake`, and the next step must
+/// be refused by a text that names it.
+void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
+  for (int at : {0, 1, 2}) {
+    on_matrix(
+        [&](Scene& scene) {
+          if (!scene.shares_parameters() || at >= scene.mesh().world_size()) return;
+          Tiny model = tiny();
+          const auto trainer = scene.trainer(model);
+          train(scene, *trainer, model, 0, 1);
+          if (scene.rank() == at) mistake(model);
+          const std::string other = "on rank " + std::to_string(at == 0 ? 1 : at);
+          scene.refused([&] { train(scene, *trainer, model, 1, 2); },
+                        {{"different orders", "of unit ", "on rank 0", other}, ExitCode::kInternal});
+        },
+        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }, .timeout_s = kShort});
+  }
+}
+
 TEST(Checks, AsAcrossHostsFindsAForwardOnOneRank) {
-  Strategy strategy = strategy_for(Placed(ShardingStrategy::kFullShard, /*shared=*/true));
-  strategy.check.as_across_hosts = true;
-  run_ranks({.ranks = 2, .timeout_s = kShort}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy);
-    session.train(0);
-    if (mesh.rank() == 0) {
-      const at::NoGradGuard no_grad;
-      session.loss(1);
-    }
-    try {
-      session.train(1);
-      ADD_FAILURE() << "nothing was found";
-    } catch (const Error& error) {
-      EXPECT_NE(error.message().find("different orders"), std::string::npos) << error.message();
-    }
+  expect_found_as_across_hosts([](Tiny& model) {
+    const at::NoGradGuard no_grad;
+    (void)model->forward(batch_of(1).tokens, batch_of(1).targets);
   });
 }
 
-TEST(Checks, GatheredOnSomeRanksOnlyIsFoundAtTheStep) {
-  for (const Placed& placed : {Placed(ShardingStrategy::kFullShard, /*shared=*/true),
-                               Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients)}) {
-    SCOPED_TRACE(name_of(placed));
-    run_ranks({.ranks = 2, .timeout_s = kShort}, [&](const Mesh& mesh) {
-      Session session(mesh, strategy_for(placed));
-      session.train(0);
-      if (mesh.rank() == 0) const Gathered guard(session.engine);
-      try {
-        session.train(1);
-        ADD_FAILURE() << "nothing was found";
-      } catch (const Error& error) {
-        EXPECT_NE(error.message().find("a Gathered guard over unit"), std::string::npos) << error.message();
-      }
-    });
+TEST(Checks, AsAcrossHostsFindsAUnitUsedOnOneRank) {
+  expect_found_as_across_hosts([](Tiny& model) { (void)model->blocks->ptr<BlockImpl>(2)->up->weight.sum(); });
+}
+
+TEST(Checks, AsAcrossHostsFindsAnotherOrderOfUnits) {
+  for (int at : {0, 1, 2}) {
+    on_matrix(
+        [&](Scene& scene) {
+          if (!scene.shares_parameters() || at >= scene.mesh().world_size()) return;
+          Tiny model = tiny();
+          const auto trainer = scene.trainer(model);
+          train(scene, *trainer, model, 0, 1);
+          // All ranks use all units, one of them in another order.
+          at::Tensor x = model->embedding(scene.rows(batch_of(1).tokens));
+          const std::vector<int> order = scene.rank() == at ? std::vector<int>{1, 0, 2} : std::vector<int>{0, 1, 2};
+          for (int block : order) x = model->blocks->ptr<BlockImpl>(static_cast<std::size_t>(block))->forward(x);
+          const at::Tensor loss = at::linear(x, model->head).pow(2).mean();
+          scene.refused([&] { trainer->backward(loss), trainer->step(); },
+                        {{"different orders", "unit blocks.0", "unit blocks.1"}, ExitCode::kInternal});
+        },
+        {.adjust = [](Strategy& s) { s.check.as_across_hosts = true; }, .timeout_s = kShort});
   }
+}
+
+// What is refused above is harmless where it happens.
+TEST(Checks, UnitsUsedOnOneRankPassWhereRanksShareThem) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    if (!scene.is_plain() && scene.shares_parameters() && scene.rank() == 1) {
+      const at::NoGradGuard no_grad;
+      (void)model->forward(batch_of(1).tokens, batch_of(1).targets);
+    }
+    train(scene, *trainer, model, 1, 3);
+    scene.note(*trainer, *model);
+  });
+}
+
+// Where nothing is gathered nothing else tells it. Of the others: Misuse.GatheredOnOneRankAloneEndsInAnError.
+TEST(Checks, GatheredOnSomeRanksOnlyIsFoundAtTheStep) {
+  on_matrix(
+      [](Scene& scene) {
+        if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;
+        Tiny model = tiny();
+        const auto trainer = scene.trainer(model);
+        train(scene, *trainer, model, 0, 1);
+        if (scene.rank() == 0) Gathered(*trainer->engine()).close();
+        scene.refused([&] { train(scene, *trainer, model, 1, 2); },
+                      {{"a Gathered guard over unit", "on rank 0", "on rank 1"}, ExitCode::kInternal});
+      },
+      {.timeout_s = kShort});
 }
 
 }  // namespace

@@ -7,7 +7,11 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <string>
+
+#include "runtime/base/log.h"
 #include "tests/programs/models.h"
+#include "tests/support/stderr_of.h"
 
 namespace tessera::testing {
 namespace {
@@ -43,15 +47,13 @@ struct Gan {
   std::unique_ptr<Trainer> of_generator, of_critic;
 };
 
-TEST(ForeignGradients, Gan) {
-  expect_like_plain(
-      [](Scene& scene) {
-        Gan gan(scene);
-        for (std::int64_t step = 0; step < 4; ++step) gan.train_critic(step), gan.train_generator(step);
-        gan.note();
-      },
-      {linear_units});
+void train_gan(Scene& scene) {
+  Gan gan(scene);
+  for (std::int64_t step = 0; step < 4; ++step) gan.train_critic(step), gan.train_generator(step);
+  gan.note();
 }
+
+TEST(ForeignGradients, Gan) { expect_like_plain(train_gan, {linear_units}); }
 
 // The generator's backward comes while the critic's gradients of this step already count.
 TEST(ForeignGradients, GanWhoseGeneratorTrainsInTheCriticsStep) {
@@ -296,6 +298,39 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
         },
         {.adjust = linear_units, .timeout_s = kShort});
   }
+}
+
+// ---- warnings ----------------------------------------------------------------------------------------------------
+
+/// How often `program` is warned on `cell` that gradients of a backward by hand are dropped.
+std::size_t warnings_of(const Cell& cell, const Program& program) {
+  const std::string log = stderr_of([&] {
+    set_log_level(LogLevel::kWarning);
+    on_cell(cell, program, {.adjust = linear_units, .timeout_s = kShort});
+  });
+  const std::string warning = "a backward that is not the Engine's made a gradient of ";
+  std::size_t count = 0;
+  for (auto at = log.find(warning); at != std::string::npos; at = log.find(warning, at + 1)) ++count;
+  return count;
+}
+
+// A loop of plain LibTorch around a module that an Engine has.
+TEST(ForeignGradients, BackwardAndOptimizerByHandAreWarnedOfOnceARank) {
+  const auto program = [](Scene& scene) {
+    Mlp model = mlp(5, 9, 3);
+    const auto trainer = scene.trainer(model);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    for (std::int64_t step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      loss_of(scene, model, step).backward();
+      scene.refused([&] { optimizer.step(); }, {{"the gradient of", "engine.backward(loss)"}, std::nullopt});
+    }
+  };
+  for_each_cell([&](const Cell& cell) { EXPECT_EQ(warnings_of(cell, program), cell.ranks); });
+}
+
+TEST(ForeignGradients, NobodyIsWarnedOfAnEnginesBackward) {
+  for_each_cell([](const Cell& cell) { EXPECT_EQ(warnings_of(cell, train_gan), 0); });
 }
 
 }  // namespace

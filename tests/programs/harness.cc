@@ -65,6 +65,11 @@ bool Scene::is_sharded() const {
   return strategy_.strategy == ShardingStrategy::kFullShard || strategy_.strategy == ShardingStrategy::kShardGradOp;
 }
 
+bool Scene::shares_parameters() const {
+  return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing &&
+         strategy_.strategy != ShardingStrategy::kNoShard;  // its optimizer is not cut
+}
+
 at::Tensor Scene::rows(const at::Tensor& batch, std::int64_t index, std::int64_t count) const {
   const std::int64_t rows = batch.size(0) / count;
   const at::Tensor microbatch = batch.narrow(0, index * rows, rows);

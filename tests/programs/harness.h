@@ -58,6 +58,8 @@ class Scene {
   const Strategy& strategy() const { return strategy_; }
   /// Parameters have no memory while nobody uses them.
   bool is_sharded() const;
+  /// The ranks hold one copy of the parameters together.
+  bool shares_parameters() const;
 
   /// This rank's rows of microbatch `index` of `count` of a global batch.
   at::Tensor rows(const at::Tensor& batch, std::int64_t index = 0, std::int64_t count = 1) const;

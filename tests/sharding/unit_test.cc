@@ -160,6 +160,11 @@ TEST(Unit, AParameterThatWasGivenOtherMemoryIsNamed) {
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.detach().clone()); });
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_(at::ones(parameter.sizes())); });
   expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.to(at::kDouble)); });
+  const auto as_far_into_it = [](HandMadeUnits&, at::Tensor& parameter) {
+    const std::int64_t offset = parameter.storage_offset(), numel = parameter.numel();
+    parameter.set_data(at::ones({offset + numel}).narrow(0, offset, numel));
+  };
+  expect_noticed(as_far_into_it);
 }
 
 TEST(Unit, AParameterThatMovedWithinTheBuffersIsNamed) {

@@ -66,9 +66,10 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
   trainer.step();
 }
 
+// More units than the plan has buckets, so that one which waits for what does not come shows.
 TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
   expect_like_plain([](Scene& scene) {
-    Tiny model = tiny();
+    Tiny model = tiny({.blocks = 10});
     const auto trainer = scene.trainer(model);
     std::int64_t overflows = 0;
     for (std::int64_t step = 0; step < 9; ++step) {
@@ -76,11 +77,15 @@ TEST(Training, LastUnitUnusedForSomeStepsComesBack) {
       if (scene.is_plain()) continue;
       const Engine& engine = *trainer->engine();
       EXPECT_EQ(engine.allocated(), engine.plan().use) << "after step " << step;
+      const std::int64_t now = engine.traffic().overflow_buckets;
+      const bool has_buckets = scene.mesh().world_size() > 1 && scene.strategy().strategy != ShardingStrategy::kNoShard;
       const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order, which holds from the next on
       if (settled) {
-        EXPECT_EQ(engine.traffic().overflow_buckets, overflows) << "in step " << step;
+        EXPECT_EQ(now, overflows) << "in step " << step;
+      } else if (step == 3 && has_buckets) {
+        EXPECT_GT(now, overflows) << "in step " << step;
       }
-      overflows = engine.traffic().overflow_buckets;
+      overflows = now;
     }
     scene.note(*trainer, *model);
   });

@@ -1,15 +1,12 @@
 #include "app/evaluation.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <ranges>
 #include <utility>
 
 #include "engine/token_stream.h"
 #include "runtime/border/throw.h"
-#include "runtime/comm/gather_strings.h"
 
 namespace tessera::app {
 namespace {
@@ -22,19 +19,6 @@ absl::StatusOr<TokenBatches> batches_of(const std::shared_ptr<const TokenDataset
   sampling.world_size = options.world_size;
   sampling.shuffle = false;
   return TokenStream::batches_of(dataset, options.seq_len, options.vocab_size, sampling);
-}
-
-/// The mean over ranks, added up in rank order: every rank gets the same bits.
-double mean_over_ranks(double own, Collectives& world) {
-  const std::string bytes(reinterpret_cast<const char*>(&own), sizeof own);
-  double sum = 0.0;
-  const auto all = value_or_throw(gather_strings(world, "evaluation", bytes));
-  for (const std::string& each : all) {
-    double value = 0.0;
-    std::memcpy(&value, each.data(), sizeof value);
-    sum += value;
-  }
-  return sum / static_cast<double>(all.size());
 }
 
 /// Dropout off; on again at the end, an exception's too.
@@ -65,20 +49,17 @@ absl::StatusOr<Evaluation> Evaluation::open(const EvaluationOptions& options) {
                     options.most_batches > 0 ? std::min(whole, options.most_batches) : whole);
 }
 
-EvaluationResult Evaluation::run(models::LanguageModel& model, const Engine& engine, Collectives& world) const {
+EvaluationResult Evaluation::run(models::LanguageModel& model, Engine& engine) const {
   const auto start = std::chrono::steady_clock::now();
   TokenBatches batches = value_or_throw(batches_of(dataset_, options_));
-  const at::NoGradGuard no_grad;
   const EvaluationMode mode(model);
-  double sum = 0.0;
-  for (std::int64_t i = 0; i < batches_; ++i) {
+  const auto found = engine.evaluate(std::views::iota(std::int64_t{0}, batches_), [&](std::int64_t) {
     const TokenBatch batch = batches.next(engine.device());
-    sum += model.forward(batch.input, batch.target).item<double>();
-  }
-  engine.check();
+    return model.forward(batch.input, batch.target);
+  });
   EvaluationResult result;
-  result.loss = mean_over_ranks(sum / static_cast<double>(batches_), world);
-  result.tokens = batches_ * options_.batch * options_.seq_len * options_.world_size;
+  result.loss = found.loss;
+  result.tokens = found.batches * options_.batch * options_.seq_len;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "models/language_model.h"
-#include "runtime/comm/collectives.h"
 #include "runtime/data/token_dataset.h"
 #include "tessera/engine.h"
 #include "tessera/token_batches.h"
@@ -39,8 +38,8 @@ class Evaluation {
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
   /// Collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither the
-  /// parameters nor the generator change. Ranks agree over `world`, for host memory.
-  EvaluationResult run(models::LanguageModel& model, const Engine& engine, Collectives& world) const;
+  /// parameters nor the generator change.
+  EvaluationResult run(models::LanguageModel& model, Engine& engine) const;
 
   std::int64_t batches() const { return batches_; }  ///< of a rank
   const TokenDataset& dataset() const { return *dataset_; }

@@ -257,23 +257,11 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
           {"restart", std::int64_t{mesh.topology().restart_count}}};
 }
 
-/// Evaluates after every --eval-every steps and after the last.
-class Evaluator {
- public:
-  Evaluator(const TrainCommand& command, const Prepared& run, const Mesh& mesh) : command_(command), run_(run) {
-    if (run.evaluation) axes_ = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
-  }
-  bool is_due(std::int64_t steps_done) const {
-    const bool regular = command_.eval_every > 0 && steps_done % command_.eval_every == 0;
-    return run_.evaluation && (regular || steps_done == command_.steps);
-  }
-  EvaluationResult run(const Engine& engine) { return run_.evaluation->run(*run_.model, engine, *axes_.control); }
-
- private:
-  const TrainCommand& command_;
-  const Prepared& run_;
-  MeshAxes axes_;
-};
+/// After every --eval-every steps and after the last.
+bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t steps_done) {
+  const bool regular = command.eval_every > 0 && steps_done % command.eval_every == 0;
+  return run.evaluation && (regular || steps_done == command.steps);
+}
 
 /// A trace that cannot be written is worth a warning, since the training it shows is done.
 void try_to_write_trace(const std::string& path, const Mesh& mesh) {
@@ -299,7 +287,6 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     step.result.wait();
     if (speaks) report.add(step.result, step.epoch, step.traffic);
   };
-  Evaluator evaluator(command, run, mesh);
   BatchesAhead batches(*run.batches, engine, command.steps * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   const std::string trace = run.outputs.trace;
@@ -308,10 +295,10 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (unknown) report_step(*unknown);
     unknown.reset();
-    const bool evaluates = evaluator.is_due(step + 1);
+    const bool evaluates = evaluation_is_due(command, run, step + 1);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
     if (!evaluates) continue;
-    const EvaluationResult result = evaluator.run(engine);
+    const EvaluationResult result = run.evaluation->run(*run.model, engine);
     if (speaks) report.add(result, step + 1, engine.traffic());
   }
   if (unknown) report_step(*unknown);

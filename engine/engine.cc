@@ -1,19 +1,16 @@
 #include "tessera/engine.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <list>
-#include <tuple>
 #include <utility>
 
 #include "engine/detailed_plan.h"
 #include "engine/engine_state.h"
-#include "engine/memory/carried_states.h"
+#include "engine/expect.h"
 #include "engine/mesh_shape.h"
 #include "engine/run_scope.h"
 #include "runtime/border/throw.h"
@@ -22,16 +19,6 @@
 #include "tessera/span.h"
 
 namespace tessera {
-namespace {
-
-/// A call out of turn or with a wrong argument: nothing has happened, and the program can go on.
-template <class... Text>
-void expect(bool good, const Text&... text) {
-  if (!good) throw Error(ExitCode::kUsage, c10::str(text...));
-}
-
-}  // namespace
-
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh)
     : state_(std::make_unique<State>(std::move(module), strategy, mesh)) {}
 
@@ -124,73 +111,6 @@ StepResult Engine::step() {
   return s.or_abort("step", [&] { return s.take_step(); });
 }
 
-namespace {
-
-/// What each rank says before a round of evaluation.
-struct EvaluationRound {
-  std::int64_t has_next = 0, batches = 0;
-  double loss = 0.0;  ///< summed so far
-};
-
-}  // namespace
-
-Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
-                                            const std::function<std::optional<double>()>& loss_of_next) {
-  State& s = *state_;
-  return s.or_abort("evaluate", [&] {
-    const at::NoGradGuard no_grad;
-    Collectives& control = *s.axes.control;
-    std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
-    EvaluationRound own;
-    for (bool is_first = true;; is_first = false) {
-      own.has_next = has_next() ? 1 : 0;
-      throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
-      const auto without = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next == 0; });
-      expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
-             " has no batch. hint: give every rank at least one");
-      if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
-      if (const std::optional<double> loss = loss_of_next()) own.loss += *loss, ++own.batches;
-    }
-    Evaluation result;
-    for (const EvaluationRound& round : rounds) {
-      result.loss += round.loss;
-      result.batches += round.batches;
-    }
-    result.loss /= static_cast<double>(result.batches);
-    return result;
-  });
-}
-
-void Engine::set_trainable(const std::string& pattern, bool trainable) {
-  State& s = *state_;
-  std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
-  expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
-  expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
-  s.or_abort("set_trainable", [&] {
-    s.expect_parameters();
-    const std::vector<FlatParameter*> parameters = s.matching(pattern);
-    const bool replans = s.replans(parameters, trainable);
-    std::vector<at::Tensor> tensors;
-    for (const FlatParameter* parameter : parameters) tensors.push_back(parameter->tensor);
-    if (!replans) {
-      for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
-      return;
-    }
-    const StepProgress progress = s.step->progress();
-    const CarriedStates states(s.units, s.plan, s.memory, s.axes);
-    const std::int64_t attempts = s.attempts;
-    const auto [module, strategy, mesh] = std::tuple(s.module, s.strategy, s.mesh);
-    s.detach_parameters();
-    for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
-    auto next = std::make_unique<State>(module, strategy, mesh);
-    states.write_to(next->units, *next->axes.control);
-    next->step->resume(progress);
-    next->attempts = attempts;
-    next->exceptions_at_start = s.exceptions_at_start;
-    replaced = std::exchange(state_, std::move(next));
-  });
-}
-
 void Engine::zero_grad() {
   State& s = *state_;
   s.or_abort("zero_grad", [&] {
@@ -201,7 +121,7 @@ void Engine::zero_grad() {
 
 const Strategy& Engine::strategy() const { return state_->strategy; }
 PlannedMemory Engine::plan() const { return {state_->plan.use(), state_->plan.to_table()}; }
-MemoryUse Engine::allocated() const { return state_->allocated(); }
+MemoryUse Engine::allocated() const { return state_->allocated(State::When::kNow); }
 void Engine::check() const { throw_if_error(state_->axes.status()); }
 
 Upload Engine::upload(const std::vector<at::Tensor>& host) { return state_->uploader->start(host); }
@@ -240,7 +160,7 @@ std::vector<std::string> Engine::unit_names() const {
 
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
   const MeshShape shape = mesh_shape(strategy, topology);
-  const MeshPosition position = position_in(shape, topology.rank);
+  const MeshPosition position = shape.position_of(topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer);
   PlanScene scene{position};
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);

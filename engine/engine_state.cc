@@ -1,10 +1,8 @@
 #include "engine/engine_state.h"
 
-#include <fnmatch.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
-#include <cstring>
 #include <sstream>
 
 #include "engine/first_values.h"
@@ -15,7 +13,6 @@
 #include "engine/step/queued_step.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
-#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
@@ -41,19 +38,15 @@ bool has_kept_master(const at::Tensor& parameter) {
 
 /// A parameter belongs to one Engine at a time.
 void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      for (const FlatParameter& parameter : group->parameters) {
-        const Unit* const owner = unit_of(parameter.tensor);
-        if (!owner) continue;
-        throw Error(ExitCode::kUsage,
-                    "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " +
-                        owner->name +
-                        "). hint: destroy that Engine first, with engine.reset() before std::make_unique; "
-                        "a module has one Engine at a time");
-      }
-    }
-  }
+  for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    const Unit* const owner = unit_of(parameter.tensor);
+    if (!owner) return;
+    throw Error(ExitCode::kUsage,
+                "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " + owner->name +
+                    "). hint: destroy that Engine first, with engine.reset() before std::make_unique; "
+                    "a module has one Engine at a time");
+  });
 }
 
 /// Embeddings with max_norm rescale rows of their weight while they look them up.
@@ -69,12 +62,6 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
                     "rescale rows under tessera::Gathered(engine, tessera::Gathered::kWrite) after a step");
   }
 }
-
-/// What stays of an Engine's parameters: memory, and the group that it came from. The memory goes first.
-struct KeptMemory {
-  std::shared_ptr<Collectives> transport;
-  Arena parameters, masters, copy;
-};
 
 /// What "comm.transport" asks of a mesh.
 struct WantedTransport {
@@ -121,8 +108,7 @@ void Engine::State::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
   optimizer = make_optimizer(strategy.optimizer);
-  units =
-      partition(*module, strategy, parts_for(strategy, position_in(shape_of_mesh(), mesh.rank())), &has_kept_master);
+  units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master);
   expect_no_owner(units);
 }
 
@@ -131,7 +117,7 @@ MeshShape Engine::State::shape_of_mesh() const { return mesh_shape(strategy, mes
 void Engine::State::set_up() {
   if (strategy.memory.tensor_heap) install_tensor_heap();
   const MeshShape shape = shape_of_mesh();
-  const MeshPosition position = position_in(shape, mesh.rank());
+  const MeshPosition position = shape.position_of(mesh.rank());
   axes = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
   check_transport();
   accelerator = accelerator_of(*axes.world);
@@ -210,17 +196,15 @@ void Engine::State::expect_plan() const {
   TORCH_INTERNAL_ASSERT(memory_use == plan.use(), "the allocation departs from the plan");
 }
 
-MemoryUse Engine::State::most_allocated() const {
+MemoryUse Engine::State::allocated(When when) const {
+  const bool now = when == When::kNow;
   MemoryUse use = memory_use;
-  if (residency) use[MemoryCategory::kSlots] += residency->counts().overflow_peak;
-  use[MemoryCategory::kBuckets] += reducer->counts().overflow_peak;
-  return use;
-}
-
-MemoryUse Engine::State::allocated() const {
-  MemoryUse use = memory_use;
-  if (residency) use[MemoryCategory::kSlots] += residency->counts().overflow_bytes;
-  use[MemoryCategory::kBuckets] += reducer->counts().overflow_bytes;
+  if (residency) {
+    const ResidencyCounts& gathers = residency->counts();
+    use[MemoryCategory::kSlots] += now ? gathers.overflow_bytes : gathers.overflow_peak;
+  }
+  const ReducerCounts& reductions = reducer->counts();
+  use[MemoryCategory::kBuckets] += now ? reductions.overflow_bytes : reductions.overflow_peak;
   return use;
 }
 
@@ -260,66 +244,8 @@ void Engine::State::detach_parameters() {
     return;
   }
   for (auto& unit : units) {
-    for (auto& group : unit->groups) keep_values(*group, sharded);
+    for (auto& group : unit->groups) keep(*group, plan, memory, axes.gather, /*is_readable=*/!sharded);
   }
-}
-
-void Engine::State::keep_values(FlatGroup& group, bool sharded) {
-  auto of = std::make_shared<KeptMemory>(KeptMemory{axes.gather, memory.parameters, memory.masters, Arena()});
-  auto kept = std::make_shared<KeptGroup>();
-  kept->unit_name = group.unit->name;
-  kept->placement = plan.input().placement;
-  kept->mesh = plan.input().mesh;
-  kept->group = group;
-  kept->group.unit = nullptr;
-  kept->group.parameters.clear();
-  kept->group.storage.reset();
-  std::byte* values = nullptr;
-  if (!sharded) {
-    values = group.full;
-    // What other ranks read, or what masters were split from, is not the program's to write.
-    if (kept->placement.shared || (group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu())) {
-      of->copy = Arena::plain("parameters", group.gathered_bytes());
-      values = of->copy.take(group.gathered_bytes());
-      std::memcpy(values, group.full, static_cast<std::size_t>(group.gathered_bytes()));
-    }
-  }
-  kept->group.full = values;
-  kept->memory = std::move(of);
-  keep(group, std::move(kept), values,
-       "unit " + group.unit->name +
-           " was sharded by an Engine that is gone. hint: the next Engine over this module takes the "
-           "values; to read them, make a tessera::Gathered while an Engine lives");
-}
-
-std::vector<FlatParameter*> Engine::State::matching(const std::string& pattern) {
-  std::vector<FlatParameter*> found;
-  std::vector<std::string> names;
-  const auto fits = [&](const std::string& name) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      for (FlatParameter& parameter : group->parameters) {
-        names.push_back(parameter.name);
-        const bool by_alias = std::any_of(parameter.aliases.begin(), parameter.aliases.end(), fits);
-        if (by_alias || fits(parameter.name)) found.push_back(&parameter);
-      }
-    }
-  }
-  if (!found.empty()) return found;
-  throw Error(ExitCode::kUsage,
-              "set_trainable: \"" + pattern + "\" matches no parameter" + did_you_mean(pattern, names));
-}
-
-bool Engine::State::replans(const std::vector<FlatParameter*>& parameters, bool trainable) const {
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      for (const FlatParameter& parameter : group->parameters) {
-        const bool is_named = std::find(parameters.begin(), parameters.end(), &parameter) != parameters.end();
-        if (is_named && group->trainable != trainable) return true;
-      }
-    }
-  }
-  return false;
 }
 
 void Engine::State::begin_backward() {
@@ -356,7 +282,7 @@ StepResult Engine::State::take_step() {
   step->run(local, result);
   if (attempts == 1 && accelerator.allocated) note_activations();
   result.planned = plan.use();
-  result.allocated = most_allocated();
+  result.allocated = allocated(When::kAtMost);
   begin_next_step();
   const auto now = std::chrono::steady_clock::now();
   result.seconds = std::chrono::duration<double>(now - last_step_end).count();

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -38,11 +39,6 @@ struct Engine::State {
   /// What was allocated is what was planned, to the byte.
   void expect_plan() const;
   void detach_parameters();
-  /// The parameters that `pattern` names; throws tessera::Error (64) if none.
-  std::vector<FlatParameter*> matching(const std::string& pattern);
-  /// Whether the set of parameters that have gradients and states would change.
-  bool replans(const std::vector<FlatParameter*>& parameters, bool trainable) const;
-  void keep_values(FlatGroup& group, bool sharded);
 
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may.
@@ -61,8 +57,9 @@ struct Engine::State {
   void begin_next_step();
   void drop_microbatches();
   double communication_seconds() const;
-  MemoryUse allocated() const;       ///< now
-  MemoryUse most_allocated() const;  ///< since the last step
+  enum class When : std::uint8_t { kNow, kAtMost };  ///< at most: since the last step
+  /// The plan's memory, and what was needed beyond it.
+  MemoryUse allocated(When when) const;
 
   template <class Body>
   auto or_abort(const char* what, const Body& body);

@@ -45,19 +45,16 @@ std::string describe(const FlatParameter& parameter) {
 
 std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) {
   std::vector<Source> sources;
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      for (FlatParameter& parameter : group->parameters) {
-        Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
-        if (!is_deferred(parameter.tensor)) continue;
-        source.recipe = digest(describe(parameter)) | 1;
-        // Parts are cut in the order of memory, which must be the order in the flat buffer.
-        if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
-          source.maker = PieceMaker::of(parameter.tensor);
-        }
-      }
+  for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
+    FlatParameter& parameter = group.parameters[i];
+    Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
+    if (!is_deferred(parameter.tensor)) return;
+    source.recipe = digest(describe(parameter)) | 1;
+    // Parts are cut in the order of memory, which must be the order in the flat buffer.
+    if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
+      source.maker = PieceMaker::of(parameter.tensor);
     }
-  }
+  });
   return sources;
 }
 

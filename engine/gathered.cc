@@ -105,15 +105,12 @@ std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units,
                               const std::vector<at::Tensor>& parameters) {
   std::vector<Unit*> found;
   for (const auto& unit : units) {
-    const auto holds = [&](const at::Tensor& wanted) {
-      for (const auto& group : unit->groups) {
-        for (const FlatParameter& parameter : group->parameters) {
-          if (parameter.tensor.is_same(wanted)) return true;
-        }
-      }
-      return false;
-    };
-    if (std::any_of(parameters.begin(), parameters.end(), holds)) found.push_back(unit.get());
+    bool holds_one = false;
+    for_each_parameter(*unit, [&](const FlatGroup& group, std::size_t i) {
+      const auto is_it = [&](const at::Tensor& wanted) { return group.parameters[i].tensor.is_same(wanted); };
+      holds_one = holds_one || std::any_of(parameters.begin(), parameters.end(), is_it);
+    });
+    if (holds_one) found.push_back(unit.get());
   }
   return found;
 }

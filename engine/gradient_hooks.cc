@@ -39,16 +39,14 @@ at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, cons
 std::string text_of_taken(const std::string& name) {
   return "the gradient of " + name +
          " belongs to the Engine, which took it as backward made it. hint: engine.step() updates the parameters, "
-         "\"gradient_clipping\" in the strategy clips, StepResult::grad_norm is the norm; no torch::optim optimizer "
-         "and no "
-         "clip_grad_norm_ is needed";
+         "\"gradient_clipping\" in the strategy clips, StepResult::grad_norm is the norm; neither a torch::optim "
+         "optimizer nor clip_grad_norm_ is needed";
 }
 
 std::string text_of_dropped(const std::string& name) {
   return "the gradient of " + name +
          " was dropped: it came from a backward that was not the Engine's. hint: to train, call engine.backward(loss) "
-         "and "
-         "engine.step() in place of loss.backward() and a torch::optim optimizer's step()";
+         "and engine.step() in place of loss.backward() and a torch::optim optimizer's step()";
 }
 
 }  // namespace
@@ -61,12 +59,11 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
   Watched& watched;
 };
 
-GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer)
-    : units_(units), reducer_(reducer) {
+GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer) : reducer_(reducer) {
   std::size_t count = 0;
-  for_each_trainable(units_, [&](FlatGroup& group) { count += group.parameters.size(); });
+  for_each_trainable(units, [&](FlatGroup& group) { count += group.parameters.size(); });
   watched_.reserve(count);
-  for_each_trainable(units_, [&](FlatGroup& group) {
+  for_each_trainable(units, [&](FlatGroup& group) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
       Watched& watched = watched_.emplace_back();
       watched.group = &group;

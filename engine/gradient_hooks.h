@@ -64,7 +64,6 @@ class GradientHooks {
   void receive(Watched& watched);
   void warn_of_foreign_backward(const Watched& watched);
 
-  const std::vector<std::unique_ptr<Unit>>& units_;
   Reducer& reducer_;
   std::vector<Watched> watched_;  ///< [trainable parameter]; stays where it is
   bool taking_ = false;

@@ -38,10 +38,6 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }
 
-MeshPosition position_in(const MeshShape& shape, int rank) {
-  return {shape.replicate, shape.shard, rank / shape.shard, rank % shape.shard};
-}
-
 int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
   return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
 }

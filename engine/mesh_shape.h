@@ -9,14 +9,14 @@ namespace tessera {
 struct MeshShape {
   int replicate = 1;
   int shard = 1;
+  /// Where `rank` is in a mesh of this shape.
+  MeshPosition position_of(int rank) const { return MeshPosition{replicate, shard}.of(rank); }
 };
 
 /// The strategy's mesh for this world. Left out: HYBRID_SHARD replicates across hosts, all others shard over the world.
 /// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
-/// Where `rank` is in a mesh of that shape.
-MeshPosition position_in(const MeshShape& shape, int rank);
 /// Into how many parts the strategy cuts a flat buffer on that mesh.
 int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 

@@ -41,27 +41,21 @@ void ParameterChecks::accept() {
 }
 
 void ParameterChecks::accept(Unit& unit) {
-  for (const auto& group : unit.groups) {
-    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-      FlatParameter& parameter = group->parameters[i];
-      parameter.version = version_of(parameter);
-      if (checks_values_) parameter.hash = hash_of_part(*group, i);
-    }
-  }
+  for_each_parameter(unit, [&](FlatGroup& group, std::size_t i) {
+    FlatParameter& parameter = group.parameters[i];
+    parameter.version = version_of(parameter);
+    if (checks_values_) parameter.hash = hash_of_part(group, i);
+  });
 }
 
 void ParameterChecks::expect_accepted() const {
-  for (const auto& unit : units_) {
-    for (const auto& group : unit->groups) {
-      for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-        const FlatParameter& parameter = group->parameters[i];
-        expect_in_place(*group, i);
-        if (version_of(parameter) != parameter.version) throw_written(parameter);
-        if (checks_values_ && hash_of_part(*group, i) != parameter.hash) throw_written_secretly(parameter);
-        if (!group->trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
-      }
-    }
-  }
+  for_each_parameter(units_, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    expect_in_place(group, i);
+    if (version_of(parameter) != parameter.version) throw_written(parameter);
+    if (checks_values_ && hash_of_part(group, i) != parameter.hash) throw_written_secretly(parameter);
+    if (!group.trainable && parameter.tensor.requires_grad()) throw_unfrozen(parameter);
+  });
 }
 
 }  // namespace tessera

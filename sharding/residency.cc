@@ -88,9 +88,7 @@ void Residency::drop(Unit& unit) {
 }
 
 void Residency::gather(Unit& unit) {
-  for (const auto& group : unit.groups) {
-    for (std::size_t i = 0; i < group->parameters.size(); ++i) expect_in_place(*group, i);
-  }
+  for_each_parameter(unit, &expect_in_place);
   const bool in_place = plan_.input().placement.keep_gathered;
   std::byte* memory = nullptr;
   if (!in_place) {

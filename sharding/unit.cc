@@ -28,6 +28,14 @@ const char* name_of(Unit::State state) {
 
 }  // namespace
 
+FlatGroup FlatGroup::without_module() const {
+  FlatGroup copy = *this;
+  copy.unit = nullptr;
+  copy.parameters.clear();
+  copy.storage.reset();
+  return copy;
+}
+
 void FlatGroup::make_storage() {
   storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(gathered_bytes()),
                                                   at::DataPtr(nullptr, device),

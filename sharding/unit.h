@@ -63,6 +63,9 @@ struct FlatGroup {
   std::array<State, 2> state{};
   float* gradient = nullptr;
 
+  /// Its parts and memory only: nothing that ties it to the module or to a unit.
+  FlatGroup without_module() const;
+
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
   GroupShape shape() const { return {dtype, trainable, layout}; }
@@ -133,6 +136,20 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const V
       if (group->trainable) visit(*group);
     }
   }
+}
+
+/// Calls `visit(group, i)` for every parameter of a unit, in group and layout order.
+template <class Visit>
+void for_each_parameter(const Unit& unit, const Visit& visit) {
+  for (const auto& group : unit.groups) {
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) visit(*group, i);
+  }
+}
+
+/// And of every unit, in order.
+template <class Visit>
+void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const Visit& visit) {
+  for (const auto& unit : units) for_each_parameter(*unit, visit);
 }
 
 /// The unit, of an Engine that lives, that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no

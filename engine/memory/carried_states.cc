@@ -1,7 +1,6 @@
 #include "engine/memory/carried_states.h"
 
 #include <cstring>
-#include <set>
 #include <unordered_map>
 
 #include "runtime/border/throw.h"
@@ -16,16 +15,10 @@ struct Place {
 
 std::unordered_map<const c10::TensorImpl*, Place> places_in(const std::vector<std::unique_ptr<Unit>>& units) {
   std::unordered_map<const c10::TensorImpl*, Place> places;
-  for_each_trainable(units, [&](FlatGroup& group) {
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      places[group.parameters[i].tensor.unsafeGetTensorImpl()] = {&group, i};
-    }
+  for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
+    if (group.trainable) places[group.parameters[i].tensor.unsafeGetTensorImpl()] = {&group, i};
   });
   return places;
-}
-
-MeshPosition position_of(int rank, const MeshPosition& mesh) {
-  return {mesh.replicate_size, mesh.shard_size, rank / mesh.shard_size, rank % mesh.shard_size};
 }
 
 void copy_bytes(void* to, const void* from, std::int64_t bytes) {
@@ -43,9 +36,8 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
       dtype_(plan.input().state_dtype),
       count_(plan.input().optimizer_states) {
   for_each_trainable(units, [&](const FlatGroup& group) {
-    FlatGroup& carried = groups_.emplace_back(group);
-    carried.unit = nullptr;
-    carried.storage.reset();
+    FlatGroup& carried = groups_.emplace_back(group.without_module());
+    carried.parameters = group.parameters;  // which shows where each goes
   });
 }
 
@@ -75,14 +67,11 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Col
     if (size == 0) return;
     throw_if_error(control.broadcast("optimizer state", bytes, static_cast<std::size_t>(size), rank).wait());
   };
-  std::set<std::int64_t> sent;
-  for (int rank = 0; rank < control.size(); ++rank) {
-    const Extent part = owned(placement_, position_of(rank, mesh_), numel);
-    if (!sent.insert(part.offset).second) continue;
+  for_each_part(placement_, mesh_, numel, [&](int rank, Extent part) {
     const StateBytes at = state_bytes(dtype_, part.offset), size = state_bytes(dtype_, part.numel);
     send(joined.data.data() + at.data, size.data, rank);
     send(joined.scales.data() + at.scales, size.scales, rank);
-  }
+  });
   return joined;
 }
 

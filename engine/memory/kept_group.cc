@@ -2,7 +2,7 @@
 
 #include <ATen/Functions.h>
 
-#include <set>
+#include <cstring>
 
 #include "engine/memory/master_weights.h"
 #include "runtime/border/throw.h"
@@ -19,10 +19,6 @@ using KeptPointer = std::shared_ptr<const KeptGroup>;
 /// Its address tells a storage that holds a KeptGroup.
 void drop(void* kept) { delete static_cast<KeptPointer*>(kept); }
 
-MeshPosition position_of(int rank, const MeshPosition& mesh) {
-  return {mesh.replicate_size, mesh.shard_size, rank / mesh.shard_size, rank % mesh.shard_size};
-}
-
 /// The group's values on every rank: each part is sent by the first rank that holds it.
 at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   const FlatGroup& group = kept.group;
@@ -37,31 +33,49 @@ at::Tensor join_parts(const KeptGroup& kept, Collectives& control) {
   const AxisPlacement axes = group.trainable ? kept.placement.optimizer : kept.placement.parameters;
   read_values(group, flat);
   if (owned(axes, kept.mesh, numel).numel == numel) return flat;
-  std::set<std::int64_t> sent;
-  for (int rank = 0; rank < control.size(); ++rank) {
-    const Extent part = owned(axes, position_of(rank, kept.mesh), numel);
-    if (!sent.insert(part.offset).second) continue;
+  for_each_part(axes, kept.mesh, numel, [&](int rank, Extent part) {
     const at::Tensor piece = flat.narrow(0, part.offset, part.numel);
     throw_if_error(control.broadcast(kept.unit_name, piece.data_ptr(), piece.nbytes(), rank).wait());
-  }
+  });
   return flat;
 }
 
-/// `master` as the group's parameters hold it, widened again. A split master's high half rounds ties up, not to even.
-at::Tensor rounded(const at::Tensor& master, const FlatGroup& group) {
-  if (group.master_kind != MasterKind::kSplitBF16) return master.to(scalar_type_of(group.dtype)).to(at::kFloat);
-  const at::Tensor bits = master.contiguous().view(at::kInt);
-  return bits.add(0x8000).bitwise_right_shift(16).bitwise_left_shift(16).view(at::kFloat);
-}
+/// What stays of an Engine's parameters. The memory goes before the transport that made it.
+struct KeptMemory {
+  std::shared_ptr<Collectives> transport;
+  Arena parameters, masters, copy;
+};
 
 }  // namespace
 
-void keep(FlatGroup& group, std::shared_ptr<const KeptGroup> kept, std::byte* values, const std::string& refusal) {
+void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory,
+          const std::shared_ptr<Collectives>& transport, bool is_readable) {
+  auto owner = std::make_shared<KeptMemory>(KeptMemory{transport, memory.parameters, memory.masters, Arena()});
+  auto kept = std::make_shared<KeptGroup>();
+  kept->unit_name = group.unit->name;
+  kept->placement = plan.input().placement;
+  kept->mesh = plan.input().mesh;
+  kept->group = group.without_module();
+  std::byte* values = is_readable ? group.full : nullptr;
+  // What other ranks read, or what masters were split from, is not the program's to write.
+  const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();
+  if (is_readable && (kept->placement.shared || is_split)) {
+    owner->copy = Arena::plain("parameters", group.gathered_bytes());
+    values = owner->copy.take(group.gathered_bytes());
+    std::memcpy(values, group.full, static_cast<std::size_t>(group.gathered_bytes()));
+  }
+  kept->group.full = values;
+  kept->memory = std::move(owner);
+
   c10::StorageImpl& storage = *group.storage;
-  if (!values) set_refusal(storage, refusal);
+  if (!is_readable) {
+    set_refusal(storage, "unit " + kept->unit_name +
+                             " was sharded by an Engine that is gone. hint: the next Engine over this module takes the "
+                             "values; to read them, make a tessera::Gathered while an Engine lives");
+  }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));
   storage.set_nbytes(group.gathered_bytes());  // views are in bounds, so that it is the access which throws
-  refuse_access(storage, values == nullptr);
+  refuse_access(storage, !is_readable);
 }
 
 std::shared_ptr<const KeptGroup> kept_of(const at::Tensor& tensor) {
@@ -81,7 +95,7 @@ at::Tensor KeptValues::value_of(const at::Tensor& parameter) {
   const at::Tensor now = parameter.detach().cpu();
   if (master.scalar_type() == now.scalar_type()) return now.clone();
   const at::Tensor wide = now.to(at::kFloat);
-  return at::where(rounded(master, kept->group).eq(wide), master, wide);
+  return at::where(rounded_master(master, kept->group).eq(wide), master, wide);
 }
 
 const at::Tensor& KeptValues::joined(const at::Tensor& parameter, const KeptGroup& kept) {

@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/memory/training_memory.h"
 #include "runtime/comm/collectives.h"
-#include "sharding/layout/placement.h"
+#include "sharding/layout/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -19,15 +20,17 @@ namespace tessera {
 /// sent when an Engine ends; the next one's set-up is collective anyway.
 struct KeptGroup {
   std::string unit_name;
-  FlatGroup group;  ///< its parts and memory; without unit, parameters and storage
+  FlatGroup group;  ///< without_module()
   Placement placement;
   MeshPosition mesh;
   std::shared_ptr<const void> memory;  ///< owns what `group` points at
 };
 
-/// `group`'s storage holds `kept` from now on. `values`: the whole group's, if they are to stay readable; null: whoever
-/// reads a parameter gets a c10::Error with `refusal`.
-void keep(FlatGroup& group, std::shared_ptr<const KeptGroup> kept, std::byte* values, const std::string& refusal);
+/// An Engine ends, and `group`'s storage keeps its part of the values. If `is_readable`, parameters stay readable, with
+/// their memory, or with a copy of their own where that memory was not for this program alone. Else whoever reads one gets
+/// a c10::Error. `transport`: what made `memory`.
+void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory,
+          const std::shared_ptr<Collectives>& transport, bool is_readable);
 
 /// What an Engine that is gone left of `tensor`'s group, or null.
 std::shared_ptr<const KeptGroup> kept_of(const at::Tensor& tensor);

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <span>
 
 #include "engine/memory/host_view.h"
 #include "optim/rounding.h"
@@ -88,14 +89,21 @@ void read_values(const FlatGroup& group, const at::Tensor& flat) {
     keep_split(group, piece.mutable_data_ptr<float>());
 }
 
+at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group) {
+  if (group.master_kind != MasterKind::kSplitBF16) return master.to(scalar_type_of(group.dtype)).to(at::kFloat);
+  at::Tensor high = at::empty_like(master, at::MemoryFormat::Contiguous).copy_(master);
+  const std::span values(high.mutable_data_ptr<float>(), static_cast<std::size_t>(high.numel()));
+  for (float& value : values) value = std::bit_cast<float>(split_high(bits_of(value)) << 16);
+  return high;
+}
+
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   if (!group.trainable || group.dtype == DType::kF32) return;
   const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
   if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, values.mutable_data_ptr<float>());
   const HostView masters(group.master, group.optimizer_part.numel * 4, group.device, HostView::kFetch);
   const at::Tensor master = flat_view(masters.data(), DType::kF32, group.optimizer_part.numel, at::kCPU);
-  const at::Tensor same = master.to(scalar_type_of(group.dtype)).to(at::kFloat).eq(values);
-  values.copy_(at::where(same, master, values));
+  values.copy_(at::where(rounded_master(master, group).eq(values), master, values));
 }
 
 }  // namespace tessera

@@ -18,6 +18,9 @@ at::ScalarType flat_type_of(const FlatGroup& group);
 /// masters), else the parameter part.
 void read_values(const FlatGroup& group, const at::Tensor& flat);
 
+/// `master` (fp32) as the group's parameters hold it: rounded to their dtype, and widened again.
+at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
+
 /// `flat` holds gathered values, which are rounded masters. Where rounding explains a value, nobody changed it: its
 /// exact master takes the value's place in `flat`, within this rank's optimizer part.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <set>
+
 #include "sharding/layout/layout.h"
 #include "tessera/strategy.h"
 
@@ -36,6 +38,8 @@ struct MeshPosition {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
   int world_size() const { return replicate_size * shard_size; }
+  /// Where `rank` is in the same mesh. Shard groups are runs of ranks.
+  MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 
 /// Into how many equal parts a flat buffer must be divisible for this placement.
@@ -44,5 +48,15 @@ int parts_of(const Placement& placement, const MeshPosition& mesh);
 /// The part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first, the replicate axis
 /// cuts what is left: a rank's optimizer part lies inside its gradient part, that inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
+
+/// Calls `visit(rank, part)` for every distinct part of a flat buffer, with the first rank that holds it.
+template <class Visit>
+void for_each_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel, const Visit& visit) {
+  std::set<std::int64_t> visited;
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const Extent part = owned(axes, mesh.of(rank), numel);
+    if (visited.insert(part.offset).second) visit(rank, part);
+  }
+}
 
 }  // namespace tessera

@@ -1,0 +1,51 @@
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "engine/engine_state.h"
+#include "engine/expect.h"
+#include "runtime/border/throw.h"
+
+namespace tessera {
+namespace {
+
+/// What each rank says before a round of evaluation.
+struct EvaluationRound {
+  std::int64_t has_next = 0, batches = 0;
+  double loss = 0.0;  ///< summed so far
+};
+
+}  // namespace
+
+Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
+                                            const std::function<std::optional<double>()>& loss_of_next) {
+  State& s = *state_;
+  return s.or_abort("evaluate", [&] {
+    const at::NoGradGuard no_grad;
+    Collectives& control = *s.axes.control;
+    std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
+    EvaluationRound own;
+    for (bool is_first = true;; is_first = false) {
+      own.has_next = has_next() ? 1 : 0;
+      throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
+      const auto without = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next == 0; });
+      expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
+             " has no batch. hint: give every rank at least one");
+      if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
+      if (const std::optional<double> loss = loss_of_next()) own.loss += *loss, ++own.batches;
+    }
+    throw_if_error(s.axes.status());  // what a GPU had queued has failed: the losses are worthless
+    Evaluation result;
+    for (const EvaluationRound& round : rounds) {
+      result.loss += round.loss;
+      result.batches += round.batches;
+    }
+    result.loss /= static_cast<double>(result.batches);
+    return result;
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,68 @@
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/engine_state.h"
+#include "engine/expect.h"
+#include "engine/memory/carried_states.h"
+#include "runtime/base/text.h"
+
+namespace tessera {
+namespace {
+
+struct Named {
+  std::vector<at::Tensor> tensors;
+  bool replans = false;  ///< whether the set of parameters that have gradients and states would change
+};
+
+/// The parameters that `pattern` names.
+Named named(const std::vector<std::unique_ptr<Unit>>& units, const std::string& pattern, bool trainable) {
+  Named found;
+  std::vector<std::string> names;
+  const auto fits = [&](const std::string& name) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    names.push_back(parameter.name);
+    if (!fits(parameter.name) && std::none_of(parameter.aliases.begin(), parameter.aliases.end(), fits)) return;
+    found.tensors.push_back(parameter.tensor);
+    found.replans |= group.trainable != trainable;
+  });
+  expect(!found.tensors.empty(), "set_trainable: \"", pattern, "\" matches no parameter", did_you_mean(pattern, names));
+  return found;
+}
+
+}  // namespace
+
+void Engine::set_trainable(const std::string& pattern, bool trainable) {
+  State& s = *state_;
+  std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
+  expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
+  expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
+  s.or_abort("set_trainable", [&] {
+    s.expect_parameters();
+    auto [tensors, replans] = named(s.units, pattern, trainable);
+    if (!replans) {
+      for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
+      return;
+    }
+    const StepProgress progress = s.step->progress();
+    const CarriedStates states(s.units, s.plan, s.memory, s.axes);
+    const std::int64_t attempts = s.attempts;
+    const auto [module, strategy, mesh] = std::tuple(s.module, s.strategy, s.mesh);
+    s.detach_parameters();
+    for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
+    auto next = std::make_unique<State>(module, strategy, mesh);
+    states.write_to(next->units, *next->axes.control);
+    next->step->resume(progress);
+    next->attempts = attempts;
+    next->exceptions_at_start = s.exceptions_at_start;
+    replaced = std::exchange(state_, std::move(next));
+  });
+}
+
+}  // namespace tessera

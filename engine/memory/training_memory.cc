@@ -79,8 +79,10 @@ void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& val
 }
 
 /// What a program left in a parameter under Gathered(kWrite), wherever that is now.
-at::Tensor value_to_store(const FlatParameter& parameter) {
+at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
+  const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
+  if (is_in_place(group, i)) return value;
   expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
@@ -173,7 +175,7 @@ void store_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
     std::vector<at::Tensor> values;
-    for (const FlatParameter& parameter : group->parameters) values.push_back(value_to_store(parameter));
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) values.push_back(value_to_store(*group, i));
     const at::Tensor flat = flatten(*group, values);
     broadcast(flat, unit.name, control);
     keep_unchanged_masters(*group, flat);

@@ -148,7 +148,7 @@ void Engine::State::set_up() {
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer);
   }
-  log.emplace(static_cast<std::size_t>(strategy.prefetch) + 2);
+  log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
     residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device, *log,
                       [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });

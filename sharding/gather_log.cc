@@ -5,6 +5,11 @@
 namespace tessera {
 
 void GatherLog::note_use(int unit) {
+  if (unit == 0) {
+    if (!has_root_) add(unit);
+    has_root_ = true;
+    return;
+  }
   if (!recent_.empty() && recent_.back() == unit) return;
   const auto known = std::find(recent_.begin(), recent_.end(), unit);
   if (known != recent_.end()) {
@@ -19,6 +24,7 @@ void GatherLog::note_use(int unit) {
 void GatherLog::reset() {
   entries_.clear();
   recent_.clear();
+  has_root_ = false;
 }
 
 void GatherLog::add(int entry) {

@@ -15,13 +15,14 @@ class GatherLog {
  public:
   static constexpr int guard_code(int unit) { return -2 - unit; }
 
-  /// `recent`: how many units several hosts would hold gathered at once (see `note_use`).
+  /// `recent`: how many units beside the root, which has a slot of its own, several hosts would hold gathered at once (see
+  /// `note_use`).
   explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
 
   void note_gather(int unit) { add(unit); }
   void note_guard(int unit) { add(guard_code(unit)); }
   /// An operator reads a unit that every rank of this host has at hand. Noted if ranks on several hosts would have to
-  /// gather it: it is not among the last ones used.
+  /// gather it: it is not among the last ones used. The root (unit 0) is noted once a step.
   void note_use(int unit);
 
   std::span<const int> entries() const { return entries_; }
@@ -33,7 +34,8 @@ class GatherLog {
 
   std::vector<int> entries_;
   std::size_t most_recent_;
-  std::vector<int> recent_;  ///< the last units used, the latest at the end
+  std::vector<int> recent_;  ///< the last units used, without the root; the latest at the end
+  bool has_root_ = false;
 };
 
 }  // namespace tessera

@@ -28,15 +28,25 @@ TEST(GatherLog, AGuardsCodeIsNoUnitsAndLeadsBackToItsUnit) {
 
 TEST(GatherLog, NotesTheUseOfAUnitThatIsNotAmongTheLastOnes) {
   GatherLog log(2);
-  for (const int unit : {0, 0, 1, 0, 1}) log.note_use(unit);
-  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1})) << "both are at hand";
-  log.note_use(0);
-  log.note_use(2);  // in place of 1, which was used longest ago
-  log.note_use(0);
-  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2}));
+  for (const int unit : {1, 1, 2, 1, 2}) log.note_use(unit);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2})) << "both are at hand";
   log.note_use(1);
+  log.note_use(3);  // in place of 2, which was used longest ago
+  log.note_use(1);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3}));
   log.note_use(2);
-  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2, 1, 2}));
+  log.note_use(3);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3, 2, 3}));
+}
+
+// It has a slot of its own, so it pushes no other unit out and none pushes it out.
+TEST(GatherLog, NotesTheRootOnceAStep) {
+  GatherLog log(2);
+  for (const int unit : {0, 1, 0, 2, 0, 3, 0, 1}) log.note_use(unit);
+  EXPECT_EQ(entries_of(log), (std::vector<int>{0, 1, 2, 3, 1}));
+  log.reset();
+  log.note_use(0);
+  EXPECT_EQ(entries_of(log), std::vector<int>{0});
 }
 
 TEST(GatherLog, AStepThatIsOverIsForgotten) {

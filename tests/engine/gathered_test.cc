@@ -39,6 +39,20 @@ TEST(Gathered, GivesPointersAndKeepsWrites) {
   });
 }
 
+// Head and embedding share a flat buffer of just twice the bytes of either: such bytes are not a file of a wider dtype.
+TEST(Gathered, KeepsWritesToAParameterThatIsHalfOfItsBuffer) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy, {.vocab = 32, .width = 32});
+    {
+      Gathered guard(session.engine, Gathered::kWrite);
+      const at::NoGradGuard no_grad;
+      session.model->head.fill_(0.5);
+      guard.close();
+    }
+    EXPECT_EQ(session.model->head.detach().sum().item<double>(), 0.5 * 32 * 32);
+  });
+}
+
 TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));

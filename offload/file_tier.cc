@@ -32,6 +32,12 @@ absl::Status check_options(const FileTierOptions& options) {
                              &all_bytes))
     return bad_options(options, fmt::format("{} records of {} bytes: want at least 1 byte, and at most 2^63 - 1 in all",
                                             options.records, options.record_bytes));
+  if (!options.sizes.empty() && options.sizes.size() != static_cast<std::size_t>(options.records))
+    return bad_options(options, fmt::format("{} sizes of {} records", options.sizes.size(), options.records));
+  for (const std::size_t size : options.sizes) {
+    if (size < 1 || size > options.record_bytes)
+      return bad_options(options, fmt::format("a record of {} bytes, want 1 to {}", size, options.record_bytes));
+  }
   if (options.most_held < 1 || options.read_ahead < 0 || options.write_behind < 0)
     return bad_options(options, fmt::format("most_held {}, read_ahead {}, write_behind {}: want at least 1, 0, 0",
                                             options.most_held, options.read_ahead, options.write_behind));
@@ -70,11 +76,18 @@ absl::StatusOr<FileTier::Sizes> FileTier::sizes_of(const FileTierOptions& option
       std::min<std::size_t>(options.resident_bytes / options.record_bytes, as_size(options.records)));
   sizes.on_disk = options.records - sizes.resident;
   sizes.file_records.assign(options.paths.size(), 0);
+  sizes.file_bytes = sizes.file_records;
   if (sizes.on_disk == 0) return sizes;
   if (options.paths.empty()) return bad_options(options, "no directory for records on disk, want at least one");
   sizes.slots = std::min(as_size(sizes.on_disk),
                          as_size(options.most_held) + as_size(options.read_ahead) + as_size(options.write_behind));
-  sizes.file_records = records_in_stripes(weights_of(options), sizes.on_disk);
+  std::vector<StripePlace> places(as_size(sizes.on_disk));
+  place_in_stripes(weights_of(options), places);
+  for (std::int64_t i = 0; i < sizes.on_disk; ++i) {
+    const auto file = as_size(places[as_size(i)].file);
+    ++sizes.file_records[file];
+    sizes.file_bytes[file] += static_cast<std::int64_t>(whole_sectors(size_of(options, sizes.resident + i)));
+  }
   return sizes;
 }
 
@@ -84,7 +97,7 @@ std::size_t FileTier::memory_of(const FileTierOptions& options, const Sizes& siz
          Table<std::uint8_t>::occupied_bytes(resident) +
          AlignedMemory::occupied_bytes(sizes.slots * sizes.stride_bytes) + Table<Slot>::occupied_bytes(sizes.slots) +
          Table<std::int32_t>::occupied_bytes(on_disk) + Table<StripePlace>::occupied_bytes(on_disk) +
-         Table<std::uint8_t>::occupied_bytes(on_disk) +
+         Table<std::int64_t>::occupied_bytes(on_disk) + Table<std::uint8_t>::occupied_bytes(on_disk) +
          (options.verify ? Table<std::uint64_t>::occupied_bytes(on_disk) : 0);
 }
 
@@ -95,14 +108,12 @@ absl::StatusOr<std::size_t> FileTier::memory_bytes(const FileTierOptions& option
 
 absl::StatusOr<std::vector<std::int64_t>> FileTier::file_bytes(const FileTierOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(options));
-  std::vector<std::int64_t> bytes = sizes.file_records;
-  for (std::int64_t& value : bytes) value *= static_cast<std::int64_t>(sizes.stride_bytes);
-  return bytes;
+  return sizes.file_bytes;
 }
 
 std::size_t FileTier::allocated_bytes() const {
   return resident_memory_.bytes() + resident_held_.bytes() + slot_memory_.bytes() + slots_.bytes() + slot_of_.bytes() +
-         places_.bytes() + written_.bytes() + checksums_.bytes();
+         places_.bytes() + offsets_.bytes() + written_.bytes() + checksums_.bytes();
 }
 
 // ---- Set-up ----------------------------------------------------------------------------------------------------------
@@ -130,8 +141,7 @@ absl::Status FileTier::take_files() {
     files_.emplace_back();
     if (sizes_.file_records[i] == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(files_.back(), BlockFile::create({.directory = options_.paths[i].directory,
-                                                               .bytes = sizes_.file_records[i] *
-                                                                        static_cast<std::int64_t>(sizes_.stride_bytes),
+                                                               .bytes = sizes_.file_bytes[i],
                                                                .who = options_.who,
                                                                .direct = options_.direct,
                                                                .write_zeros = options_.write_zeros}));
@@ -148,12 +158,20 @@ absl::Status FileTier::take_memory() {
   TESSERA_ASSIGN_OR_RETURN(slots_, Table<Slot>::make(sizes_.slots, who));
   TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(on_disk, who));
   TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(on_disk, who));
+  TESSERA_ASSIGN_OR_RETURN(offsets_, Table<std::int64_t>::make(on_disk, who));
   TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(on_disk, who));
   if (options_.verify) {
     TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(on_disk, who));
   }
   for (Slot& slot : slots_.span()) slot.record = -1;
-  if (on_disk > 0) place_in_stripes(weights_of(options_), places_.span());
+  if (on_disk == 0) return absl::OkStatus();
+  place_in_stripes(weights_of(options_), places_.span());
+  std::vector<std::int64_t> ends(options_.paths.size(), 0);
+  for (std::size_t i = 0; i < on_disk; ++i) {
+    std::int64_t& end = ends[as_size(places_[i].file)];
+    offsets_[i] = end;
+    end += static_cast<std::int64_t>(whole_sectors(size_of(options_, resident_ + static_cast<std::int64_t>(i))));
+  }
   return absl::OkStatus();
 }
 
@@ -195,14 +213,14 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
     if (!is_held) ++held_;
     resident_held_[as_size(record)] = 1;
     ++counters_.hits;
-    return resident_memory(record);
+    return resident_memory(record).first(size_of(options_, record));
   }
   const std::size_t index = found > 0 ? as_size(found - 1) : reuse_slot(record);
   if (!is_held) TESSERA_RETURN_IF_ERROR(bring_in(index));
   Slot& slot = slots_[index];
   if (!slot.was_read) ++counters_.hits;
   slot.was_read = false;
-  return memory_of_slot(index).first(options_.record_bytes);
+  return memory_of_slot(index).first(size_of(options_, record));
 }
 
 absl::Status FileTier::put(std::int64_t record) { return let_go(record, true); }
@@ -225,12 +243,7 @@ absl::Status FileTier::flush() {
 TierCounters FileTier::counters() const {
   TierCounters counters = counters_;
   if (ring_ == nullptr) return counters;
-  const IoCounters& io = ring_->counters();
-  counters.reads = io.reads;
-  counters.writes = io.writes;
-  counters.bytes_read = io.bytes_read;
-  counters.bytes_written = io.bytes_written;
-  counters.wait_seconds = io.wait_seconds;
+  counters.wait_seconds = ring_->counters().wait_seconds;
   return counters;
 }
 
@@ -295,12 +308,12 @@ std::size_t FileTier::reuse_slot(std::int64_t record) {
 }
 
 IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
-  const StripePlace place = places_[as_size(slots_[slot].record - resident_)];
+  const std::size_t which = as_size(slots_[slot].record - resident_);
   return {.kind = kind,
-          .file = files_[as_size(place.file)].get(),
-          .offset = place.index * static_cast<std::int64_t>(sizes_.stride_bytes),
+          .file = files_[as_size(places_[which].file)].get(),
+          .offset = offsets_[which],
           .memory = memory_of_slot(slot).data(),
-          .bytes = sizes_.stride_bytes,
+          .bytes = whole_sectors(size_of(options_, slots_[slot].record)),
           .who = options_.who,
           .tag = slot};
 }
@@ -312,7 +325,10 @@ absl::Status FileTier::start_read(std::size_t index, std::int64_t record) {
   slot.state = SlotState::kFetched;
   slot.reading = slot.was_read = true;
   ++fetched_;
-  if (absl::Status status = ring_->submit(request(IoKind::kRead, index)); !status.ok()) return fail(record, status);
+  const IoRequest read = request(IoKind::kRead, index);
+  ++counters_.reads;
+  counters_.bytes_read += static_cast<std::int64_t>(read.bytes);
+  if (absl::Status status = ring_->submit(read); !status.ok()) return fail(record, status);
   if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
   return absl::OkStatus();
 }
@@ -330,7 +346,7 @@ absl::Status FileTier::verify(std::size_t index) {
   if (!slot.unverified) return absl::OkStatus();
   slot.unverified = false;
   if (!options_.verify) return absl::OkStatus();
-  const std::span<std::byte> memory = memory_of_slot(index);
+  const std::span<std::byte> memory = memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record)));
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
   const std::uint64_t want = checksums_[as_size(slot.record - resident_)];
   if (got == want) return absl::OkStatus();
@@ -382,7 +398,7 @@ absl::Status FileTier::start_write(std::size_t index) {
   Slot& slot = slots_[index];
   const std::size_t which = as_size(slot.record - resident_);
   written_[which] = 1;
-  const std::span<std::byte> memory = memory_of_slot(index);
+  const std::span<std::byte> memory = memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record)));
   if (options_.verify) checksums_[which] = XXH3_64bits(memory.data(), memory.size());
   slot.write = ++writes_;
   // In the order of their numbers, whichever ends first (next_free).
@@ -394,8 +410,10 @@ absl::Status FileTier::start_write(std::size_t index) {
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;
-  if (absl::Status status = ring_->submit(request(IoKind::kWrite, index)); !status.ok())
-    return fail(slot.record, status);
+  const IoRequest write = request(IoKind::kWrite, index);
+  ++counters_.writes;
+  counters_.bytes_written += static_cast<std::int64_t>(write.bytes);
+  if (absl::Status status = ring_->submit(write); !status.ok()) return fail(slot.record, status);
   if (absl::Status status = ring_->start(); !status.ok()) return fail(slot.record, status);
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }

@@ -20,7 +20,10 @@ struct StripePath {
 struct FileTierOptions {
   std::int64_t records = 0;      ///< at least 1
   std::size_t record_bytes = 0;  ///< at least 1; takes whole blocks of 4096 on disk. 2 to 6 MiB are fastest
-  std::string who = {};          ///< in front of errors: "rank 0 optimizer state"
+  /// Bytes of each record, 1 to record_bytes, where they differ: on disk a record takes no more blocks than it needs, in
+  /// memory all take record_bytes. Empty: all have record_bytes.
+  std::vector<std::size_t> sizes = {};
+  std::string who = {};  ///< in front of errors: "rank 0 optimizer state"
   /// What people call a record, for errors: "layers.3.weight". Called only then. Null: its number is enough.
   std::function<std::string(std::int64_t record)> record_name = nullptr;
   std::vector<StripePath> paths = {};  ///< at least 1, unless all records are resident
@@ -74,6 +77,7 @@ class FileTier final : public RecordTier {
   /// What was fetched and not got stays in memory, but its slots may be used for others.
   absl::Status flush() override;
   TierCounters counters() const override;
+  std::size_t record_memory_bytes() const override { return resident_memory_.bytes() + slot_memory_.bytes(); }
   std::size_t allocated_bytes() const override;
   std::string describe() const override;
 
@@ -98,7 +102,7 @@ class FileTier final : public RecordTier {
     std::int64_t on_disk = 0;  ///< records
     std::size_t slots = 0;
     std::size_t stride_bytes = 0;  ///< of a record in a slot and in a file
-    std::vector<std::int64_t> file_records;
+    std::vector<std::int64_t> file_records, file_bytes;
   };
 
   static absl::StatusOr<Sizes> sizes_of(const FileTierOptions& options);
@@ -110,6 +114,9 @@ class FileTier final : public RecordTier {
   std::span<std::byte> memory_of_slot(std::size_t slot) const;
   std::span<std::byte> resident_memory(std::int64_t record) const;
   std::int32_t& slot_of(std::int64_t record) const;
+  static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {
+    return options.sizes.empty() ? options.record_bytes : options.sizes[static_cast<std::size_t>(record)];
+  }
   IoRequest request(IoKind kind, std::size_t slot) const;
   std::size_t next_free() const;
 
@@ -135,6 +142,7 @@ class FileTier final : public RecordTier {
   // One a record on disk; index: the record less the resident ones.
   Table<std::int32_t> slot_of_;  ///< its slot + 1; 0: none
   Table<StripePlace> places_;
+  Table<std::int64_t> offsets_;                    ///< in its file
   Table<std::uint8_t> written_;                    ///< it was put once
   Table<std::uint64_t> checksums_;                 ///< only with `verify`
   Table<std::uint8_t> resident_held_;              ///< one a resident record
@@ -142,7 +150,7 @@ class FileTier final : public RecordTier {
   std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first
   int held_ = 0, fetched_ = 0, writing_ = 0;
   std::uint64_t order_ = 0, writes_ = 0;  ///< the last numbers given
-  TierCounters counters_;                 ///< gets and hits
+  TierCounters counters_;                 ///< all but wait_seconds
   absl::Status failure_;
 };
 

@@ -35,6 +35,7 @@ class HostTier final : public RecordTier {
   absl::Status release(std::int64_t record) override { return put(record); }
   absl::Status flush() override { return failure_; }
   TierCounters counters() const override { return counters_; }
+  std::size_t record_memory_bytes() const override { return records_.size(); }
   std::size_t allocated_bytes() const override;
   std::string describe() const override;
 

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<IoRing>> IoRing::make(const IoRingOptions& option
   TESSERA_RETURN_IF_ERROR(check_range("threads", options.threads, 64));
   std::string why;
   if (options.engine != IoEngine::kThreads) {
-    auto uring = make_uring_backend(options.queue_entries);
+    auto uring = make_uring_backend(options.queue_entries, !options.any_thread);
     if (uring.ok()) return std::unique_ptr<IoRing>(new IoRing(options, *std::move(uring), ""));
     if (options.engine == IoEngine::kUring) return uring.status();
     why = message_of(uring.status());
@@ -82,6 +82,7 @@ bool IoRing::busy(std::uint64_t tag) const {
 }
 
 absl::Status IoRing::check_owner() {
+  if (options_.any_thread) return broken_;
   if (owner_ == std::thread::id()) owner_ = std::this_thread::get_id();
   if (owner_ != std::this_thread::get_id())
     return make_error(ExitCode::kInternal, "an IoRing is used by two threads, want the one that submitted first");
@@ -278,7 +279,9 @@ void IoRing::take(const Completion& completion) {
   if (fault_plan() != nullptr) undo_fault(operation, result);
   const bool is_write = operation.request.kind == IoKind::kWrite;
   if (result > 0) return go_on(completion.slot, result);
-  if (result == -EAGAIN || result == -EINTR || (result == 0 && is_write)) return retry(completion.slot, result);
+  // The kernel cancels what a thread has begun when that thread ends.
+  if (result == -EAGAIN || result == -EINTR || result == -ECANCELED || (result == 0 && is_write))
+    return retry(completion.slot, result);
   if (result == -EINVAL && operation.direct) {
     operation.buffered = true;
     warn_once(

@@ -39,9 +39,12 @@ enum class IoEngine {
 
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
-  int in_flight = 64;           ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device
-  int queue_entries = 64;       ///< of io_uring's submission queue, 1 to 4096; costs 64 bytes each
-  int threads = 4;              ///< kThreads: 1 to 64; a stack each
+  int in_flight = 64;      ///< requests at once, 1 to 64. More would make the kernel wait for tags of the device
+  int queue_entries = 64;  ///< of io_uring's submission queue, 1 to 4096; costs 64 bytes each
+  int threads = 4;         ///< kThreads: 1 to 64; a stack each
+  /// The ring may be used from one thread now and from another later, never from two at once. Otherwise it belongs to the
+  /// thread that submits first, which lets io_uring do without some locks.
+  bool any_thread = false;
   bool register_memory = true;  ///< io_uring: tell the kernel of files and memory once, not with each transfer
 };
 
@@ -56,7 +59,7 @@ struct IoCounters {
 /// Asynchronous reads and writes of one thread.
 ///
 /// 1. The first thread that submits is the owner, and the only one that may use the ring from then on. It destroys it,
-///    too, which waits for what is in flight.
+///    too, which waits for what is in flight. (But see IoRingOptions::any_thread.)
 /// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those that
 ///    were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
 /// 3. Where the page cache is passed by, a remainder that does not begin at a multiple of 4096 is moved through it.

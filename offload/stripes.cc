@@ -29,11 +29,4 @@ void place_in_stripes(std::span<const double> weights, std::span<StripePlace> pl
                  [&](std::int64_t record, StripePlace place) { places[static_cast<std::size_t>(record)] = place; });
 }
 
-std::vector<std::int64_t> records_in_stripes(std::span<const double> weights, std::int64_t records) {
-  std::vector<std::int64_t> counts(weights.size());
-  for_each_place(weights, records,
-                 [&](std::int64_t, StripePlace place) { counts[static_cast<std::size_t>(place.file)]++; });
-  return counts;
-}
-
 }  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace tessera {
 
@@ -17,8 +16,5 @@ struct StripePlace {
 
 /// REQUIRES: `weights` are finite and more than 0; `places` has one for each record.
 void place_in_stripes(std::span<const double> weights, std::span<StripePlace> places);
-
-/// Records of each file.
-std::vector<std::int64_t> records_in_stripes(std::span<const double> weights, std::int64_t records);
 
 }  // namespace tessera

@@ -9,18 +9,19 @@
 
 namespace tessera {
 
-/// All counts are since the tier was made.
+/// All counts are since the tier was made. A read or write counts when it begins, so counts after a step do not depend on
+/// how fast the disk is.
 struct TierCounters {
   std::int64_t gets = 0;           ///< records handed out
   std::int64_t hits = 0;           ///< of those, the ones that needed no read: they were in memory, or still zeros
-  std::int64_t reads = 0;          ///< records read from disk
-  std::int64_t writes = 0;         ///< records written to disk
+  std::int64_t reads = 0;          ///< of records from disk
+  std::int64_t writes = 0;         ///< of records to disk
   std::int64_t bytes_read = 0;     ///< on disk, where a record takes whole blocks of 4096 bytes
   std::int64_t bytes_written = 0;  ///< likewise
   double wait_seconds = 0;         ///< that the owner stood still for the disk
 };
 
-/// Records of one size, numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). What is in
+/// Records, numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). What is in
 /// a record is the caller's matter. A step over records in files, read 2 ahead:
 ///
 ///     tier.fetch(0); tier.fetch(1);
@@ -50,6 +51,7 @@ class RecordTier {
   virtual ~RecordTier() = default;
 
   virtual std::int64_t num_records() const = 0;
+  /// Of the largest record.
   virtual std::size_t record_bytes() const = 0;
   /// Records that may be held at once; the size of `num_records` where there is no limit.
   virtual std::int64_t most_held() const = 0;
@@ -57,7 +59,7 @@ class RecordTier {
   /// Advice that `record` is wanted soon: begins to read it, without waiting. Does nothing if it is in memory, or if as
   /// many are read ahead as may be. An error shows at the record's `get`.
   virtual void fetch(std::int64_t record) = 0;
-  /// The record's memory, [record_bytes], held until `put` or `release`. Waits until it is there. A record that is held
+  /// The record's memory, as many bytes as it has, held until `put` or `release`. Waits until it is there. A record that is held
   /// already is given again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
   /// The caller has changed the record and is done with it. REQUIRES: it is held.
@@ -68,7 +70,9 @@ class RecordTier {
   virtual absl::Status flush() = 0;
 
   virtual TierCounters counters() const = 0;
-  /// Bytes of memory that the tier has taken.
+  /// Bytes of memory that hold records: those that stay, and slots for the others.
+  virtual std::size_t record_memory_bytes() const = 0;
+  /// Bytes of memory that the tier has taken: that, and tables with some bytes a record.
   virtual std::size_t allocated_bytes() const = 0;
   /// Where the records are, for logs.
   virtual std::string describe() const = 0;

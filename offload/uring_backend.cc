@@ -75,9 +75,10 @@ class UringBackend final : public IoBackend {
     if (is_open_) io_uring_queue_exit(&ring_);
   }
 
-  absl::Status open(int queue_entries) {
+  absl::Status open(int queue_entries, bool one_thread) {
     int got = -EINVAL;
     for (const Setup& setup : kSetups) {
+      if (!one_thread && (setup.flags & IORING_SETUP_SINGLE_ISSUER) != 0) continue;
       got = io_uring_queue_init(static_cast<unsigned>(queue_entries), &ring_, setup.flags);
       setup_ = &setup;
       if (got != -EINVAL) break;
@@ -220,9 +221,9 @@ class UringBackend final : public IoBackend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<IoBackend>> make_uring_backend(int queue_entries) {
+absl::StatusOr<std::unique_ptr<IoBackend>> make_uring_backend(int queue_entries, bool one_thread) {
   auto backend = std::make_unique<UringBackend>();
-  TESSERA_RETURN_IF_ERROR(backend->open(queue_entries));
+  TESSERA_RETURN_IF_ERROR(backend->open(queue_entries, one_thread));
   return backend;
 }
 

@@ -70,7 +70,10 @@ void TrainReport::add(const StepResult& result, std::int64_t epoch, const Traffi
          {"bytes_allocated", result.allocated.total()},
          {"bytes_planned", result.planned.total()},
          {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
-         {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes}});
+         {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes},
+         {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
+         {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
+         {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}});
   before_ = traffic;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/detailed_plan.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
+#include "engine/memory/state_records.h"
 #include "engine/mesh_shape.h"
 #include "engine/run_scope.h"
 #include "runtime/border/throw.h"
@@ -120,7 +121,7 @@ void Engine::zero_grad() {
 }
 
 const Strategy& Engine::strategy() const { return state_->strategy; }
-PlannedMemory Engine::plan() const { return {state_->plan.use(), state_->plan.to_table()}; }
+PlannedMemory Engine::plan() const { return {state_->plan.use(), state_->plan.disk(), state_->plan.to_table()}; }
 MemoryUse Engine::allocated() const { return state_->allocated(State::When::kNow); }
 void Engine::check() const { throw_if_error(state_->axes.status()); }
 
@@ -149,6 +150,12 @@ TrafficCounts Engine::traffic() const {
   counts.reduced_bytes = reductions.reduced_bytes;
   counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
+  if (const StateRecords* records = state_->memory.records.get()) {
+    const TierCounters disk = records->counters();
+    counts.disk_bytes_read = disk.bytes_read;
+    counts.disk_bytes_written = disk.bytes_written;
+    counts.disk_wait_seconds = disk.wait_seconds;
+  }
   return counts;
 }
 
@@ -172,7 +179,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
 
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
   const MemoryPlan plan = plan_in_detail(module, strategy, topology);
-  return {plan.use(), plan.to_table()};
+  return {plan.use(), plan.disk(), plan.to_table()};
 }
 
 }  // namespace tessera

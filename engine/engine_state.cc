@@ -131,7 +131,7 @@ void Engine::State::set_up() {
 
   // Before memory: ranks whose modules differ are told which parameter, not which size.
   FirstValues first_values(units, *axes.control);
-  memory = TrainingMemory::allocate(plan, units, axes, device.device);
+  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths);
   memory_use = memory.allocated();
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
@@ -146,7 +146,7 @@ void Engine::State::set_up() {
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer);
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer, memory.records.get());
   }
   log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {

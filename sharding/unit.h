@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "sharding/layout/memory_plan.h"
+#include "sharding/layout/record_layout.h"
 
 namespace tessera {
 
 class GatherLog;
 class Residency;
+class StateRecords;
 class Unit;
 
 /// A parameter of the user's module and where it lives now.
@@ -39,6 +41,9 @@ struct FlatParameter {
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    moments
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
+/// Of master (where it is not `shard` itself) and state, a part may lie below memory (`records`); then the pointers are to
+/// the first elements, which are in memory. `engine/memory/state_views.h` reaches both.
+///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup {
   Unit* unit = nullptr;
@@ -61,6 +66,9 @@ struct FlatGroup {
     float* scales = nullptr;  ///< of 8-bit states
   };
   std::array<State, 2> state{};
+  RecordLayout records;                 ///< of what lies below memory
+  std::int64_t first_record = 0;        ///< number of its first record, among all groups'
+  std::shared_ptr<StateRecords> below;  ///< holds the records; null where all is in memory
   float* gradient = nullptr;
 
   /// Its parts and memory only: nothing that ties it to the module or to a unit.

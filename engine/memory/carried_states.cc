@@ -3,6 +3,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
@@ -57,12 +58,14 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
 
 CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Collectives& control) const {
   const std::int64_t numel = group.layout.numel();
-  const StateBytes whole = state_bytes(dtype_, numel), own = state_bytes(dtype_, group.optimizer_part.numel);
-  const StateBytes begin = state_bytes(dtype_, group.optimizer_part.offset);
+  const StateBytes whole = state_bytes(dtype_, numel);
   Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
                 std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
-  copy_bytes(joined.data.data() + begin.data, group.state[state].data, own.data);
-  copy_bytes(joined.scales.data() + begin.scales, group.state[state].scales, own.scales);
+  for_each_state(group, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
+    const StateBytes begin = state_bytes(dtype_, view.run.offset), size = state_bytes(dtype_, view.run.numel);
+    copy_bytes(joined.data.data() + begin.data, view.state[state].data, size.data);
+    copy_bytes(joined.scales.data() + begin.scales, view.state[state].scales, size.scales);
+  });
   const auto send = [&](std::byte* bytes, std::int64_t size, int rank) {
     if (size == 0) return;
     throw_if_error(control.broadcast("optimizer state", bytes, static_cast<std::size_t>(size), rank).wait());
@@ -79,12 +82,12 @@ void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup
                              int state) const {
   const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
   if (mine.numel <= 0) return;
-  const StateBytes from = state_bytes(dtype_, begin + mine.offset - place.offset);
-  const StateBytes to = state_bytes(dtype_, mine.offset - target.optimizer_part.offset);
-  const StateBytes size = state_bytes(dtype_, mine.numel);
-  copy_bytes(target.state[state].data + to.data, joined.data.data() + from.data, size.data);
-  copy_bytes(reinterpret_cast<std::byte*>(target.state[state].scales) + to.scales, joined.scales.data() + from.scales,
-             size.scales);
+  for_each_state(target, mine, StateUse::kUpdate, [&](const StateView& view) {
+    const StateBytes from = state_bytes(dtype_, begin + view.run.offset - place.offset);
+    const StateBytes size = state_bytes(dtype_, view.run.numel);
+    copy_bytes(view.state[state].data, joined.data.data() + from.data, size.data);
+    copy_bytes(view.state[state].scales, joined.scales.data() + from.scales, size.scales);
+  });
 }
 
 }  // namespace tessera

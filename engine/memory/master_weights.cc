@@ -7,6 +7,7 @@
 #include <span>
 
 #include "engine/memory/host_view.h"
+#include "engine/memory/state_views.h"
 #include "optim/rounding.h"
 #include "sharding/memory_view.h"
 
@@ -15,30 +16,49 @@ namespace {
 
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
-/// Both halves: the high one for the parameter part, the low one for what the optimizer updates.
-void write_split(FlatGroup& group, const float* values, Extent at) {
-  const Extent part = intersect(group.parameter_part, at), owned = intersect(group.optimizer_part, at);
+/// The high halves of `values`, for the parameter part.
+void write_high(const FlatGroup& group, const float* values, Extent at) {
+  const Extent part = intersect(group.parameter_part, at);
   const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * 2, part.numel * 2, group.device,
                             HostView::kUndefined);
-  const HostView lows(group.master_low + (owned.offset - group.optimizer_part.offset), owned.numel * 2, group.device,
-                      HostView::kUndefined);
   auto* const high = reinterpret_cast<std::uint16_t*>(parameters.data());
-  auto* const low = reinterpret_cast<std::int16_t*>(lows.data());
   for (std::int64_t i = 0; i < part.numel; ++i) {
     high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[part.offset - at.offset + i])));
   }
-  for (std::int64_t i = 0; i < owned.numel; ++i) {
-    low[i] = static_cast<std::int16_t>(split_low(bits_of(values[owned.offset - at.offset + i])));
-  }
   parameters.write_back();
-  lows.write_back();
 }
 
-/// A value that equals the high half is the master's; the low half is what it lacks.
-void keep_split(const FlatGroup& group, float* values) {
-  const std::int64_t numel = group.optimizer_part.numel;
-  const HostView parameters(group.updated(), numel * 2, group.device, HostView::kFetch);
-  const HostView masters(group.master_low, numel * 2, group.device, HostView::kFetch);
+/// The parameter part, rounded to the group's dtype.
+void write_rounded(const FlatGroup& group, const at::Tensor& values, Extent at) {
+  const Extent part = intersect(group.parameter_part, at);
+  if (part.numel == 0) return;
+  const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes(),
+                            part.numel * group.element_bytes(), group.device, HostView::kUndefined);
+  flat_view(parameters.data(), group.dtype, part.numel, at::kCPU)
+      .copy_(values.narrow(0, part.offset - at.offset, part.numel));
+  parameters.write_back();
+}
+
+/// What masters have beside the parameters, of the view's run: low halves, or all bits.
+void write_masters(const FlatGroup& group, const StateView& view, const float* values) {
+  const bool is_split = group.master_kind == MasterKind::kSplitBF16;
+  void* const memory = is_split ? static_cast<void*>(view.low) : view.master;
+  const HostView masters(memory, view.run.numel * group.records.state().master_bytes, group.device,
+                         HostView::kUndefined);
+  if (is_split) {
+    auto* const low = reinterpret_cast<std::int16_t*>(masters.data());
+    for (std::int64_t i = 0; i < view.run.numel; ++i) low[i] = static_cast<std::int16_t>(split_low(bits_of(values[i])));
+  } else {
+    std::memcpy(masters.data(), values, static_cast<std::size_t>(view.run.numel) * 4);
+  }
+  masters.write_back();
+}
+
+/// A value that equals the high half is the master's; the low half is what it lacks. `values`: of the view's run.
+void keep_split(const FlatGroup& group, const StateView& view, float* values) {
+  const std::int64_t numel = view.run.numel, in_part = view.run.offset - group.optimizer_part.offset;
+  const HostView parameters(group.updated() + in_part * 2, numel * 2, group.device, HostView::kFetch);
+  const HostView masters(view.low, numel * 2, group.device, HostView::kFetch);
   const auto* const high = reinterpret_cast<const std::uint16_t*>(parameters.data());
   const auto* const low = reinterpret_cast<const std::int16_t*>(masters.data());
   for (std::int64_t i = 0; i < numel; ++i) {
@@ -48,26 +68,20 @@ void keep_split(const FlatGroup& group, float* values) {
   }
 }
 
+bool has_masters_beside(const FlatGroup& group) { return group.trainable && group.dtype != DType::kF32; }
+
 }  // namespace
 
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at) {
   if (group.trainable && group.master_kind == MasterKind::kSplitBF16) {
-    return write_split(group, values.const_data_ptr<float>(), at);
+    write_high(group, values.const_data_ptr<float>(), at);
+  } else {
+    write_rounded(group, values, at);
   }
-  const Extent part = intersect(group.parameter_part, at);
-  if (part.numel > 0) {
-    const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes(),
-                              part.numel * group.element_bytes(), group.device, HostView::kUndefined);
-    flat_view(parameters.data(), group.dtype, part.numel, at::kCPU)
-        .copy_(values.narrow(0, part.offset - at.offset, part.numel));
-    parameters.write_back();
-  }
-  const Extent owned = intersect(group.optimizer_part, at);
-  if (!group.trainable || group.dtype == DType::kF32 || owned.numel == 0) return;
-  const HostView masters(group.master + (owned.offset - group.optimizer_part.offset), owned.numel * 4, group.device,
-                         HostView::kUndefined);
-  std::memcpy(masters.data(), values.const_data_ptr<float>() + (owned.offset - at.offset), owned.numel * 4);
-  masters.write_back();
+  if (!has_masters_beside(group)) return;
+  for_each_state(group, intersect(group.optimizer_part, at), StateUse::kUpdate, [&](const StateView& view) {
+    write_masters(group, view, values.const_data_ptr<float>() + (view.run.offset - at.offset));
+  });
 }
 
 at::ScalarType flat_type_of(const FlatGroup& group) {
@@ -77,16 +91,18 @@ at::ScalarType flat_type_of(const FlatGroup& group) {
 void read_values(const FlatGroup& group, const at::Tensor& flat) {
   const Extent part = group.trainable ? group.optimizer_part : group.parameter_part;
   const at::Tensor piece = flat.narrow(0, part.offset, part.numel);
-  if (group.trainable && group.master_kind == MasterKind::kF32 && group.dtype != DType::kF32) {
-    const HostView masters(group.master, part.numel * 4, group.device, HostView::kFetch);
-    std::memcpy(piece.data_ptr(), masters.data(), static_cast<std::size_t>(part.numel) * 4);
+  if (has_masters_beside(group) && group.master_kind == MasterKind::kF32) {
+    for_each_state(group, part, StateUse::kRead, [&](const StateView& view) {
+      const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
+      std::memcpy(flat.mutable_data_ptr<float>() + view.run.offset, masters.data(),
+                  static_cast<std::size_t>(view.run.numel) * 4);
+    });
     return;
   }
   std::byte* const memory = group.trainable ? group.updated() : group.shard;
   const HostView parameters(memory, part.numel * group.element_bytes(), group.device, HostView::kFetch);
   piece.copy_(flat_view(parameters.data(), group.dtype, part.numel, at::kCPU));
-  if (group.trainable && group.master_kind == MasterKind::kSplitBF16)
-    keep_split(group, piece.mutable_data_ptr<float>());
+  keep_unchanged_masters(group, flat);
 }
 
 at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group) {
@@ -98,12 +114,14 @@ at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group) {
 }
 
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
-  if (!group.trainable || group.dtype == DType::kF32) return;
-  const at::Tensor values = flat.narrow(0, group.optimizer_part.offset, group.optimizer_part.numel);
-  if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, values.mutable_data_ptr<float>());
-  const HostView masters(group.master, group.optimizer_part.numel * 4, group.device, HostView::kFetch);
-  const at::Tensor master = flat_view(masters.data(), DType::kF32, group.optimizer_part.numel, at::kCPU);
-  values.copy_(at::where(rounded_master(master, group).eq(values), master, values));
+  if (!has_masters_beside(group)) return;
+  for_each_state(group, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
+    const at::Tensor values = flat.narrow(0, view.run.offset, view.run.numel);
+    if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, view, values.mutable_data_ptr<float>());
+    const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
+    const at::Tensor master = flat_view(masters.data(), DType::kF32, view.run.numel, at::kCPU);
+    values.copy_(at::where(rounded_master(master, group).eq(values), master, values));
+  });
 }
 
 }  // namespace tessera

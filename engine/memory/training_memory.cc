@@ -5,7 +5,10 @@
 #include <algorithm>
 
 #include "engine/memory/master_weights.h"
+#include "engine/memory/state_records.h"
+#include "offload/file_tier.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
@@ -36,7 +39,7 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
     group.master = reinterpret_cast<float*>(group.updated());
     return;
   }
-  std::byte* memory = arena.take(master_bytes(wanted, group.dtype, group.optimizer_part.numel));
+  std::byte* memory = arena.take(master_bytes(wanted, group.dtype, group.records.masters_in_memory()));
   if (group.master_kind == MasterKind::kSplitBF16) {
     group.master_low = reinterpret_cast<std::int16_t*>(memory);
   } else {
@@ -47,12 +50,54 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
 void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
   group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   place_masters(group, input.master, memory.masters);
-  const StatePiece piece = state_piece(input.state_dtype, group.optimizer_part.numel);
+  const StatePiece piece = state_piece(input.state_dtype, group.records.states_in_memory());
   for (int i = 0; i < input.optimizer_states; ++i) {
     group.state[i].data = memory.optimizer.take(piece.data_bytes);
     if (piece.scale_bytes == 0) continue;
     group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
   }
+}
+
+/// What people call a group's chunk: the first parameter that it has a part of.
+std::string name_of_chunk(const FlatGroup& group, std::int64_t chunk) {
+  const Extent place = group.records.chunk(chunk);
+  const Extent part{group.optimizer_part.offset + place.offset, place.numel};
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    if (intersect(group.layout.extent(i), part).numel > 0) return "parameter " + group.parameters[i].name;
+  }
+  return "padding of unit " + group.unit->name;
+}
+
+/// Numbers the records of all groups, one behind the other, and makes the files that hold them.
+std::shared_ptr<StateRecords> make_records(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                                           const std::vector<std::string>& directories, int rank) {
+  if (plan.records() == 0) return nullptr;
+  const OffloadConfig& offload = plan.input().offload;
+  FileTierOptions options;
+  std::vector<std::string> names;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    group.first_record = static_cast<std::int64_t>(names.size());
+    for (std::int64_t chunk = group.records.first_record(); chunk < group.records.chunks(); ++chunk) {
+      options.sizes.push_back(static_cast<std::size_t>(group.records.record(chunk).bytes));
+      names.push_back(name_of_chunk(group, chunk));
+    }
+  });
+  options.who = "rank " + std::to_string(rank);
+  options.record_name = [names = std::move(names)](std::int64_t record) { return names[record]; };
+  for (const std::string& directory : directories) options.paths.push_back({directory});
+  options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
+  options.records = plan.records();
+  options.record_bytes = static_cast<std::size_t>(plan.record_bytes());
+  options.resident_bytes = static_cast<std::size_t>(plan.cached_records() * plan.record_bytes());
+  options.verify = offload.verify;
+  options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
+  auto records =
+      std::make_shared<StateRecords>(value_or_throw(FileTier::create(std::move(options))), offload.queue_depth);
+  log_info("rank " + std::to_string(rank) + ": " + records->describe());
+  for_each_trainable(units, [&](FlatGroup& group) {
+    if (group.records.records() > 0) group.below = records;
+  });
+  return records;
 }
 
 /// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
@@ -106,7 +151,8 @@ void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& 
 }  // namespace
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                        const MeshAxes& axes, c10::Device device) {
+                                        const MeshAxes& axes, c10::Device device,
+                                        const std::vector<std::string>& directories) {
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
@@ -132,9 +178,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
       group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
       place_parameters(*group, input.placement, memory.parameters);
-      if (group->trainable) place_training_state(*group, memory, input);
+      if (!group->trainable) continue;
+      group->records = plan.records_of(group->shape());
+      place_training_state(*group, memory, input);
     }
   }
+  memory.records = make_records(plan, units, directories, axes.world->rank());
   for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) {
     arena->expect_full();
   }
@@ -150,11 +199,19 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes();
+  if (records) use[MemoryCategory::kRecords] = records->memory_bytes();
   return use;
 }
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
+  const OffloadConfig& offload = strategy.offload;
+  if (scene.is_queued && (offload.masters.tier == Tier::kNvme || offload.moments.tier == Tier::kNvme)) {
+    throw Error(
+        ExitCode::kConfig,
+        "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
+        "(comm.transport \"host\" or \"gloo\")");
+  }
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
@@ -167,6 +224,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.master = strategy.mixed_precision.master;
   input.optimizer_states = optimizer.num_states();
   input.state_dtype = strategy.optimizer.state_dtype;
+  input.offload = strategy.offload;
+  input.offload.paths.clear();
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   return MemoryPlan(std::move(input));
 }

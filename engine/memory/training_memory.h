@@ -18,12 +18,14 @@ namespace tessera {
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  int owners_of_parameters = 1;  ///< ranks that hold `parameters` together
+  std::shared_ptr<StateRecords> records;  ///< null where nothing lies below memory
+  int owners_of_parameters = 1;           ///< ranks that hold `parameters` together
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and
-  /// the reducer to take. Collective.
+  /// the reducer to take. Records lie in `directories`. Collective. Throws tessera::Error: 73, 74, 77 if such a directory
+  /// cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                 const MeshAxes& axes, c10::Device device);
+                                 const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories);
   MemoryUse allocated() const;
 };
 

@@ -13,12 +13,13 @@
 namespace tessera {
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer)
+                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer,
+                 StateRecords* records)
     : strategy_(strategy),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
-      update_(units, optimizer, plan, axes),
+      update_(units, optimizer, plan, axes, records),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {

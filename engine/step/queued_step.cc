@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "engine/memory/host_view.h"
-#include "engine/memory/optimizer_slice.h"
+#include "engine/memory/state_views.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/gradient_norm.h"
 #include "optim/adamw.h"
@@ -60,7 +60,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
   const StateDType states = plan.input().state_dtype;
   for_each_trainable(units, [&](FlatGroup& group) {
-    const OptimizerSlice slice = optimizer_slice(group, group.optimizer_part, optimizer.num_states(), states);
+    const OptimizerSlice slice = optimizer_slice(group, states_in_memory(group));
     DeviceRun run;
     run.rule = request_.rule;
     run.arguments = check_slice("the optimizer on a GPU", optimizer.num_states(), states, 1, slice);

@@ -2,28 +2,77 @@
 
 #include <algorithm>
 
-#include "engine/memory/optimizer_slice.h"
 #include "tessera/span.h"
 
 namespace tessera {
 
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
-               const MeshAxes& axes)
-    : units_(units), optimizer_(optimizer), state_dtype_(plan.input().state_dtype), publisher_(plan, axes) {
+               const MeshAxes& axes, StateRecords* records)
+    : units_(units), optimizer_(optimizer), records_(records), publisher_(plan, axes) {
   std::size_t count = 0;
-  for_each_trainable(units_, [&](const FlatGroup& group) { count += group.parameters.size(); });
+  for_each_trainable(units_, [&](FlatGroup& group) {
+    groups_.push_back({&group, count});
+    count += group.parameters.size();
+  });
   steps_.resize(count, 0);
+  runs_.reserve(count);
 }
 
 void Update::apply(float gradient_scale, float lr, const std::vector<char>& used) {
   const Span span("update");
-  std::size_t first = 0;
-  for_each_trainable(units_, [&](FlatGroup& group) {
-    update_group(group, {gradient_scale, lr, 0}, &steps_[first], &used[first]);
-    publisher_.publish(group);
-    first += group.parameters.size();
+  find_runs(used);
+  if (records_) announce_records();
+  in_direction(0, groups_.size(), [&](std::size_t g) {
+    const Group& group = groups_[g];
+    in_direction(group.begin, group.end, [&](std::size_t r) {
+      update_run(*group.group, {gradient_scale, lr, runs_[r].step}, runs_[r].extent);
+    });
+    publisher_.publish(*group.group);
   });
   publisher_.finish();
+  if (!records_) return;
+  records_->end_pass();
+  direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+}
+
+/// Calls `visit(i)` for begin <= i < end, in this step's direction.
+template <class Visit>
+void Update::in_direction(std::size_t begin, std::size_t end, const Visit& visit) const {
+  for (std::size_t i = begin; i < end; ++i) visit(direction_ == Direction::kForward ? i : end - 1 - (i - begin));
+}
+
+/// A group whose parameters have all taken part in equally many steps is one run.
+void Update::find_runs(const std::vector<char>& used) {
+  runs_.clear();
+  for (Group& group : groups_) {
+    const FlatGroup& flat = *group.group;
+    const std::size_t count = flat.parameters.size();
+    std::int64_t* const steps = steps_.data() + group.first_parameter;
+    const char* const takes_part = used.data() + group.first_parameter;
+    for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
+    const bool as_one = std::all_of(takes_part, takes_part + count, [](char u) { return u != 0; }) &&
+                        std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
+    group.begin = runs_.size();
+    if (as_one) {
+      runs_.push_back({flat.optimizer_part, steps[0]});
+    } else {
+      for (std::size_t i = 0; i < count; ++i) {
+        const Extent run = intersect(flat.layout.extent(i), flat.optimizer_part);
+        if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i]});
+      }
+    }
+    group.end = runs_.size();
+  }
+}
+
+/// So that they are read ahead.
+void Update::announce_records() {
+  order_.clear();
+  in_direction(0, groups_.size(), [&](std::size_t g) {
+    in_direction(groups_[g].begin, groups_[g].end,
+                 [&](std::size_t r) { append_records(*groups_[g].group, runs_[r].extent, direction_, order_); });
+  });
+  records_->begin_pass(order_);
 }
 
 void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {
@@ -45,26 +94,10 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
   });
 }
 
-void Update::update_group(FlatGroup& group, StepScalars scalars, std::int64_t* steps, const char* used) {
-  const std::size_t count = group.parameters.size();
-  for (std::size_t i = 0; i < count; ++i) steps[i] += used[i] ? 1 : 0;
-  const bool as_one = std::all_of(used, used + count, [](char u) { return u != 0; }) &&
-                      std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
-  if (as_one) {
-    scalars.step = steps[0];
-    update_run(group, scalars, group.optimizer_part);
-    return;
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!used[i]) continue;
-    scalars.step = steps[i];
-    const Extent run = intersect(group.layout.extent(i), group.optimizer_part);
-    if (run.numel > 0) update_run(group, scalars, run);
-  }
-}
-
 void Update::update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const {
-  optimizer_.step(scalars, optimizer_slice(group, run, optimizer_.num_states(), state_dtype_));
+  for_each_state(
+      group, run, StateUse::kUpdate,
+      [&](const StateView& view) { optimizer_.step(scalars, optimizer_slice(group, view)); }, direction_);
 }
 
 }  // namespace tessera

@@ -17,8 +17,9 @@ enum class MemoryCategory {
   kMasters,     ///< what parameters that are not fp32 lack of their fp32 master weights
   kOptimizer,   ///< moments, momentum
   kStaging,     ///< scratch of the reducer
+  kRecords,     ///< records of what lies on disk, while they are used, on their way, or cached
 };
-constexpr std::size_t kMemoryCategories = 7;
+constexpr std::size_t kMemoryCategories = 8;
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
@@ -30,9 +31,19 @@ struct MemoryUse {
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
+/// What of a rank's training state lies on disk ("offload"), and what steps move. Steps go through it forward and backward
+/// by turns, so two in a row are counted together; the first two differ, since nothing is in memory yet.
+struct DiskUse {
+  std::int64_t bytes = 0;                 ///< of the rank's files
+  std::int64_t read_in_two_steps = 0;     ///< bytes
+  std::int64_t written_in_two_steps = 0;  ///< bytes
+  friend bool operator==(const DiskUse&, const DiskUse&) = default;
+};
+
 /// The exact memory plan of one rank (every rank's is equal, since shards are).
 struct PlannedMemory {
   MemoryUse use;
+  DiskUse disk;
   std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
 };
 

@@ -87,6 +87,28 @@ struct MemoryConfig {
   bool tensor_heap = true;       ///< LibTorch's CPU tensors come from malloc: `init(strategy)` sees to it
 };
 
+/// Where a kind of training state lies.
+enum class Tier {
+  kMemory,  ///< "memory": that of the device which trains
+  kNvme,    ///< "nvme": files on a local disk
+};
+
+struct OffloadedState {
+  Tier tier = Tier::kMemory;
+  double fraction = 1.0;  ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
+};
+
+/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.
+struct OffloadConfig {
+  OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
+  OffloadedState moments;               ///< optimizer states
+  std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them evenly
+  std::int64_t record_bytes = 4 << 20;  ///< "record": what is read and written with one operation
+  std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
+  std::int64_t queue_depth = 4;         ///< records that are read ahead, and as many that are written behind
+  bool verify = false;                  ///< records are hashed, and compared when they come back
+};
+
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };
 
 /// How the memory is made that `nccl` gathers from and into.
@@ -125,6 +147,7 @@ struct Strategy {
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
   MemoryConfig memory;
+  OffloadConfig offload;
   CommConfig comm;
   CheckConfig check;
 

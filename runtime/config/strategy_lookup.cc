@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/bytes.h"
 #include "runtime/base/text.h"
 #include "runtime/config/strategy_table.h"
 
@@ -61,6 +62,15 @@ std::string describe_range(const Range& range) {
   return fmt::format("from {} to {}", number(range.least), number(range.most));
 }
 
+namespace {
+
+std::string bytes_range(const Range& range) {
+  const std::string most = "at most " + format_bytes(static_cast<std::int64_t>(range.most));
+  return range.least > 0 ? "at least " + format_bytes(static_cast<std::int64_t>(range.least)) + ", " + most : most;
+}
+
+}  // namespace
+
 std::string describe_allowed(const StrategyKey& key) {
   switch (key.field.kind) {
     case ValueKind::kInteger:
@@ -72,7 +82,7 @@ std::string describe_allowed(const StrategyKey& key) {
     case ValueKind::kBoolean:
       return "true or false";
     case ValueKind::kBytes:
-      return "a number of bytes (at most 4 EiB), or a string such as \"8GiB\" or \"500MB\"";
+      return "a number of bytes (" + bytes_range(key.range) + "), or a string such as \"8GiB\" or \"500MB\"";
     case ValueKind::kNames:
       return "a list of different non-empty strings";
     case ValueKind::kNumberPair:

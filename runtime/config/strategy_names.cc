@@ -86,6 +86,13 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
   return list;
 }
 
+const std::vector<Named<Tier>>& tiers() {
+  static const std::vector<Named<Tier>> list = {
+      {Tier::kMemory, "memory", "in the memory of the device that trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"}};
+  return list;
+}
+
 const std::vector<Named<TransportChoice>>& transport_choices() {
   using enum TransportChoice;
   static const std::vector<Named<TransportChoice>> list = {

@@ -25,6 +25,7 @@ const std::vector<Named<OptimizerType>>& optimizer_types();
 const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
+const std::vector<Named<Tier>>& tiers();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 

@@ -143,6 +143,17 @@ StrategyRule schedule_length_rule() {
           }};
 }
 
+StrategyRule offload_paths_rule() {
+  return {{"/offload/paths", "/offload/masters/tier", "/offload/moments/tier"},
+          "offload.paths names at least one directory where a tier is nvme.",
+          [](const Strategy& s) -> std::string {
+            const OffloadConfig& offload = s.offload;
+            const bool uses = offload.masters.tier == Tier::kNvme || offload.moments.tier == Tier::kNvme;
+            if (!uses || !offload.paths.empty()) return "";
+            return "the tier nvme needs \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
+          }};
+}
+
 }  // namespace
 
 const std::vector<StrategyRule>& strategy_rules() {
@@ -159,7 +170,8 @@ const std::vector<StrategyRule>& strategy_rules() {
       state_dtype_rule(),
       total_steps_rule(),
       decay_steps_rule(),
-      schedule_length_rule()};
+      schedule_length_rule(),
+      offload_paths_rule()};
   return rules;
 }
 

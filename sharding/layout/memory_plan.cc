@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <span>
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
@@ -25,6 +26,8 @@ std::string name_of(MemoryCategory category) {
       return "optimizer";
     case MemoryCategory::kStaging:
       return "staging";
+    case MemoryCategory::kRecords:
+      return "records";
   }
   return "?";
 }
@@ -141,14 +144,50 @@ StatePiece state_piece(StateDType dtype, std::int64_t numel) {
 }
 
 void MemoryPlan::plan_optimizer() {
+  std::vector<std::int64_t> record_bytes;  // in the order of the update
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
-      const std::int64_t part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
-      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, part);
-      use_[MemoryCategory::kOptimizer] += state_piece(input_.state_dtype, part).bytes() * input_.optimizer_states;
+      const RecordLayout records = records_of(group);
+      use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, records.masters_in_memory());
+      use_[MemoryCategory::kOptimizer] +=
+          state_piece(input_.state_dtype, records.states_in_memory()).bytes() * input_.optimizer_states;
+      for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
+        record_bytes.push_back(records.record(chunk).bytes);
+      }
     }
   }
+  if (!record_bytes.empty()) plan_records(record_bytes);
+}
+
+RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
+  const auto share = [](const OffloadedState& state) { return state.tier == Tier::kNvme ? state.fraction : 0.0; };
+  TieredState state;
+  state.master_bytes = master_bytes(input_.master, group.dtype, 1);
+  state.states = input_.optimizer_states;
+  state.state_dtype = input_.state_dtype;
+  state.masters_below = share(input_.offload.masters);
+  state.states_below = share(input_.offload.moments);
+  state.record_bytes = input_.offload.record_bytes;
+  return {owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel, state};
+}
+
+void MemoryPlan::plan_records(const std::vector<std::int64_t>& bytes) {
+  records_ = static_cast<std::int64_t>(bytes.size());
+  record_bytes_ = *std::max_element(bytes.begin(), bytes.end());
+  cached_records_ = std::min(input_.offload.cache_bytes / record_bytes_, records_);
+  const std::int64_t others = records_ - cached_records_;
+  record_slots_ = std::min(2 * input_.offload.queue_depth + 1, others);
+  use_[MemoryCategory::kRecords] = (cached_records_ + record_slots_) * record_bytes_;
+  // A step reads all others but those that the slots hold from the last one, and writes all others.
+  const auto moving = std::span(bytes).subspan(static_cast<std::size_t>(cached_records_));
+  const auto sum = [](std::span<const std::int64_t> some) {
+    return std::accumulate(some.begin(), some.end(), std::int64_t{0});
+  };
+  const auto slots = static_cast<std::size_t>(record_slots_);
+  disk_.bytes = sum(moving);
+  disk_.read_in_two_steps = 2 * disk_.bytes - sum(moving.first(slots)) - sum(moving.last(slots));
+  disk_.written_in_two_steps = 2 * disk_.bytes;
 }
 
 std::string MemoryPlan::to_table() const {
@@ -158,7 +197,8 @@ std::string MemoryPlan::to_table() const {
                                                        "gradients on their way to the reduction",
                                                        "what fp32 masters have beyond the parameters",
                                                        "optimizer state",
-                                                       "scratch"};
+                                                       "scratch",
+                                                       "records of what lies on disk, used, on their way, or cached"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
@@ -174,7 +214,14 @@ std::string MemoryPlan::to_table() const {
   }
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
-  return table.to_string();
+  std::string text = table.to_string();
+  if (records_ > 0) {
+    text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
+            std::to_string(records_) + " records of at most " + format_bytes(record_bytes_) + "; a step reads " +
+            format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
+            "\n";
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "runtime/base/state_dtype.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/placement.h"
+#include "sharding/layout/record_layout.h"
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
 #include "tessera/strategy.h"
@@ -49,6 +50,7 @@ struct PlanInput {
   StateDType state_dtype = StateDType::kF32;
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
+  OffloadConfig offload;    ///< without its paths
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -93,6 +95,19 @@ class MemoryPlan {
   std::int64_t units_under_way() const { return end_lag_ + 1; }
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
 
+  /// How a trainable group's optimizer part is cut into records.
+  RecordLayout records_of(const GroupShape& group) const;
+  /// Of all groups together; 0 where all is in memory.
+  std::int64_t records() const { return records_; }
+  /// The largest one.
+  std::int64_t record_bytes() const { return record_bytes_; }
+  /// The first records, which stay in memory: as many as the cache has room for.
+  std::int64_t cached_records() const { return cached_records_; }
+  /// Pieces of memory for the others: one that is used, as many as are read ahead, and as many as are written behind. After
+  /// a step they hold the records that it used last, with which the next one begins.
+  std::int64_t record_slots() const { return record_slots_; }
+  const DiskUse& disk() const { return disk_; }
+
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
   std::string to_table() const;
 
@@ -102,6 +117,7 @@ class MemoryPlan {
   void plan_lag();
   std::int64_t affordable_lag() const;
   void plan_optimizer();
+  void plan_records(const std::vector<std::int64_t>& bytes);
 
   PlanInput input_;
   MemoryUse use_;
@@ -109,6 +125,8 @@ class MemoryPlan {
   std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
+  std::int64_t records_ = 0, record_bytes_ = 0, record_slots_ = 0, cached_records_ = 0;
+  DiskUse disk_;
 };
 
 }  // namespace tessera

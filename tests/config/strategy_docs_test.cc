@@ -24,7 +24,7 @@ void expect_committed(const std::string& file, const std::string& generated) {
   EXPECT_TRUE(text.str() == generated)
       << "docs/" << file
       << " is not what the table of keys says. Build tessera_strategy_docs and run, from the root of "
-      << "the tree: <build>/runtime/base/tessera_strategy_docs docs";
+      << "the tree: <build>/runtime/config/tessera_strategy_docs docs";
 }
 
 TEST(StrategyDocs, CommittedPageIsUpToDate) { expect_committed("strategy.md", strategy_reference()); }
@@ -67,7 +67,7 @@ TEST(StrategySchema, AcceptsDefaultAndExampleOfEveryKey) {
 
 TEST(StrategySchema, RefusesWhatTheReaderRefuses) {
   for (const char* text :
-       {R"([])", R"({"strateggy": "FULL_SHARD"})", R"({"strategy": "full_shard"})", R"({"offload": {}})",
+       {R"([])", R"({"strateggy": "FULL_SHARD"})", R"({"strategy": "full_shard"})", R"({"offload": {"gradients": {}}})",
         R"({"optimizer": {"betas": [0.9, 1]}})", R"({"optimizer": {"betas": [0.9]}})", R"({"optimizer": {"lr": -1}})",
         R"({"memory": {"limit": "8gib"}})", R"({"units": {"classes": [""]}})", R"({"units": {"classes": ["A", "A"]}})",
         R"({"prefetch": 1.5})", R"({"comm": {"timeout_s": 0}})", R"({"optimizer": {"nesterov": 1}})"}) {

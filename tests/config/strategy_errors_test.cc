@@ -68,7 +68,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, offload, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
      "\n"
@@ -92,9 +92,9 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, memory, check, comm)"},
-    {"NotAvailableYet", R"({"offload": {"optimizer": 1}, "reproducible": true, "compression": 1, "checkpoint": 2})",
-     R"(s.json:1:2: /offload: not available in this version (parameters or optimizer state in host memory or on NVMe); leave it out)"
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, offload, memory, check, comm)"},
+    {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true, "compression": 1, "checkpoint": 2})",
+     R"(s.json:1:14: /offload/gradients: not available in this version (gradients in host memory or on NVMe); leave it out)"
      "\n"
      R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"
      "\n"
@@ -156,7 +156,7 @@ const BadFile kValues[] = {
     {"Bytes", R"({"memory": {"limit": "8gb"}})",
      R"(s.json:1:22: /memory/limit: "8gb" is not a number of bytes: unknown unit "gb"; units are B, KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB; did you mean "GB"?)"},
     {"BytesTooMany", R"({"memory": {"limit": 18446744073709551615}})",
-     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4 EiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
+     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4.00 EiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
     {"BytesNegative", R"({"memory": {"limit": "-1GiB"}})",
      R"(s.json:1:22: /memory/limit: "-1GiB" is not a number of bytes: it must begin with a digit, such as "8GiB" or "500MB")"},
     {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",

@@ -27,7 +27,7 @@ NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
 SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
-ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "include/tessera"]
+ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "offload", "include/tessera"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
     "runtime/config": ["runtime/base", *PUBLIC_CONFIG],

@@ -92,5 +92,58 @@ TEST(MemoryPlan, ReplicatedGradientsNeedNoBucketsToBeReducedLater) {
   EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], 0);
 }
 
+PlanInput with_moments_on_disk(PlanInput input, std::int64_t record_bytes, std::int64_t cache_bytes, double fraction) {
+  input.offload.moments = {Tier::kNvme, fraction};
+  input.offload.record_bytes = record_bytes;
+  input.offload.cache_bytes = cache_bytes;
+  input.offload.queue_depth = 2;
+  return input;
+}
+
+TEST(MemoryPlan, WhatLiesOnDiskIsNotInMemory) {
+  const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  const MemoryUse all = MemoryPlan(input).use();
+  const MemoryPlan plan(with_moments_on_disk(input, 256 << 10, 0, 1.0));
+  EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 0);
+  EXPECT_GE(plan.disk().bytes, all[MemoryCategory::kOptimizer]);
+  EXPECT_LT(plan.disk().bytes, all[MemoryCategory::kOptimizer] + plan.records() * RecordLayout::kPage);
+  EXPECT_EQ(plan.record_slots(), 5);  // one used, two read ahead, two written behind
+  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.record_bytes());
+  for (const MemoryCategory same :
+       {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kBuckets}) {
+    EXPECT_EQ(plan.use()[same], all[same]);
+  }
+}
+
+TEST(MemoryPlan, AFractionOnDiskLeavesTheRestInMemory) {
+  const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  const std::int64_t all = MemoryPlan(input).use()[MemoryCategory::kOptimizer];
+  for (const double fraction : {0.25, 0.5, 0.75}) {
+    const MemoryPlan plan(with_moments_on_disk(input, 16 << 10, 0, fraction));
+    const auto in_memory = static_cast<double>(plan.use()[MemoryCategory::kOptimizer]);
+    EXPECT_NEAR(in_memory, (1 - fraction) * static_cast<double>(all), 0.02 * static_cast<double>(all)) << fraction;
+  }
+}
+
+TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
+  const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  const MemoryPlan without(with_moments_on_disk(input, 256 << 10, 0, 1.0));
+  const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.record_bytes(), 1.0));
+  EXPECT_EQ(without.cached_records(), 0);
+  EXPECT_EQ(with.cached_records(), 6);
+  EXPECT_EQ(with.use()[MemoryCategory::kRecords], 11 * with.record_bytes());
+  for (const MemoryPlan* plan : {&without, &with}) {
+    EXPECT_EQ(plan->disk().written_in_two_steps, 2 * plan->disk().bytes);
+    EXPECT_LT(plan->disk().read_in_two_steps, plan->disk().written_in_two_steps);
+  }
+  EXPECT_LT(with.disk().read_in_two_steps, without.disk().read_in_two_steps);
+}
+
+TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
+  const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
+  EXPECT_EQ(plan.record_slots(), plan.records());
+  EXPECT_EQ(plan.disk().read_in_two_steps, 0);
+}
+
 }  // namespace
 }  // namespace tessera

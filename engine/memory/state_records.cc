@@ -1,0 +1,54 @@
+#include "engine/memory/state_records.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/border/throw.h"
+
+namespace tessera {
+
+void StateRecords::begin_pass(std::span<const std::int64_t> order) {
+  const std::lock_guard lock(mutex_);
+  close();
+  order_.assign(order.begin(), order.end());
+  visited_ = fetched_ = 0;
+  fetch_ahead();
+}
+
+void StateRecords::end_pass() {
+  const std::lock_guard lock(mutex_);
+  close();
+  order_.clear();
+  visited_ = fetched_ = 0;
+}
+
+void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
+  const std::lock_guard lock(mutex_);
+  if (record != open_) open(record);
+  changed_ = changed_ || updates;
+  body(memory_);
+}
+
+void StateRecords::open(std::int64_t record) {
+  close();
+  if (visited_ < order_.size() && order_[visited_] == record) {
+    ++visited_;
+    fetched_ = std::max(fetched_, visited_);
+  }
+  memory_ = value_or_throw(tier_->get(record)).data();
+  open_ = record;
+  fetch_ahead();
+}
+
+void StateRecords::close() {
+  if (open_ == kNone) return;
+  const std::int64_t record = std::exchange(open_, kNone);
+  throw_if_error(std::exchange(changed_, false) ? tier_->put(record) : tier_->release(record));
+}
+
+void StateRecords::fetch_ahead() {
+  const std::size_t end = std::min(order_.size(), visited_ + static_cast<std::size_t>(read_ahead_));
+  for (; fetched_ < end; ++fetched_) tier_->fetch(order_[fetched_]);
+}
+
+}  // namespace tessera

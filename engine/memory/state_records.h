@@ -1,0 +1,63 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/tier.h"
+#include "tessera/memory.h"
+
+namespace tessera {
+
+/// The records of a rank's masters and optimizer states that lie below memory (RecordLayout), of all its groups.
+///
+/// A record stays open from its first visit until another one is visited, so that runs of one record that follow each other
+/// move it once. Steps announce which records they will visit, and find them read ahead.
+class StateRecords {
+ public:
+  /// `tier` holds them. `read_ahead`: so many records are fetched before they are visited.
+  StateRecords(std::unique_ptr<RecordTier> tier, std::int64_t read_ahead)
+      : tier_(std::move(tier)), read_ahead_(read_ahead) {}
+  StateRecords(const StateRecords&) = delete;
+  StateRecords& operator=(const StateRecords&) = delete;
+
+  /// The records that are visited next, in this order.
+  void begin_pass(std::span<const std::int64_t> order);
+  /// The last record is closed. What was changed is written in the background.
+  void end_pass();
+
+  /// Calls `body` with the record's memory, which `body` may change if `updates`. From several threads, one at a time.
+  /// Throws tessera::Error: 74 if a record cannot be read or if one could not be written, 65 if it came back with other
+  /// bytes.
+  void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
+
+  /// Bytes moved since the records were made, and how long this rank stood still for them.
+  TierCounters counters() const { return tier_->counters(); }
+  /// Of the memory for records.
+  std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
+  std::string describe() const { return tier_->describe(); }
+
+ private:
+  static constexpr std::int64_t kNone = -1;
+
+  void open(std::int64_t record);
+  void close();
+  void fetch_ahead();
+
+  const std::unique_ptr<RecordTier> tier_;
+  const std::int64_t read_ahead_;
+  std::mutex mutex_;
+  std::int64_t open_ = kNone;
+  bool changed_ = false;
+  std::byte* memory_ = nullptr;            ///< of the open record
+  std::vector<std::int64_t> order_;        ///< of this pass
+  std::size_t visited_ = 0, fetched_ = 0;  ///< of `order_`
+};
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+#include <algorithm>
+
+#include "runtime/config/strategy_fields.h"
+#include "runtime/config/strategy_keys.h"
+
+namespace tessera {
+namespace {
+
+bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
+
+Condition with_nvme() {
+  return {"an offload tier nvme", {"/offload/masters/tier", "/offload/moments/tier"}, [](const Strategy& s) {
+            return uses_nvme(s.offload.masters) || uses_nvme(s.offload.moments);
+          }};
+}
+
+Condition with_narrow_parameters() {
+  return {"mixed_precision.param bf16 or fp16", {"/mixed_precision/param"}, [](const Strategy& s) {
+            return s.mixed_precision.param != DType::kF32;
+          }};
+}
+
+Condition with_states() {
+  return {"an optimizer with states", {"/optimizer/type", "/optimizer/momentum"}, [](const Strategy& s) {
+            return s.optimizer.type != OptimizerType::kSgd || s.optimizer.momentum > 0;
+          }};
+}
+
+}  // namespace
+
+std::vector<StrategyKey> offload_keys() {
+  return {
+      {.pointer = "/offload/masters/tier",
+       .field = choice_field(AT(offload.masters.tier), tiers()),
+       .default_json = R"("memory")",
+       .example_json = R"("nvme")",
+       .doc = "Where masters lie. Parameters that are fp32 are the masters, and stay in memory.",
+       .cost = "nvme: 2 or 4 bytes a parameter less memory; as many are read and written a step.",
+       .only_if = with_narrow_parameters()},
+      {.pointer = "/offload/masters/fraction",
+       .field = number_field(AT(offload.masters.fraction)),
+       .range = {0, 1},
+       .default_json = "1.0",
+       .example_json = "0.75",
+       .doc = "Share of the masters on that tier, rounded up to whole records of each unit. The others stay in memory.",
+       .cost = "Traffic in proportion.",
+       .only_if = {"offload.masters.tier nvme",
+                   {"/offload/masters/tier"},
+                   [](const Strategy& s) { return uses_nvme(s.offload.masters); }}},
+      {.pointer = "/offload/moments/tier",
+       .field = choice_field(AT(offload.moments.tier), tiers()),
+       .default_json = R"("memory")",
+       .example_json = R"("nvme")",
+       .doc = "Where optimizer states lie.",
+       .cost = "nvme: with adamw 8 bytes a parameter less memory (fp32), 4 (bf16), 2 (8bit); as many are read and "
+               "written a step.",
+       .only_if = with_states()},
+      {.pointer = "/offload/moments/fraction",
+       .field = number_field(AT(offload.moments.fraction)),
+       .range = {0, 1},
+       .default_json = "1.0",
+       .example_json = "0.75",
+       .doc = "Share of the optimizer states on that tier, as for masters.",
+       .cost = "Traffic in proportion.",
+       .only_if = {"offload.moments.tier nvme",
+                   {"/offload/moments/tier"},
+                   [](const Strategy& s) { return uses_nvme(s.offload.moments); }}},
+      {.pointer = "/offload/paths",
+       .field = names_field(AT(offload.paths)),
+       .default_json = "[]",
+       .example_json = R"(["/mnt/nvme0", "/mnt/nvme1"])",
+       .doc = "Directories on local disks, one a disk; each rank has a file in every one, and spreads its records over "
+              "them. The files have no name: they are gone when the run ends, however it ends.",
+       .cost = "Disk space as the plan says.",
+       .only_if = with_nvme()},
+      {.pointer = "/offload/record",
+       .field = bytes_field(AT(offload.record_bytes)),
+       .range = {4096, 1 << 30},
+       .unit = "bytes",
+       .default_json = "4194304",
+       .example_json = R"("4MiB")",
+       .doc = "The most that is read or written with one operation: the masters and states of a run of parameters.",
+       .cost = "Memory: 2 x queue_depth + 1 records. Smaller ones cost time: a disk is fast from about 1 MiB on.",
+       .only_if = with_nvme()},
+      {.pointer = "/offload/cache",
+       .field = bytes_field(AT(offload.cache_bytes)),
+       .range = {0, 4611686018427387904.0},
+       .unit = "bytes",
+       .default_json = "0",
+       .example_json = R"("1GiB")",
+       .doc = "Memory of a rank for records that stay in memory from one step to the next. Steps go through the "
+              "records in alternate directions, so that what was last is first.",
+       .cost = "The memory.",
+       .only_if = with_nvme()},
+      {.pointer = "/offload/queue_depth",
+       .field = integer_field(AT(offload.queue_depth)),
+       .range = {1, 32},
+       .unit = "records",
+       .default_json = "4",
+       .example_json = "8",
+       .doc = "Records that are read ahead of the update, and as many that are written behind it.",
+       .cost = "Memory: two records each.",
+       .only_if = with_nvme()},
+      {.pointer = "/offload/verify",
+       .field = boolean_field(AT(offload.verify)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Hashes every record that is written and compares when it is read: finds disks and file systems that "
+              "return other bytes.",
+       .cost = "Reads each record once more in memory, before it is written and after it is read.",
+       .only_if = with_nvme()},
+  };
+}
+
+}  // namespace tessera

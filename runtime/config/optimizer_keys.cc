@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include "runtime/config/strategy_fields.h"
+#include "runtime/config/strategy_keys.h"
+
+namespace tessera {
+namespace {
+
+Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> holds) {
+  return {std::move(text), {"/optimizer/type"}, [holds](const Strategy& s) { return holds(s.optimizer.type); }};
+}
+Condition with_sgd() {
+  return with_optimizer("optimizer.type sgd", [](OptimizerType type) { return type == OptimizerType::kSgd; });
+}
+Condition with_adam() {
+  return with_optimizer("optimizer.type adamw or adam", [](OptimizerType type) { return type != OptimizerType::kSgd; });
+}
+
+Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
+  return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
+            return std::find(types.begin(), types.end(), s.lr_schedule.type) != types.end();
+          }};
+}
+
+Condition with_warmup_share() {
+  return {"lr_schedule.type one_cycle and warmup_steps 0",
+          {"/lr_schedule/type", "/lr_schedule/warmup_steps"},
+          [](const Strategy& s) {
+            return s.lr_schedule.type == LrScheduleType::kOneCycle && s.lr_schedule.warmup_steps == 0;
+          }};
+}
+
+}  // namespace
+
+std::vector<StrategyKey> step_keys() {
+  return {
+      {.pointer = "/gradient_accumulation",
+       .field = integer_field(AT(gradient_accumulation)),
+       .range = {1, 1e6},
+       .unit = "microbatches",
+       .default_json = "1",
+       .example_json = "4",
+       .doc = "Microbatches whose gradients make one step.",
+       .cost = "Time of a step; the global batch grows with it."},
+      {.pointer = "/gradient_sync",
+       .field = choice_field(AT(gradient_sync), gradient_syncs()),
+       .default_json = R"("each_microbatch")",
+       .example_json = R"("last_microbatch")",
+       .doc = "When gradients are reduced under gradient accumulation. The same with one microbatch a step.",
+       .cost = "last_microbatch: 4 bytes a parameter, unsharded."},
+      {.pointer = "/gradient_clipping",
+       .field = number_field(AT(gradient_clipping)),
+       .range = {0, 1e30},
+       .default_json = "0.0",
+       .example_json = "1.0",
+       .doc = "Largest 2-norm of all gradients together; longer ones are scaled down to it. 0: off.",
+       .cost = "None in time. Too low a limit slows learning."},
+  };
+}
+
+std::vector<StrategyKey> optimizer_keys() {
+  return {
+      {.pointer = "/optimizer/type",
+       .field = choice_field(AT(optimizer.type), optimizer_types()),
+       .default_json = R"("adamw")",
+       .example_json = R"("sgd")",
+       .doc = "The update rule.",
+       .cost = "Numbers of state_dtype a parameter beside the master weight: adamw and adam 2, sgd with momentum "
+               "1, sgd 0."},
+      {.pointer = "/optimizer/lr",
+       .field = number_field(AT(optimizer.lr)),
+       .range = {0, 1000},
+       .default_json = "0.001",
+       .example_json = "3e-4",
+       .doc = "Learning rate; the peak of the schedule.",
+       .cost = "Too high: the loss diverges."},
+      {.pointer = "/optimizer/betas",
+       .field = number_pair_field(AT(optimizer.beta1), AT(optimizer.beta2)),
+       .range = {0, 1, false, true},
+       .default_json = "[0.9, 0.999]",
+       .example_json = "[0.9, 0.95]",
+       .doc = "Decay of the running mean of gradients, and of their squares.",
+       .cost = "A longer memory: slower to follow a change.",
+       .only_if = with_adam()},
+      {.pointer = "/optimizer/eps",
+       .field = number_field(AT(optimizer.eps)),
+       .range = {1e-30, 1},
+       .default_json = "1e-08",
+       .example_json = "1e-6",
+       .doc = "Added to the root of the second moment.",
+       .cost = "Smaller steps where gradients are small.",
+       .only_if = with_adam()},
+      {.pointer = "/optimizer/weight_decay",
+       .field = number_field(AT(optimizer.weight_decay)),
+       .range = {0, 1000},
+       .default_json = "0.01",
+       .example_json = "0.1",
+       .doc = "Pull towards zero: decoupled for adamw, added to the gradient for adam and sgd.",
+       .cost = "Too high: the model underfits."},
+      {.pointer = "/optimizer/momentum",
+       .field = number_field(AT(optimizer.momentum)),
+       .range = {0, 1, false, true},
+       .default_json = "0.0",
+       .example_json = "0.9",
+       .doc = "Decay of the running sum of gradients.",
+       .cost = "Above 0: one number of state_dtype a parameter, sharded as the strategy says.",
+       .only_if = with_sgd()},
+      {.pointer = "/optimizer/dampening",
+       .field = number_field(AT(optimizer.dampening)),
+       .range = {0, 1},
+       .default_json = "0.0",
+       .example_json = "0.1",
+       .doc = "The gradient enters the momentum times (1 - dampening).",
+       .cost = "Smaller steps.",
+       .only_if = with_sgd()},
+      {.pointer = "/optimizer/nesterov",
+       .field = boolean_field(AT(optimizer.nesterov)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
+       .cost = "None.",
+       .only_if = with_sgd()},
+      {.pointer = "/optimizer/state_dtype",
+       .field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
+       .default_json = R"("fp32")",
+       .example_json = R"("bf16")",
+       .doc = "How moments and momentum are kept. What is rounded is right on average, and the same on every number of "
+              "ranks.",
+       .cost = "Fewer bytes: a smaller and faster step, and noise in the moments."},
+      {.pointer = "/optimizer/shard_over",
+       .field = choice_field(AT(optimizer.shard_over_world), shard_overs()),
+       .default_json = R"("shard")",
+       .example_json = R"("world")",
+       .doc = "Which ranks share the optimizer state between them.",
+       .cost = "world: less memory, and after each step parameters are gathered across the replicate axis too.",
+       .only_if = {"strategy HYBRID_SHARD",
+                   {"/strategy"},
+                   [](const Strategy& s) { return s.strategy == ShardingStrategy::kHybridShard; }}},
+  };
+}
+
+std::vector<StrategyKey> schedule_keys() {
+  using enum LrScheduleType;
+  return {
+      {.pointer = "/lr_schedule/type",
+       .field = choice_field(AT(lr_schedule.type), lr_schedule_types()),
+       .default_json = R"("constant")",
+       .example_json = R"("cosine")",
+       .doc = "How the learning rate changes from step to step.",
+       .cost = "None."},
+      {.pointer = "/lr_schedule/warmup_steps",
+       .field = integer_field(AT(lr_schedule.warmup_steps)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "500",
+       .doc = "The rate rises over so many steps first: in a straight line from near 0; with one_cycle, from "
+              "initial_ratio.",
+       .cost = "Steps at a low rate."},
+      {.pointer = "/lr_schedule/total_steps",
+       .field = integer_field(AT(lr_schedule.total_steps)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "10000",
+       .doc = "The step at which the schedule ends; the rate stays where it is afterwards.",
+       .cost = "A slower fall.",
+       .only_if = with_schedule("linear, cosine, one_cycle or wsd", {kLinear, kCosine, kOneCycle, kWsd})},
+      {.pointer = "/lr_schedule/decay_steps",
+       .field = integer_field(AT(lr_schedule.decay_steps)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "1000",
+       .doc = "Length of the final decay.",
+       .cost = "Fewer steps at the full rate.",
+       .only_if = with_schedule("wsd", {kWsd})},
+      {.pointer = "/lr_schedule/min_ratio",
+       .field = number_field(AT(lr_schedule.min_ratio)),
+       .range = {0, 1},
+       .default_json = "0.0",
+       .example_json = "0.1",
+       .doc = "Lowest rate as a share of optimizer.lr.",
+       .cost = "A noisier end.",
+       .only_if = with_schedule("other than constant", {kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
+      {.pointer = "/lr_schedule/initial_ratio",
+       .field = number_field(AT(lr_schedule.initial_ratio)),
+       .range = {0, 1},
+       .default_json = "0.04",
+       .example_json = "0.1",
+       .doc = "Rate at step 0 as a share of the peak.",
+       .cost = "A rougher start.",
+       .only_if = with_schedule("one_cycle", {kOneCycle})},
+      {.pointer = "/lr_schedule/warmup_share",
+       .field = number_field(AT(lr_schedule.warmup_share)),
+       .range = {0, 1},
+       .default_json = "0.3",
+       .example_json = "0.25",
+       .doc = "Share of total_steps spent rising.",
+       .cost = "A steeper fall.",
+       .only_if = with_warmup_share()},
+      {.pointer = "/lr_schedule/base_batch_size",
+       .field = integer_field(AT(lr_schedule.base_batch_size)),
+       .range = {0, kMany},
+       .unit = "samples",
+       .default_json = "0",
+       .example_json = "256",
+       .doc = "Above 0: linear scaling, lr x (global batch / this) (arXiv 1706.02677).",
+       .cost = "A lower rate."},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include "runtime/config/strategy_fields.h"
+#include "runtime/config/strategy_keys.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kWeekInSeconds = 7 * 24 * 3600;
+
+}  // namespace
+
+std::vector<StrategyKey> platform_keys() {
+  return {
+      {.pointer = "/memory/limit",
+       .field = bytes_field(AT(memory.limit_bytes)),
+       .range = {0, 4611686018427387904.0},
+       .unit = "bytes",
+       .default_json = "0",
+       .example_json = R"("8GiB")",
+       .doc = "A plan that needs more memory a rank is refused before step 0. 0: no limit.",
+       .cost = "None; it allocates nothing."},
+      {.pointer = "/memory/tensor_heap",
+       .field = boolean_field(AT(memory.tensor_heap)),
+       .default_json = "true",
+       .example_json = "false",
+       .doc = "LibTorch's CPU tensors come from malloc, which reuses freed blocks, not from posix_memalign, which "
+              "before glibc 2.38 seldom does. For the whole process, from the first Engine on.",
+       .cost = "64 bytes a tensor. false: a heap of several times the live activations and gradients."},
+      {.pointer = "/check/as_across_hosts",
+       .field = boolean_field(AT(check.as_across_hosts)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "Where the ranks of a host hold one copy of the parameters, watches operators as if they did not, and "
+           "refuses at the step what several hosts would refuse: a forward on some ranks only, another order of units.",
+       .cost = "About half a microsecond an operator."},
+      {.pointer = "/check/values",
+       .field = boolean_field(AT(check.values)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Hashes each rank's parameters after a step, and compares before they are used and updated: finds writes "
+              "through .data() or a raw pointer outside Gathered(kWrite), which carry no version.",
+       .cost = "Reads the rank's parameters twice a step, and gathered units twice more."},
+      {.pointer = "/comm/transport",
+       .field = choice_field(AT(comm.transport), transport_choices()),
+       .default_json = R"("auto")",
+       .example_json = R"("host")",
+       .doc = "What carries the collectives.",
+       .cost = "auto is the fastest that reaches every rank."},
+      {.pointer = "/comm/nccl_buffers",
+       .field = choice_field(AT(comm.nccl_buffers), nccl_buffers()),
+       .default_json = R"("registered")",
+       .example_json = R"("plain")",
+       .doc = "How the memory is made that nccl gathers parameters from and into.",
+       .cost = "registered: it is rounded up to what LibTorch and NCCL map at once (2 MiB; 20 MiB for up to 10)."},
+      {.pointer = "/comm/timeout_s",
+       .field = number_field(AT(comm.timeout_s)),
+       .range = {0, kWeekInSeconds, true},
+       .unit = "seconds",
+       .default_json = "600.0",
+       .example_json = "60",
+       .doc = "A collective that takes longer is an error.",
+       .cost = "A rank that died is noticed later."},
+      {.pointer = "/comm/init_timeout_s",
+       .field = number_field(AT(comm.init_timeout_s)),
+       .range = {0, kWeekInSeconds, true},
+       .unit = "seconds",
+       .default_json = "300.0",
+       .example_json = "120",
+       .doc = "How long ranks wait for each other at the start.",
+       .cost = "A rank that never started is noticed later."},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "runtime/config/strategy_fields.h"
+#include "runtime/config/strategy_keys.h"
+
+namespace tessera {
+
+std::vector<StrategyKey> sharding_keys() {
+  return {
+      {.pointer = "/strategy",
+       .field = choice_field(AT(strategy), sharding_strategies()),
+       .default_json = R"("FULL_SHARD")",
+       .example_json = R"("SHARD_GRAD_OP")",
+       .doc = "How parameters, gradients and optimizer state are spread over the ranks.",
+       .cost = "Each name further down the list needs less memory; the last three communicate parameters too."},
+      {.pointer = "/mesh/replicate",
+       .field = integer_field(AT(mesh.replicate)),
+       .range = {0, 1e6},
+       .unit = "ranks",
+       .default_json = "0",
+       .example_json = "1",
+       .doc = "Length of the replicate axis. 0: the number of hosts for HYBRID_SHARD, else 1.",
+       .cost = "Memory: every replica holds a full set of shards."},
+      {.pointer = "/mesh/shard",
+       .field = integer_field(AT(mesh.shard)),
+       .range = {0, 1e6},
+       .unit = "ranks",
+       .default_json = "0",
+       .example_json = "4",
+       .doc = "Length of the shard axis; replicate x shard is the world size. 0: the world size over replicate.",
+       .cost = "Communication: gathers span more ranks, perhaps across hosts."},
+      {.pointer = "/units/classes",
+       .field = names_field(AT(units.classes)),
+       .default_json = "[]",
+       .example_json = R"(["Block"])",
+       .doc = "Classes whose modules become units, without namespace and \"Impl\". What no unit claims "
+              "belongs to "
+              "the root unit.",
+       .cost = "More, smaller units: less memory, more and shorter collectives."},
+      {.pointer = "/units/modules",
+       .field = names_field(AT(units.modules)),
+       .default_json = "[]",
+       .example_json = R"(["layers.0", "layers.1"])",
+       .doc = "Paths of modules that become units, beside those of classes.",
+       .cost = "As for classes."},
+      {.pointer = "/units/min_numel",
+       .field = integer_field(AT(units.min_numel)),
+       .range = {0, kMany},
+       .unit = "elements",
+       .default_json = "0",
+       .example_json = "1000000",
+       .doc = "Above 0: split the model bottom-up into units of at least so many parameters.",
+       .cost = "Memory: larger units are gathered at once."},
+      {.pointer = "/units/bucket_cap_mb",
+       .field = optional_number_field(AT(units.bucket_cap_mb)),
+       .range = {0, 1e6},
+       .unit = "MiB",
+       .default_json = "null",
+       .example_json = "25",
+       .doc = "Makes buckets the units of NO_SHARD: parameters in reverse order of registration, up to so many MiB of "
+              "gradients in the reduce type each; a larger parameter is a bucket by itself. 0: one parameter a bucket. "
+              "null: units by classes, modules and min_numel.",
+       .cost = "Fewer, longer collectives; with a reduce type other than fp32, memory for larger buckets."},
+      {.pointer = "/units/first_bucket_mb",
+       .field = number_field(AT(units.first_bucket_mb)),
+       .range = {0, 1e6, true},
+       .unit = "MiB",
+       .default_json = "1.0",
+       .example_json = "0.5",
+       .doc = "The bucket that backward completes first holds at most so much, and at most bucket_cap_mb.",
+       .cost = "Its reduction can begin later.",
+       .only_if = {"units.bucket_cap_mb above 0",
+                   {"/units/bucket_cap_mb"},
+                   [](const Strategy& s) { return s.units.bucket_cap_mb.value_or(0) > 0; }}},
+      {.pointer = "/prefetch",
+       .field = integer_field(AT(prefetch)),
+       .range = {0, 1024},
+       .unit = "units",
+       .default_json = "1",
+       .example_json = "2",
+       .doc = "At most so many units are gathered ahead of their use.",
+       .cost = "Memory: one more gathered unit each."},
+      {.pointer = "/host_sharing",
+       .field = boolean_field(AT(host_sharing)),
+       .default_json = "true",
+       .example_json = "false",
+       .doc =
+           "Where the ranks of a shard group are on one host and the optimizer is sharded, they hold one copy of the "
+           "parameters together, in memory that all of them map; each updates its part in place, and a barrier a step "
+           "takes the place of all gathers.",
+       .cost = "None. false: private copies, gathered unit by unit as between hosts."},
+  };
+}
+
+}  // namespace tessera

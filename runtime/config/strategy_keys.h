@@ -1,0 +1,26 @@
+#pragma once
+
+#include <vector>
+
+#include "runtime/config/strategy_table.h"
+
+namespace tessera {
+
+/// The rows of the table, topic by topic; strategy_table.cc puts them together.
+
+std::vector<StrategyKey> sharding_keys();
+std::vector<StrategyKey> precision_keys();
+std::vector<StrategyKey> step_keys();
+std::vector<StrategyKey> optimizer_keys();
+std::vector<StrategyKey> schedule_keys();
+std::vector<StrategyKey> platform_keys();
+std::vector<StrategyKey> offload_keys();
+
+/// The most that a count may be.
+inline constexpr double kMany = 1e12;
+
+/// `AT(optimizer.lr)` finds a member in a Strategy and in a const Strategy.
+#define AT(member) \
+  [](auto& strategy) -> auto& { return strategy.member; }
+
+}  // namespace tessera

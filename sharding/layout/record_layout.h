@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "runtime/base/state_dtype.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+/// What a rank keeps for each element of its optimizer part, and which share of it lies on a tier below memory.
+struct TieredState {
+  std::int64_t master_bytes = 0;  ///< an element, beside the parameter: 0, 2 (low halves) or 4
+  int states = 0;                 ///< numbers an element that the optimizer keeps
+  StateDType state_dtype = StateDType::kF32;
+  double masters_below = 0, states_below = 0;  ///< share of each that lies below, 0 to 1
+  std::int64_t record_bytes = 4 << 20;         ///< a record needs at most so much; at least a page
+};
+
+/// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
+/// writes each with one operation. Integers only.
+///
+/// The part is cut into chunks of equal numbers of elements, the last one perhaps smaller. Of each kind of state the first
+/// chunks are in memory, and the rest below: there a chunk's record is
+///
+///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | scales of state 1]
+///
+/// of what lies below, each beginning on a cache line, and the whole filled up to pages.
+class RecordLayout {
+ public:
+  static constexpr std::int64_t kPage = 4096;  ///< what a disk reads and writes without copies by the kernel
+
+  RecordLayout() = default;
+  RecordLayout(std::int64_t numel, const TieredState& state);
+
+  const TieredState& state() const { return state_; }
+  std::int64_t numel() const { return numel_; }
+  std::int64_t chunks() const { return chunks_; }
+  std::int64_t chunk_numel() const { return chunk_numel_; }
+  /// Elements of a chunk, counted from the part's first.
+  Extent chunk(std::int64_t index) const;
+
+  /// Of how many elements, from the part's first on, masters and states are in memory.
+  std::int64_t masters_in_memory() const {
+    return first_master_ * chunk_numel_ < numel_ ? first_master_ * chunk_numel_ : numel_;
+  }
+  std::int64_t states_in_memory() const {
+    return first_state_ * chunk_numel_ < numel_ ? first_state_ * chunk_numel_ : numel_;
+  }
+
+  /// The chunk that holds element `at` of the part.
+  std::int64_t chunk_of(std::int64_t at) const { return at / chunk_numel_; }
+  /// The first chunk that has a record; chunks() if none has.
+  std::int64_t first_record() const { return first_master_ < first_state_ ? first_master_ : first_state_; }
+  std::int64_t records() const { return chunks_ - first_record(); }
+
+  /// A piece of a record. `bytes` is 0 where the chunk keeps it in memory, or does not have it.
+  struct Piece {
+    std::int64_t offset = 0, bytes = 0;
+  };
+  struct Record {
+    std::int64_t bytes = 0;  ///< whole pages
+    Piece masters;
+    struct State {
+      Piece numbers, scales;
+    };
+    std::array<State, 2> states{};
+  };
+  Record record(std::int64_t chunk) const;
+
+ private:
+  TieredState state_;
+  std::int64_t numel_ = 0, chunk_numel_ = 1, chunks_ = 0;
+  std::int64_t first_master_ = 0, first_state_ = 0;  ///< the first chunks that lie below
+};
+
+}  // namespace tessera

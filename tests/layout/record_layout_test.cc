@@ -1,0 +1,115 @@
+#include "sharding/layout/record_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera {
+namespace {
+
+/// Every kind of state that a group can have, with some of it below.
+std::vector<TieredState> all_states() {
+  std::vector<TieredState> all;
+  for (const std::int64_t master : {0, 2, 4}) {
+    for (const int states : {0, 1, 2}) {
+      for (const StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+        for (const double masters_below : {0.0, 0.4, 1.0}) {
+          for (const double states_below : {0.0, 0.75, 1.0}) {
+            for (const std::int64_t bytes : {4096L, 65536L, 4L << 20}) {
+              all.push_back({master, states, dtype, masters_below, states_below, bytes});
+            }
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+constexpr std::int64_t kNumels[] = {64, 256, 4096, 100096, 3000064};
+
+TEST(RecordLayout, ChunksCoverThePartInWholeBlocks) {
+  for (const TieredState& state : all_states()) {
+    for (const std::int64_t numel : kNumels) {
+      const RecordLayout layout(numel, state);
+      std::int64_t next = 0;
+      for (std::int64_t i = 0; i < layout.chunks(); ++i) {
+        EXPECT_EQ(layout.chunk(i).offset, next);
+        EXPECT_EQ(next % kStateBlock, 0);
+        next = layout.chunk(i).end();
+      }
+      EXPECT_EQ(next, numel);
+    }
+  }
+}
+
+TEST(RecordLayout, EveryByteIsInMemoryOrInOneRecord) {
+  for (const TieredState& state : all_states()) {
+    for (const std::int64_t numel : kNumels) {
+      const RecordLayout layout(numel, state);
+      std::int64_t masters = layout.masters_in_memory() * state.master_bytes;
+      StateBytes in_memory = state_bytes(state.state_dtype, layout.states_in_memory());
+      for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
+        const RecordLayout::Record record = layout.record(i);
+        masters += record.masters.bytes;
+        if (state.states == 0) continue;
+        in_memory.data += record.states[0].numbers.bytes;
+        in_memory.scales += record.states[0].scales.bytes;
+        EXPECT_EQ(record.states[1].numbers.bytes, state.states > 1 ? record.states[0].numbers.bytes : 0);
+      }
+      EXPECT_EQ(masters, numel * state.master_bytes);
+      const StateBytes all = state_bytes(state.state_dtype, numel);
+      EXPECT_EQ(in_memory.data, all.data);
+      EXPECT_EQ(in_memory.scales, all.scales);
+    }
+  }
+}
+
+TEST(RecordLayout, PiecesDoNotOverlapAndBeginOnCacheLines) {
+  for (const TieredState& state : all_states()) {
+    const RecordLayout layout(3000064, state);
+    for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
+      const RecordLayout::Record record = layout.record(i);
+      std::int64_t end = 0;
+      for (const RecordLayout::Piece piece : {record.masters, record.states[0].numbers, record.states[0].scales,
+                                              record.states[1].numbers, record.states[1].scales}) {
+        if (piece.bytes == 0) continue;
+        EXPECT_GE(piece.offset, end);
+        EXPECT_EQ(piece.offset % 64, 0);
+        end = piece.offset + piece.bytes;
+      }
+      EXPECT_LE(end, record.bytes);
+      EXPECT_EQ(record.bytes % RecordLayout::kPage, 0);
+    }
+  }
+}
+
+TEST(RecordLayout, RecordsAreAsLargeAsAskedFor) {
+  for (const TieredState& state : all_states()) {
+    if (state.master_bytes + state.states == 0 || state.record_bytes < 65536) continue;
+    const RecordLayout layout(30000128, state);
+    for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
+      EXPECT_LE(layout.record(i).bytes, state.record_bytes);
+    }
+    if (state.masters_below == 1 && state.states_below == 1 && layout.records() > 0) {
+      EXPECT_GT(layout.record(0).bytes, state.record_bytes * 9 / 10);
+    }
+  }
+}
+
+TEST(RecordLayout, NoShareBelowMeansNoRecord) {
+  const RecordLayout layout(100096, {2, 2, StateDType::kF32, 0, 0, 4096});
+  EXPECT_EQ(layout.records(), 0);
+  EXPECT_EQ(layout.masters_in_memory(), 100096);
+  EXPECT_EQ(layout.states_in_memory(), 100096);
+}
+
+TEST(RecordLayout, TheShareBelowIsRoundedUpToChunks) {
+  const RecordLayout layout(100 * 256, {0, 2, StateDType::kF32, 0, 0.25, 4096});  // a chunk of one block
+  ASSERT_EQ(layout.chunks(), 100);
+  EXPECT_EQ(layout.records(), 25);
+  EXPECT_EQ(layout.states_in_memory(), 75 * 256);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,15 +1,14 @@
 #include "offload/stripes.h"
 
 #include <numeric>
+#include <vector>
 
 namespace tessera {
-namespace {
 
-template <typename Visit>
-void for_each_place(std::span<const double> weights, std::int64_t records, const Visit& visit) {
+void place_in_stripes(std::span<const double> weights, std::span<StripePlace> places) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<std::int64_t> placed(weights.size());
-  for (std::int64_t record = 0; record < records; ++record) {
+  for (std::size_t record = 0; record < places.size(); ++record) {
     std::size_t best = 0;
     double most_behind = -1e300;
     for (std::size_t file = 0; file < weights.size(); ++file) {
@@ -18,15 +17,8 @@ void for_each_place(std::span<const double> weights, std::int64_t records, const
       most_behind = behind;
       best = file;
     }
-    visit(record, StripePlace{.file = static_cast<std::int32_t>(best), .index = placed[best]++});
+    places[record] = {.file = static_cast<std::int32_t>(best), .index = placed[best]++};
   }
-}
-
-}  // namespace
-
-void place_in_stripes(std::span<const double> weights, std::span<StripePlace> places) {
-  for_each_place(weights, static_cast<std::int64_t>(places.size()),
-                 [&](std::int64_t record, StripePlace place) { places[static_cast<std::size_t>(record)] = place; });
 }
 
 }  // namespace tessera

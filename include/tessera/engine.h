@@ -68,8 +68,8 @@ struct TrafficCounts {
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
   std::int64_t reductions = 0, reduced_bytes = 0;
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
-  double gather_seconds = 0;     ///< in gathers, waiting for other ranks included
-  double reduction_seconds = 0;  ///< in reductions, waiting for other ranks included
+  double gather_seconds = 0;                                 ///< in gathers, waiting for other ranks included
+  double reduction_seconds = 0;                              ///< in reductions, waiting for other ranks included
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;  ///< of what lies on disk ("offload"), the set-up included
   double disk_wait_seconds = 0;                              ///< standing still for the disk
 };

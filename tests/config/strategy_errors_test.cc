@@ -156,7 +156,7 @@ const BadFile kValues[] = {
     {"Bytes", R"({"memory": {"limit": "8gb"}})",
      R"(s.json:1:22: /memory/limit: "8gb" is not a number of bytes: unknown unit "gb"; units are B, KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB; did you mean "GB"?)"},
     {"BytesTooMany", R"({"memory": {"limit": 18446744073709551615}})",
-     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4.00 EiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
+     R"(s.json:1:22: /memory/limit: must be a number of bytes (at most 4096.00 PiB), or a string such as "8GiB" or "500MB", got 18446744073709551615)"},
     {"BytesNegative", R"({"memory": {"limit": "-1GiB"}})",
      R"(s.json:1:22: /memory/limit: "-1GiB" is not a number of bytes: it must begin with a digit, such as "8GiB" or "500MB")"},
     {"Schema", R"({"$schema": 7, "memory": {"$schema": ""}})",

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "benchmarks/native/collectives_bench.h"
 #include "benchmarks/native/device_optimizer_bench.h"
 #include "benchmarks/native/number_text.h"
+#include "benchmarks/native/offload_bench.h"
 #include "benchmarks/native/optimizer_bench.h"
 #include "benchmarks/native/studies/memory_study.h"
 #include "benchmarks/native/studies/overhead_study.h"
@@ -69,6 +71,36 @@ std::string table_of(const std::vector<OptimizerTiming>& timings) {
   return table.to_string();
 }
 
+std::string gigabytes_per_s(double rate) { return number_text(rate * 1e-9, "%.2f"); }
+
+std::string table_of(const OffloadReport& report) {
+  TextTable disks(
+      {{"disk, passes"}, {"GB/s", Align::kRight}, {"p50 ms", Align::kRight}, {"CPU s a GiB", Align::kRight}, {"by"}});
+  for (const DiskSpeed& disk : report.disks) {
+    const auto add = [&](const char* name, const DiskPasses& passes, double rate, int ways) {
+      const double gib = static_cast<double>(ways * disk.bytes) / static_cast<double>(1 << 30);
+      disks.add_row({name, gigabytes_per_s(rate), number_text(passes.time.median_s() * 1e3, "%.1f"),
+                     number_text(passes.cpu.median_s() / gib, "%.3f"), disk.engine});
+    };
+    add("write", disk.write, disk.write_bytes_per_s(), 1);
+    add("read", disk.read, disk.read_bytes_per_s(), 1);
+    add("read and write back", disk.mixed, disk.mixed_bytes_per_s(), 2);
+  }
+  TextTable steps({{"step, states on disk"},
+                   {"p50 ms", Align::kRight},
+                   {"in memory", Align::kRight},
+                   {"disk alone", Align::kRight},
+                   {"moved", Align::kRight},
+                   {"of limit", Align::kRight}});
+  for (const OffloadedStepTiming& step : report.steps) {
+    steps.add_row({step.name, number_text(step.step.median_s() * 1e3, "%.1f"),
+                   number_text(step.in_memory.median_s() * 1e3, "%.1f"),
+                   number_text(step.transfer.median_s() * 1e3, "%.1f"), format_bytes(step.bytes_moved),
+                   number_text(step.of_limit(), "%.2f")});
+  }
+  return disks.to_string() + "\n" + steps.to_string();
+}
+
 CollectivesBenchOptions options_of(const BenchCommand& command) {
   CollectivesBenchOptions options;
   const std::size_t most = command.quick ? std::size_t{1} << 20 : std::size_t{128} << 20;
@@ -122,6 +154,23 @@ int run_bench_optimizer(const BenchCommand& command) {
     write_json(to_json(timings), command);
     std::printf("%s; the mixed steps take the gradient's norm first\n%s", command.gpu ? "GPU" : "one thread",
                 table_of(timings).c_str());
+  });
+}
+
+int run_bench_offload(const BenchCommand& command) {
+  return run([&] {
+    check_outputs(command);
+    OffloadBenchOptions options{.directory = command.directory, .bytes = command.disk_bytes};
+    if (command.quick) {
+      options.bytes = std::min<std::int64_t>(options.bytes, 64 << 20);
+      options.numel = std::size_t{2} << 20;
+      options.record_bytes = 1 << 20;
+      options.rounds = 2;
+    }
+    const OffloadReport report = value_or_throw(bench_offload(options));
+    write_json(to_json(report), command);
+    std::printf("%s, %s; one thread\n%s", command.directory.c_str(), report.disks.front().file_mode.c_str(),
+                table_of(report).c_str());
   });
 }
 

@@ -57,6 +57,7 @@ struct PlanCommand {
   int world_size = 1;
   int hosts = 1;
   bool json = false;
+  bool measure_disks = false;  ///< of offload.paths, here and now, to say what a step's traffic costs
 };
 /// Prints what every rank of a world of any size would allocate and send, without running anything.
 int run_plan(const PlanCommand& command);
@@ -69,7 +70,9 @@ struct BenchCommand {
   std::string transport;   ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
-  bool gpu = false;  ///< the optimizer's step on the GPU
+  bool gpu = false;                                 ///< the optimizer's step on the GPU
+  std::string directory;                            ///< for scratch files (offload)
+  std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
 };
 /// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
 int run_bench_collectives(const BenchCommand& command);
@@ -83,9 +86,12 @@ int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
+/// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.
+int run_bench_offload(const BenchCommand& command);
 
-/// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Returns 0 unless something
-/// that Tessera cannot do without is missing (69).
-int run_doctor();
+/// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of
+/// `disks`, directories, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without is
+/// missing (69).
+int run_doctor(const std::vector<std::string>& disks);
 
 }  // namespace tessera::app

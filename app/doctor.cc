@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/doctor_probes.h"
@@ -26,8 +27,8 @@ const char* word_for(Health health) {
 
 }  // namespace
 
-int run_doctor() {
-  const Finding findings[] = {
+int run_doctor(const std::vector<std::string>& disks) {
+  std::vector<Finding> findings = {
       {"Tessera", Health::kOk, TESSERA_VERSION, ""},
       {"LibTorch", Health::kOk, TORCH_VERSION, ""},
       probe_cores(),
@@ -42,6 +43,7 @@ int run_doctor() {
       probe_cuda_toolkit(),
       probe_cuda_driver(),
   };
+  for (const std::string& directory : disks) findings.push_back(probe_disk(directory));
   TextTable table({{"what"}, {""}, {"found"}});
   std::string fixes;
   for (const Finding& finding : findings) {
@@ -50,7 +52,7 @@ int run_doctor() {
   }
   std::fputs(table.to_string().c_str(), stdout);
   if (!fixes.empty()) std::printf("\nhow to mend it\n%s", fixes.c_str());
-  const bool missing = std::any_of(std::begin(findings), std::end(findings),
+  const bool missing = std::any_of(findings.begin(), findings.end(),
                                    [](const Finding& finding) { return finding.health == Health::kMissing; });
   return static_cast<int>(missing ? ExitCode::kUnavailable : ExitCode::kOk);
 }

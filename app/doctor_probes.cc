@@ -19,6 +19,8 @@
 #include <sstream>
 #include <thread>
 
+#include "benchmarks/native/disk_speed.h"
+#include "benchmarks/native/number_text.h"
 #include "optim/instruction_set.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
@@ -189,8 +191,8 @@ Finding probe_io_uring() {
     return {"io_uring", Health::kOk, "a ring can be made", ""};
   }
   return {"io_uring", Health::kWarn, error_text(),
-          "offload to disks will need it; sysctl kernel.io_uring_disabled=0, and a container profile that "
-          "allows it"};
+          "offload moves its records on threads instead; sysctl kernel.io_uring_disabled=0, and a container profile "
+          "that allows it"};
 }
 
 Finding probe_cuda_toolkit() {
@@ -218,6 +220,20 @@ Finding probe_cuda_driver() {
   dlclose(driver);
   if (works && devices > 0) return {"CUDA driver", Health::kOk, std::to_string(devices) + " devices", ""};
   return {"CUDA driver", Health::kWarn, "loaded, but no device answers", "nvidia-smi says why"};
+}
+
+Finding probe_disk(const std::string& directory) {
+  const std::string name = "disk of " + directory;
+  const absl::StatusOr<DiskSpeed> speed = measure_disk({.directory = directory});
+  if (!speed.ok()) return {name, Health::kWarn, message_of(speed.status()), "name another directory in offload.paths"};
+  const auto rate = [](double bytes_per_s) { return number_text(bytes_per_s * 1e-9, "%.2f GB/s"); };
+  const std::string found = "write " + rate(speed->write_bytes_per_s()) + ", read " + rate(speed->read_bytes_per_s()) +
+                            ", read and write back " + rate(speed->mixed_bytes_per_s()) + "; " + speed->file_mode +
+                            ", " + speed->engine;
+  if (speed->file_mode == "O_DIRECT") return {name, Health::kOk, found, ""};
+  return {name, Health::kWarn, found,
+          "offload goes through the page cache here, which needs memory of its own; take a file system with O_DIRECT, "
+          "such as ext4 or xfs on a local disk"};
 }
 
 }  // namespace tessera::app

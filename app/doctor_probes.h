@@ -19,7 +19,7 @@ struct Finding {
   std::string fix;
 };
 
-/// Each looks at the machine as it is now; none changes anything.
+/// Each looks at the machine as it is now; none changes anything, and all but probe_disk take no time.
 Finding probe_cores();
 Finding probe_instruction_set();
 Finding probe_transparent_huge_pages();
@@ -31,5 +31,7 @@ Finding probe_loopback();
 Finding probe_io_uring();
 Finding probe_cuda_toolkit();
 Finding probe_cuda_driver();
+/// Writes and reads a private scratch file of 1 GiB in `directory`, as offload does.
+Finding probe_disk(const std::string& directory);
 
 }  // namespace tessera::app

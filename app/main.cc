@@ -112,6 +112,8 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
   command->add_option("--hosts", plan.hosts, "hosts that the ranks are spread over")
       ->transform(integer_from(1, kMostRanks))
       ->capture_default_str();
+  command->add_flag("--measure-disks", plan.measure_disks,
+                    "how long a step's traffic takes on the disks of offload.paths, measured here and now");
   command->add_flag("--json", plan.json, "for programs");
 }
 
@@ -140,6 +142,12 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
   optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
+  CLI::App* offload = command->add_subcommand("offload", "passes over a disk, and optimizer steps with states on it");
+  offload->add_option("--dir", bench.directory, "directory for private scratch files")->required()->check(not_empty());
+  offload->add_option("--size", bench.disk_bytes, "bytes of a pass over the disk")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 44))
+      ->capture_default_str();
   CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB: ResNet-18, GPT");
   CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy");
   CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");
@@ -154,7 +162,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
       ->check(not_empty());
-  for (CLI::App* each : {collectives, optimizer, buckets, step, memory, overhead}) {
+  for (CLI::App* each : {collectives, optimizer, offload, buckets, step, memory, overhead}) {
     each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
     each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
@@ -207,7 +215,11 @@ int run(int argc, char** argv) {
   add_plan(app, plan);
   add_bench(app, bench);
   add_launch(app, launching);
-  app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks");
+  std::vector<std::string> disks;
+  app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks")
+      ->add_option("--disk", disks, "directories of disks to measure, with a scratch file of 1 GiB on each")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
   app.add_subcommand("schema", "print the JSON schema of the strategy file");
 
   train.command_line.assign(argv, argv + argc);
@@ -227,14 +239,14 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
     const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
-        {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer},
-        {"buckets", run_bench_buckets},         {"step", run_bench_step},
-        {"memory", run_bench_memory},           {"overhead", run_bench_overhead}};
+        {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"offload", run_bench_offload},
+        {"buckets", run_bench_buckets},         {"step", run_bench_step},           {"memory", run_bench_memory},
+        {"overhead", run_bench_overhead}};
     for (const auto& [name, run_section] : sections) {
       if (command->got_subcommand(name)) return run_section(bench);
     }
   }
-  if (app.got_subcommand("doctor")) return run_doctor();
+  if (app.got_subcommand("doctor")) return run_doctor(disks);
   std::fputs(strategy_schema().c_str(), stdout);
   return 0;
 }

@@ -1,10 +1,13 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <variant>
 
 #include "app/commands.h"
 #include "app/step_traffic.h"
+#include "benchmarks/native/disk_speed.h"
+#include "benchmarks/native/number_text.h"
 #include "engine/detailed_plan.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
@@ -91,6 +94,32 @@ std::string traffic_table(const MemoryPlan& plan) {
          " a step, and receives as much; ranks that share memory read instead\n";
 }
 
+/// What the traffic of a step takes on the disks of a host, which its ranks share.
+struct DiskTime {
+  double bytes_per_s = 0;  ///< of all paths together, read and written back
+  double seconds = 0;      ///< of a step, if nothing else is done meanwhile
+};
+
+absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
+  DiskTime time;
+  for (const std::string& directory : strategy.offload.paths) {
+    TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
+                             measure_disk({.directory = directory,
+                                           .record_bytes = static_cast<std::size_t>(plan.record_bytes()),
+                                           .in_flight = 2 * static_cast<int>(strategy.offload.queue_depth)}));
+    time.bytes_per_s += speed.mixed_bytes_per_s();
+  }
+  const auto of_a_rank = static_cast<double>(plan.disk().read_in_two_steps + plan.disk().written_in_two_steps) / 2;
+  time.seconds = of_a_rank * topology.local_world_size / time.bytes_per_s;
+  return time;
+}
+
+std::string to_text(const DiskTime& time) {
+  return "disks: " + number_text(time.bytes_per_s * 1e-9, "%.2f") +
+         " GB/s read and written back, measured now; a step's traffic of all ranks of a host takes " +
+         number_text(time.seconds, "%.3f") + " s, beside backward and forward as far as they last\n";
+}
+
 nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
   const MeshPosition& mesh = plan.input().mesh;
   nlohmann::ordered_json json = {{"parameters", parameters},
@@ -99,6 +128,10 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
                                  {"total_bytes", plan.use().total()}};
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
+  json["disk"] = {{"bytes", plan.disk().bytes},
+                  {"records", plan.records()},
+                  {"read_in_two_steps", plan.disk().read_in_two_steps},
+                  {"written_in_two_steps", plan.disk().written_in_two_steps}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
     json["units"].push_back({{"name", unit.name},
@@ -153,10 +186,15 @@ int run_plan(const PlanCommand& command) {
     const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
     const MemoryPlan plan = plan_of(config, strategy, topology);
     const std::int64_t parameters = models::parameter_count(config);
+    std::optional<DiskTime> disks;
+    if (command.measure_disks && plan.records() > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
     if (command.json) {
-      std::cout << to_json(plan, parameters).dump(2) << "\n";
+      nlohmann::ordered_json json = to_json(plan, parameters);
+      if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
+      std::cout << json.dump(2) << "\n";
     } else {
       std::cout << to_text(plan, strategy, parameters);
+      if (disks) std::cout << to_text(*disks);
     }
     throw_if_error(check_limit(plan, strategy, topology));
   });

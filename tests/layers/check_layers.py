@@ -55,7 +55,7 @@ ALLOWED = {
     "engine/step": [*ENGINE_GROUND, "engine/device", "engine/memory"],
     "engine": [*ENGINE_GROUND, "engine/init", "engine/device", "engine/memory", "engine/step"],
     "models": GROUND,
-    "benchmarks/native": [*GROUND, *SHARED, "optim"],
+    "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
     "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",

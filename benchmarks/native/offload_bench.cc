@@ -1,0 +1,218 @@
+#include "benchmarks/native/offload_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "offload/aligned_memory.h"
+#include "offload/file_tier.h"
+#include "optim/optimizer.h"
+#include "runtime/base/status.h"
+#include "sharding/layout/record_layout.h"
+
+namespace tessera {
+namespace {
+
+TieredState state_of(const OptimizerCase& what, std::size_t record_bytes) {
+  return {.master_bytes = what.mixed() ? 2 : 0,
+          .states = 2,
+          .state_dtype = what.state,
+          .masters_below = 1,
+          .states_below = 1,
+          .record_bytes = static_cast<std::int64_t>(record_bytes)};
+}
+
+/// Parameters and gradients in memory, states in records; steps go forward and backward by turns, as the Engine's do.
+class OffloadedStep {
+ public:
+  static absl::StatusOr<std::unique_ptr<OffloadedStep>> make(const OptimizerCase& what,
+                                                             const OffloadBenchOptions& options) {
+    std::unique_ptr<OffloadedStep> step(new OffloadedStep(what, options));
+    TESSERA_RETURN_IF_ERROR(step->take_memory(options));
+    return step;
+  }
+
+  /// Each visits every record once.
+  absl::Status step() {
+    ++steps_;
+    return visit([&](std::int64_t chunk, std::byte* record) { update(chunk, record); }, /*from_disk=*/true);
+  }
+  absl::Status transfer() {
+    return visit([](std::int64_t, std::byte*) {}, /*from_disk=*/true);
+  }
+  absl::Status in_memory() {
+    ++steps_;
+    return visit([&](std::int64_t chunk, std::byte* record) { update(chunk, record); }, /*from_disk=*/false);
+  }
+
+  std::int64_t bytes_moved() const { return tier_->counters().bytes_read + tier_->counters().bytes_written; }
+
+ private:
+  OffloadedStep(const OptimizerCase& what, const OffloadBenchOptions& options)
+      : what_(what),
+        depth_(options.queue_depth),
+        layout_(round_up(options.numel, state_of(what, options.record_bytes)), state_of(what, options.record_bytes)) {
+    OptimizerConfig config;
+    config.state_dtype = what.state;
+    optimizer_ = make_optimizer(config);
+  }
+
+  static std::int64_t round_up(std::size_t numel, const TieredState& state) {
+    const std::int64_t chunk = RecordLayout(1, state).chunk_numel();
+    return (static_cast<std::int64_t>(numel) + chunk - 1) / chunk * chunk;
+  }
+
+  absl::Status take_memory(const OffloadBenchOptions& options) {
+    const auto numel = static_cast<std::size_t>(layout_.numel());
+    const auto record_bytes = static_cast<std::size_t>(layout_.record(0).bytes);
+    TESSERA_ASSIGN_OR_RETURN(gradient_, AlignedMemory::make(numel * 4, "bench offload"));
+    TESSERA_ASSIGN_OR_RETURN(parameters_, AlignedMemory::make(numel * (what_.mixed() ? 2 : 4), "bench offload"));
+    TESSERA_ASSIGN_OR_RETURN(
+        states_, AlignedMemory::make(record_bytes * static_cast<std::size_t>(layout_.chunks()), "bench offload"));
+    float value = 1e-3f;
+    for (float& g : std::span(reinterpret_cast<float*>(gradient_.data()), numel)) g = (value = -value);
+    FileTierOptions tier;
+    tier.records = layout_.chunks();
+    tier.record_bytes = record_bytes;
+    tier.who = "bench offload";
+    tier.paths = {{options.directory}};
+    tier.read_ahead = tier.write_behind = depth_;
+    TESSERA_ASSIGN_OR_RETURN(tier_, FileTier::create(tier));
+    return absl::OkStatus();
+  }
+
+  template <class Body>
+  absl::Status visit(const Body& body, bool from_disk) {
+    const std::int64_t count = layout_.chunks();
+    const auto chunk_at = [&](std::int64_t i) { return forward_ ? i : count - 1 - i; };
+    if (!from_disk) {
+      for (std::int64_t i = 0; i < count; ++i) body(i, states_.data() + i * layout_.record(0).bytes);
+      return absl::OkStatus();
+    }
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(depth_, count); ++i) tier_->fetch(chunk_at(i));
+    for (std::int64_t i = 0; i < count; ++i) {
+      TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, tier_->get(chunk_at(i)));
+      if (i + depth_ < count) tier_->fetch(chunk_at(i + depth_));
+      body(chunk_at(i), record.data());
+      TESSERA_RETURN_IF_ERROR(tier_->put(chunk_at(i)));
+    }
+    forward_ = !forward_;
+    return tier_->flush();
+  }
+
+  void update(std::int64_t chunk, std::byte* bytes) {
+    const Extent run = layout_.chunk(chunk);
+    const RecordLayout::Record record = layout_.record(chunk);
+    const auto numel = static_cast<std::size_t>(run.numel);
+    OptimizerSlice slice;
+    slice.gradient = {reinterpret_cast<const float*>(gradient_.data()) + run.offset, numel};
+    if (what_.mixed()) {
+      slice.master_kind = MasterKind::kSplitBF16;
+      slice.parameter_dtype = DType::kBF16;
+      slice.parameter = parameters_.data() + run.offset * 2;
+      slice.low = {reinterpret_cast<std::int16_t*>(bytes + record.masters.offset), numel};
+    } else {
+      slice.master = {reinterpret_cast<float*>(parameters_.data()) + run.offset, numel};
+    }
+    StateSlice* const states[] = {&slice.state0, &slice.state1};
+    for (std::size_t i = 0; i < 2; ++i) {
+      const RecordLayout::Record::State& piece = record.states[i];
+      states[i]->data = {bytes + piece.numbers.offset, static_cast<std::size_t>(piece.numbers.bytes)};
+      states[i]->scales = {reinterpret_cast<float*>(bytes + piece.scales.offset),
+                           static_cast<std::size_t>(piece.scales.bytes / 4)};
+    }
+    slice.first_element = static_cast<std::uint64_t>(run.offset);
+    optimizer_->step({.gradient_scale = 1.0f, .lr = 1e-3f, .step = steps_}, slice);
+  }
+
+  const OptimizerCase what_;
+  const int depth_;
+  const RecordLayout layout_;
+  std::unique_ptr<Optimizer> optimizer_;
+  AlignedMemory gradient_, parameters_;
+  AlignedMemory states_;  ///< for the step in memory
+  std::unique_ptr<FileTier> tier_;
+  bool forward_ = true;
+  std::int64_t steps_ = 0;
+};
+
+template <class Body>
+absl::Status time(Samples& samples, bool counts, const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_RETURN_IF_ERROR(body());
+  const auto time = std::chrono::steady_clock::now() - start;
+  if (counts) samples.ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const OffloadBenchOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedStep> subject, OffloadedStep::make(what, options));
+  OffloadedStepTiming timing{.name = what.name, .numel = options.numel};
+  for (int round = -2; round < options.rounds; ++round) {  // the first two write what later ones read
+    const bool counts = round >= 0;
+    const std::int64_t before = subject->bytes_moved();
+    TESSERA_RETURN_IF_ERROR(time(timing.step, counts, [&] { return subject->step(); }));
+    timing.bytes_moved = subject->bytes_moved() - before;
+    TESSERA_RETURN_IF_ERROR(time(timing.transfer, counts, [&] { return subject->transfer(); }));
+    TESSERA_RETURN_IF_ERROR(time(timing.in_memory, counts, [&] { return subject->in_memory(); }));
+  }
+  return timing;
+}
+
+std::vector<double> seconds(const Samples& samples) {
+  std::vector<double> all;
+  for (const std::int64_t ns : samples.ns) all.push_back(static_cast<double>(ns) * 1e-9);
+  return all;
+}
+
+nlohmann::json to_json(const DiskPasses& passes) {
+  return {{"samples_s", seconds(passes.time)}, {"median_s", passes.time.median_s()}, {"cpu_s", passes.cpu.median_s()}};
+}
+
+}  // namespace
+
+double OffloadedStepTiming::of_limit() const {
+  return std::max(in_memory.median_s(), transfer.median_s()) / step.median_s();
+}
+
+absl::StatusOr<OffloadReport> bench_offload(const OffloadBenchOptions& options) {
+  OffloadReport report;
+  for (const IoEngine engine : {IoEngine::kBest, IoEngine::kThreads}) {
+    TESSERA_ASSIGN_OR_RETURN(DiskSpeed speed, measure_disk({.directory = options.directory,
+                                                            .bytes = options.bytes,
+                                                            .record_bytes = options.record_bytes,
+                                                            .in_flight = 2 * options.queue_depth,
+                                                            .rounds = std::min(options.rounds, 3),
+                                                            .engine = engine}));
+    report.disks.push_back(std::move(speed));
+  }
+  for (const OptimizerCase& what : kOptimizerCases) {
+    TESSERA_ASSIGN_OR_RETURN(OffloadedStepTiming timing, bench_step(what, options));
+    report.steps.push_back(std::move(timing));
+  }
+  return report;
+}
+
+nlohmann::json to_json(const OffloadReport& report) {
+  nlohmann::json disks = nlohmann::json::array(), steps = nlohmann::json::array();
+  for (const DiskSpeed& disk : report.disks) {
+    disks.push_back({{"bytes", disk.bytes},
+                     {"file", disk.file_mode},
+                     {"engine", disk.engine},
+                     {"write", to_json(disk.write)},
+                     {"read", to_json(disk.read)},
+                     {"mixed", to_json(disk.mixed)}});
+  }
+  for (const OffloadedStepTiming& step : report.steps) {
+    steps.push_back({{"name", step.name},
+                     {"numel", step.numel},
+                     {"bytes_moved", step.bytes_moved},
+                     {"step_s", seconds(step.step)},
+                     {"in_memory_s", seconds(step.in_memory)},
+                     {"transfer_s", seconds(step.transfer)},
+                     {"of_limit", step.of_limit()}});
+  }
+  return {{"disks", disks}, {"steps", steps}};
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "benchmarks/native/disk_speed.h"
+#include "benchmarks/native/optimizer_bench.h"
+
+namespace tessera {
+
+/// An AdamW step whose masters (what parameters lack of them) and moments lie on disk, beside the same step with all in
+/// memory, and beside the same records moved without a step.
+struct OffloadedStepTiming {
+  std::string name;  ///< OptimizerCase::name
+  std::size_t numel = 0;
+  std::int64_t bytes_moved = 0;  ///< of the median step: read and written
+  Samples step;                  ///< with states on disk
+  Samples in_memory;             ///< the update alone
+  Samples transfer;              ///< the records alone, read and written back
+  /// What no overlap can beat: the longer of the two parts, over the step.
+  double of_limit() const;
+};
+
+struct OffloadReport {
+  std::vector<DiskSpeed> disks;  ///< by io_uring, and by threads
+  std::vector<OffloadedStepTiming> steps;
+};
+
+struct OffloadBenchOptions {
+  std::string directory;
+  std::int64_t bytes = std::int64_t{8} << 30;  ///< that a pass over the disk moves one way
+  std::size_t numel = std::size_t{64} << 20;   ///< of a step; rounded up to whole records
+  std::size_t record_bytes = 4 << 20;
+  int queue_depth = 4;
+  int rounds = 5;
+};
+
+/// Errors: those of measure_disk.
+absl::StatusOr<OffloadReport> bench_offload(const OffloadBenchOptions& options);
+
+nlohmann::json to_json(const OffloadReport& report);
+
+}  // namespace tessera

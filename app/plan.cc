@@ -117,7 +117,7 @@ absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& s
 std::string to_text(const DiskTime& time) {
   return "disks: " + number_text(time.bytes_per_s * 1e-9, "%.2f") +
          " GB/s read and written back, measured now; a step's traffic of all ranks of a host takes " +
-         number_text(time.seconds, "%.3f") + " s, beside backward and forward as far as they last\n";
+         number_text(time.seconds, "%.3f") + " s\n";
 }
 
 nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {

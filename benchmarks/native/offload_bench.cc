@@ -147,7 +147,9 @@ absl::Status time(Samples& samples, bool counts, const Body& body) {
 
 absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const OffloadBenchOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedStep> subject, OffloadedStep::make(what, options));
-  OffloadedStepTiming timing{.name = what.name, .numel = options.numel};
+  OffloadedStepTiming timing;
+  timing.name = what.name;
+  timing.numel = options.numel;
   for (int round = -2; round < options.rounds; ++round) {  // the first two write what later ones read
     const bool counts = round >= 0;
     const std::int64_t before = subject->bytes_moved();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -105,6 +106,7 @@ absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& s
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
                              measure_disk({.directory = directory,
+                                           .bytes = std::min(std::int64_t{1} << 30, 256 * plan.record_bytes()),
                                            .record_bytes = static_cast<std::size_t>(plan.record_bytes()),
                                            .in_flight = 2 * static_cast<int>(strategy.offload.queue_depth)}));
     time.bytes_per_s += speed.mixed_bytes_per_s();

@@ -10,6 +10,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "sharding/layout/tier_choice.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
 #include "tessera/deferred_init.h"
@@ -206,7 +207,8 @@ MemoryUse TrainingMemory::allocated() const {
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
   const OffloadConfig& offload = strategy.offload;
-  if (scene.is_queued && (offload.masters.tier == Tier::kNvme || offload.moments.tier == Tier::kNvme)) {
+  const bool offloads = offload.masters.tier != Tier::kMemory || offload.moments.tier != Tier::kMemory;
+  if (scene.is_queued && offloads) {
     throw Error(
         ExitCode::kConfig,
         "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
@@ -227,7 +229,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
-  return MemoryPlan(std::move(input));
+  return MemoryPlan(with_tiers_chosen(std::move(input), strategy.memory.limit_bytes));
 }
 
 void store_parameters(Unit& unit, Collectives& control) {

@@ -91,11 +91,13 @@ struct MemoryConfig {
 enum class Tier {
   kMemory,  ///< "memory": that of the device which trains
   kNvme,    ///< "nvme": files on a local disk
+  kAuto,    ///< "auto": on disk as far as memory.limit makes it necessary; the plan says how far
 };
 
 struct OffloadedState {
   Tier tier = Tier::kMemory;
   double fraction = 1.0;  ///< share of the elements that lie on the tier, 0 to 1; the others stay in memory
+  friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
 /// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.

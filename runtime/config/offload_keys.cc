@@ -7,10 +7,11 @@ namespace tessera {
 namespace {
 
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
+bool may_use_nvme(const OffloadedState& state) { return state.tier != Tier::kMemory; }
 
 Condition with_nvme() {
-  return {"an offload tier nvme", {"/offload/masters/tier", "/offload/moments/tier"}, [](const Strategy& s) {
-            return uses_nvme(s.offload.masters) || uses_nvme(s.offload.moments);
+  return {"an offload tier nvme or auto", {"/offload/masters/tier", "/offload/moments/tier"}, [](const Strategy& s) {
+            return may_use_nvme(s.offload.masters) || may_use_nvme(s.offload.moments);
           }};
 }
 

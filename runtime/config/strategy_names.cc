@@ -89,7 +89,8 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
 const std::vector<Named<Tier>>& tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"}};
+      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
+      {Tier::kAuto, "auto", "as much of it on nvme as memory.limit makes necessary: moments before masters"}};
   return list;
 }
 

@@ -143,14 +143,24 @@ StrategyRule schedule_length_rule() {
           }};
 }
 
+bool has_tier(const Strategy& s, Tier tier) { return s.offload.masters.tier == tier || s.offload.moments.tier == tier; }
+
 StrategyRule offload_paths_rule() {
   return {{"/offload/paths", "/offload/masters/tier", "/offload/moments/tier"},
-          "offload.paths names at least one directory where a tier is nvme.",
+          "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
-            const OffloadConfig& offload = s.offload;
-            const bool uses = offload.masters.tier == Tier::kNvme || offload.moments.tier == Tier::kNvme;
-            if (!uses || !offload.paths.empty()) return "";
-            return "the tier nvme needs \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
+            const bool uses = has_tier(s, Tier::kNvme) || has_tier(s, Tier::kAuto);
+            if (!uses || !s.offload.paths.empty()) return "";
+            return "the tiers nvme and auto need \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
+          }};
+}
+
+StrategyRule offload_limit_rule() {
+  return {{"/memory/limit", "/offload/masters/tier", "/offload/moments/tier"},
+          "An offload tier auto needs memory.limit.",
+          [](const Strategy& s) -> std::string {
+            if (!has_tier(s, Tier::kAuto) || s.memory.limit_bytes > 0) return "";
+            return "the tier auto needs a \"limit\" of memory to fit into, such as \"8GiB\"";
           }};
 }
 
@@ -171,7 +181,8 @@ const std::vector<StrategyRule>& strategy_rules() {
       total_steps_rule(),
       decay_steps_rule(),
       schedule_length_rule(),
-      offload_paths_rule()};
+      offload_paths_rule(),
+      offload_limit_rule()};
   return rules;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sharding/layout/tier_choice.h"
+
 namespace tessera {
 namespace {
 
@@ -143,6 +145,42 @@ TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
   EXPECT_EQ(plan.record_slots(), plan.records());
   EXPECT_EQ(plan.disk().read_in_two_steps, 0);
+}
+
+TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  for (UnitShape& unit : input.units) {
+    for (GroupShape& group : unit.groups) group.dtype = DType::kBF16;
+  }
+  input.offload.record_bytes = 16 << 10;
+  input.offload.queue_depth = 2;
+  const auto total = [&](OffloadedState masters, OffloadedState moments) {
+    PlanInput chosen = input;
+    chosen.offload.masters = masters, chosen.offload.moments = moments;
+    return MemoryPlan(chosen).use().total();
+  };
+  const OffloadedState memory, disk{Tier::kNvme, 1.0};
+  const std::int64_t most = total(memory, memory), least = total(disk, disk);
+  PlanInput automatic = input;
+  automatic.offload.masters.tier = automatic.offload.moments.tier = Tier::kAuto;
+  for (std::int64_t limit = least; limit <= most; limit += (most - least) / 16) {
+    const OffloadConfig chosen = with_tiers_chosen(automatic, limit).offload;
+    EXPECT_LE(total(chosen.masters, chosen.moments), limit);
+    EXPECT_TRUE(chosen.masters.tier == Tier::kMemory || chosen.moments == disk) << "moments go first";
+    // A step less on disk would not fit.
+    OffloadedState masters = chosen.masters, moments = chosen.moments;
+    OffloadedState& last = masters.tier == Tier::kNvme ? masters : moments;
+    if (last.tier == Tier::kMemory) continue;
+    last.fraction -= 1.0 / 256;
+    if (last.fraction == 0) last = memory;
+    EXPECT_GT(total(masters, moments), limit);
+  }
+  const OffloadConfig all = with_tiers_chosen(automatic, most).offload;
+  EXPECT_EQ(all.masters, memory);
+  EXPECT_EQ(all.moments, memory);
+  const OffloadConfig none = with_tiers_chosen(automatic, least - 1).offload;
+  EXPECT_EQ(none.masters, disk);
+  EXPECT_EQ(none.moments, disk);
 }
 
 }  // namespace

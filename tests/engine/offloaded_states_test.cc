@@ -110,6 +110,22 @@ TEST(Offload, AccumulationAndOverflowsChangeNothing) {
   }
 }
 
+TEST(Offload, AutoFitsTheLimitAndKeepsTheBits) {
+  const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+  const TrainOptions options{.model = kWide, .steps = 5};
+  const Trained wanted = train_on_threads({.ranks = 2}, strategy_of(kept, ShardingStrategy::kFullShard), options);
+  const std::int64_t all = wanted.steps[0].planned.total();
+  for (const double share : {1.0, 0.9, 0.7}) {
+    Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard, &kBelow[0]);
+    strategy.offload.masters.tier = strategy.offload.moments.tier = Tier::kAuto;
+    strategy.memory.limit_bytes = static_cast<std::int64_t>(share * static_cast<double>(all));
+    const Trained trained = train_on_threads({.ranks = 2}, strategy, options);
+    expect_same_bits(trained, wanted, std::to_string(share));
+    EXPECT_LE(trained.steps[0].planned.total(), strategy.memory.limit_bytes);
+    EXPECT_EQ(trained.traffic.disk_bytes_written > 0, share < 1.0) << share;
+  }
+}
+
 TEST(Offload, BytesMovedAreThePlans) {
   for (const Kept& kept : kKept) {
     for (const Below& below : kBelow) {

@@ -119,6 +119,7 @@ ChildEnd write_with_environment(const std::string& rules, const std::string& pat
   return in_child([&] {
     ::setenv("TESSERA_TEST_FAULTS", rules.c_str(), 1);
     ::setenv("TESSERA_TEST_PATH", path.c_str(), 1);
+    ::setenv("TESSERA_LOG_LEVEL", "info", 1);
     ::execl("/proc/self/exe", "offload_test", "--gtest_brief=1", "--gtest_filter=FaultEnvironment.Child", nullptr);
     return 98;
   });

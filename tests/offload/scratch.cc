@@ -21,6 +21,8 @@
 #include <filesystem>
 #include <iterator>
 
+#include "runtime/base/log.h"
+
 namespace tessera {
 
 ScratchFolder::ScratchFolder() {
@@ -49,6 +51,7 @@ ChildEnd in_child(const std::function<int()>& body) {
   if (child == 0) {
     ::dup2(ends[1], 2);
     ::close(ends[0]);
+    set_log_level(LogLevel::kInfo);  // whatever TESSERA_LOG_LEVEL says: what is looked at are warnings, too
     ::_exit(body());
   }
   ::close(ends[1]);

@@ -111,11 +111,10 @@ class TemporaryFile {
 
   absl::Status error(const char* operation, int error, std::int64_t offset, std::int64_t wanted,
                      std::int64_t got) const {
-    std::string name = target_;
-    if (error == ENOSPC || error == EDQUOT) name += fmt::format(" ({} bytes free)", free_bytes_at(folder_));
     return file_error({.who = who_,
                        .operation = operation,
-                       .file = name,
+                       .file = target_,
+                       .folder = folder_,
                        .offset = offset,
                        .wanted = wanted,
                        .got = got,

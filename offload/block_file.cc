@@ -146,14 +146,10 @@ absl::Status BlockFile::write_zeros(const BlockFileOptions& options) {
 
 absl::Status BlockFile::error(const BlockFileOptions& options, const char* operation, int error, std::int64_t offset,
                               std::int64_t wanted, std::int64_t got) const {
-  std::string name = name_;
-  if (error == ENOSPC || error == EDQUOT) {
-    const std::int64_t free = free_bytes_at(directory_);
-    if (free >= 0) name += fmt::format(" ({} bytes free)", free);
-  }
   return file_error({.who = options.who,
                      .operation = operation,
-                     .file = name,
+                     .file = name_,
+                     .folder = directory_,
                      .offset = offset,
                      .wanted = wanted,
                      .got = got,

@@ -47,10 +47,24 @@ std::string hint_for(const FileTrouble& trouble) {
   }
 }
 
+/// Bytes that this user may still write on the file system of `path`; -1 if that cannot be asked.
+std::int64_t free_bytes_at(const std::string& path) {
+  struct statvfs info {};
+  if (::statvfs(path.c_str(), &info) != 0) return -1;
+  return static_cast<std::int64_t>(info.f_bavail) * static_cast<std::int64_t>(info.f_frsize);
+}
+
+/// " (4096 bytes free)" where a full disk is the trouble.
+std::string room_left(const FileTrouble& trouble) {
+  if ((trouble.error != ENOSPC && trouble.error != EDQUOT) || trouble.folder.empty()) return "";
+  const std::int64_t free = free_bytes_at(trouble.folder);
+  return free >= 0 ? fmt::format(" ({} bytes free)", free) : "";
+}
+
 }  // namespace
 
 absl::Status file_error(const FileTrouble& trouble) {
-  std::string text = fmt::format("{}: {} of {}", trouble.who, trouble.operation, trouble.file);
+  std::string text = fmt::format("{}: {} of {}{}", trouble.who, trouble.operation, trouble.file, room_left(trouble));
   if (trouble.offset >= 0) text += fmt::format(" at offset {}", trouble.offset);
   if (trouble.wanted >= 0 && trouble.got >= 0) {
     text += fmt::format(": wanted {} bytes, got {}", trouble.wanted, trouble.got);
@@ -87,12 +101,6 @@ ExitCode exit_code_of_errno(int error) {
 
 std::string errno_text(int error) {
   return fmt::format("{} (errno {})", std::generic_category().message(error), error);
-}
-
-std::int64_t free_bytes_at(const std::string& path) {
-  struct statvfs info {};
-  if (::statvfs(path.c_str(), &info) != 0) return -1;
-  return static_cast<std::int64_t>(info.f_bavail) * static_cast<std::int64_t>(info.f_frsize);
 }
 
 }  // namespace tessera

@@ -15,6 +15,7 @@ struct FileTrouble {
   std::string_view who;        ///< on whose behalf: "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
+  std::string folder = {};   ///< whose file system is asked how much room it has, if the disk is full; empty: none is
   std::int64_t offset = -1;  ///< in bytes from the file's begin
   std::int64_t wanted = -1;  ///< bytes
   std::int64_t got = -1;     ///< bytes
@@ -31,8 +32,5 @@ ExitCode exit_code_of_errno(int error);
 
 /// "No space left on device (errno 28)".
 std::string errno_text(int error);
-
-/// Bytes that this user may still write on the file system of `path`; -1 if that cannot be asked.
-std::int64_t free_bytes_at(const std::string& path);
 
 }  // namespace tessera

@@ -327,12 +327,10 @@ void IoRing::end(std::uint32_t slot, absl::Status status) {
 
 absl::Status IoRing::error_of(const Operation& operation, int error) const {
   const IoRequest& request = operation.request;
-  std::string name = request.file->name();
-  if (error == ENOSPC || error == EDQUOT)
-    name += fmt::format(" ({} bytes free)", free_bytes_at(request.file->directory()));
   return file_error({.who = request.who,
                      .operation = verb(request.kind),
-                     .file = name,
+                     .file = request.file->name(),
+                     .folder = request.file->directory(),
                      .offset = request.offset,
                      .wanted = static_cast<std::int64_t>(request.bytes),
                      .got = static_cast<std::int64_t>(operation.done),

@@ -53,15 +53,16 @@ void put_below(Strategy& s, const Below& below) {
   s.offload.queue_depth = below.queue_depth;
 }
 
+Adjust adjusted_to(const Kept& kept, const Below* below) {
+  return [&kept, below](Strategy& s) {
+    s.mixed_precision.master = kept.master;
+    s.optimizer.state_dtype = kept.state;
+    if (below) put_below(s, *below);
+  };
+}
+
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr) {
-  return strategy_for(
-      placed,
-      [&](Strategy& s) {
-        s.mixed_precision.master = kept.master;
-        s.optimizer.state_dtype = kept.state;
-        if (below) put_below(s, *below);
-      },
-      kept.param);
+  return strategy_for(placed, adjusted_to(kept, below), kept.param);
 }
 
 // Wide enough for several records a group; a frozen block, an unused one and a tied head cut runs inside records.
@@ -151,7 +152,7 @@ TEST(Offload, BytesMovedAreThePlans) {
 TEST(Offload, MastersBelowAreWrittenByGathered) {
   for (const Kept& kept : kKept) {
     std::optional<Values> wanted;
-    for (const bool offloads : {false, true}) {
+    for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0]}) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
@@ -168,12 +169,7 @@ TEST(Offload, MastersBelowAreWrittenByGathered) {
             if (!wanted) wanted = values;
             EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
           },
-          [&](Strategy& s) {
-            s.mixed_precision.master = kept.master;
-            s.optimizer.state_dtype = kept.state;
-            if (offloads) put_below(s, kBelow[0]);
-          },
-          kept.param);
+          adjusted_to(kept, below), kept.param);
     }
   }
 }
@@ -213,7 +209,7 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
 TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
   for (const Kept& kept : kKept) {
     std::optional<Values> wanted;
-    for (const bool offloads : {false, true}) {
+    for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[2]}) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
@@ -228,12 +224,7 @@ TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
             if (!wanted) wanted = values;
             EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
           },
-          [&](Strategy& s) {
-            s.mixed_precision.master = kept.master;
-            s.optimizer.state_dtype = kept.state;
-            if (offloads) put_below(s, kBelow[2]);
-          },
-          kept.param);
+          adjusted_to(kept, below), kept.param);
     }
   }
 }

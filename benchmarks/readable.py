@@ -17,6 +17,11 @@ _NAMES = {
     "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16, fp32 moments",
     "tessera mixed_bf16_moments": "Tessera, bf16, bf16 moments",
     "tessera mixed_8bit_moments": "Tessera, bf16, 8-bit moments",
+    # Disks
+    "fio": "fio", "deepspeed_aio": "DeepSpeed's aio, its defaults",
+    "deepspeed_aio_best": "DeepSpeed's aio, best of a sweep",
+    "tessera threads": "Tessera, threads", "deepspeed_swapper": "DeepSpeed's swapper, fp32",
+    "disk_limit": "the longer of disk and update", "cpu_s_per_gib": "CPU time a GiB",
     # Collectives
     "gloo": "Gloo", "tessera": "Tessera", "limit": "this machine's memory", "barrier": "barrier",
     "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",
@@ -29,6 +34,8 @@ _NAMES = {
     "step": "Step time", "peak_memory": "Peak memory of a rank", "optimizer": "Optimizer step",
     "collective": "Collectives", "crowded_work": "Work a second with more ranks than cores",
     "crowded_step": "Step time with more ranks than cores", "buckets": "Step time with buckets of gradients",
+    "disk": "Passes over a disk", "disk_cpu": "CPU time of passes over a disk",
+    "disk_step": "Optimizer step with its state on disk",
     "buckets_communication": "Communication with buckets of gradients",
 }
 

@@ -14,6 +14,9 @@ results.json, made by benchmarks/run, is one object:
     optimizer    [{contender, numel, rounds_s}]        one thread
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples at most
     crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
+    disk         [{contender, kind: "write" | "read" | "mixed", bytes, settings, rounds_s, rounds_cpu_s}]   whole passes
+    disk_steps   [{contender, numel, bytes, rounds_s, rounds_limit_s?}]   steps with their state on disk
+                 (disk and disk_steps may be absent)
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null
     missing      [{what, why}]                         what the page leaves out
@@ -178,7 +181,7 @@ class Page:
     def text(self):
         sections = [self._ratios(), *map(self._steps, self.data["works"]),
                     *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
-                    self._crowded(), self._buckets(), self._timeline(),
+                    self._crowded(), self._disk(), self._buckets(), self._timeline(),
                     *map(self._bench_table, ("step", "memory", "overhead")), self._missing(), self._run()]
         sections = [section for section in sections if section]
         body = self._summary() + self._contents(sections) + "".join(
@@ -410,6 +413,31 @@ class Page:
         return ("More ranks than cores",
                 f"<p>{title}, on {self.data['machine']['cores']} cores. Tokens a second "
                 "of all ranks together, and the same over that of the fewest ranks.</p>" + _table(table, self.names))
+
+    def _disk(self):
+        table, steps = tables.disk(self.results), tables.disk_steps(self.results)
+        if not table["rows"]:
+            return ""
+        def family(name):
+            return next((family for family in ("tessera", "deepspeed") if name.startswith(family)), "torch")
+        parts = ["<p>Whole passes over one file, past the page cache; “mixed” reads every record and writes one back "
+                 "for it. A swapper's step and Tessera's read and write all state of the optimizer.</p>"]
+        for kind in ("write", "read", "mixed"):
+            rows = [{"label": self.names(name), "family": family(name), "value": rate / 1e9,
+                     "low": rate * median / high / 1e9, "high": rate * median / low / 1e9,
+                     "note": f"{cpu * 1000:.0f} ms of CPU time a GiB"}
+                    for name, of, _, _, _, median, low, high, rate, cpu in table["rows"] if of == kind]
+            if not rows:
+                continue
+            parts.append(f"<h3>{kind}</h3>" + svg.bars(f"Passes over a disk: {kind}", rows, "GB/s"))
+        if steps["rows"]:
+            rows = [{"label": self.names(row[0]), "family": family(row[0]), "value": 1e9 * row[4] / row[1],
+                     "low": 1e9 * row[5] / row[1], "high": 1e9 * row[6] / row[1],
+                     "note": f"{row[7] / 1e6:.3g} Mparam/s"} for row in steps["rows"]]
+            parts.append("<h3>Optimizer step with its state on disk</h3>" + svg.legend(self.families)
+                         + svg.bars("Optimizer step with its state on disk", rows, "nanoseconds a parameter")
+                         + _table(steps, self.names))
+        return "Disk", "".join(parts) + _table(table, self.names)
 
     def _buckets(self):
         studies = tables.bucket_studies(self.results)

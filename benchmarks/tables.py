@@ -21,11 +21,11 @@ class Results:
         self.works = {work["name"]: work for work in data["works"]}
         self.contenders = {contender["name"]: contender for contender in data["contenders"]}
 
-    def samples(self, section, **key):
-        """All samples of the entry with these fields; an empty list if there is none."""
-        for entry in self.data[section]:
+    def samples(self, section, what="rounds_s", **key):
+        """All samples of the entry with these fields; an empty list if there is none, or no such section yet."""
+        for entry in self.data.get(section, []):
             if all(entry.get(name) == value for name, value in key.items()):
-                return [sample for samples in entry["rounds_s"] for sample in samples]
+                return [sample for samples in entry[what] for sample in samples]
         return []
 
     def step_samples(self, work, contender):
@@ -150,6 +150,39 @@ def _crowded_ratios(results):
                         for contender in ("torch_fsdp2", "tessera_full_shard")))]
 
 
+def _disk_ratios(results):
+    def passes(contender, kind, what="rounds_s"):
+        return results.samples("disk", what, contender=contender, kind=kind)
+    sizes = {entry["kind"]: entry["bytes"] for entry in results.data.get("disk", [])}
+    for kind, size in sizes.items():
+        ours = passes("tessera", kind)
+        peers = {name: passes(name, kind) for name in ("fio", "deepspeed_aio_best")}
+        peers = {name: samples for name, samples in peers.items() if samples}
+        if peers:
+            best = min(peers, key=lambda name: stats.median(peers[name]))
+            yield ["disk", kind, size, best, "tessera", targets.DISK, _ratio(peers[best], ours)]
+        defaults = passes("deepspeed_aio", kind)
+        if defaults:
+            slow = "fio" in peers and stats.median(peers["fio"]) < targets.DISK_SLOW * stats.median(defaults)
+            yield ["disk", kind, size, "deepspeed_aio", "tessera", targets.DISK_DEFAULTS if slow else None,
+                   _ratio(defaults, ours)]
+            yield ["disk_cpu", kind, size, "deepspeed_aio", "tessera", targets.DISK_CPU,
+                   _ratio(passes("deepspeed_aio", kind, "rounds_cpu_s"), passes("tessera", kind, "rounds_cpu_s"))]
+    swapper = [entry for entry in results.data.get("disk_steps", []) if entry["contender"] == "deepspeed_swapper"]
+    for entry in results.data.get("disk_steps", []):
+        name = entry["contender"].removeprefix("tessera ")
+        if name == entry["contender"]:
+            continue
+        ours = [sample / entry["numel"] for samples in entry["rounds_s"] for sample in samples]
+        for peer in swapper:
+            theirs = [sample / peer["numel"] for samples in peer["rounds_s"] for sample in samples]
+            yield ["disk_step", None, None, peer["contender"], entry["contender"], dict(targets.DISK_STEPS).get(name),
+                   _ratio(theirs, ours)]
+        limit = [sample / entry["numel"] for samples in entry["rounds_limit_s"] for sample in samples]
+        yield ["disk_step", None, None, "disk_limit", entry["contender"], targets.DISK_STEPS_OF_LIMIT,
+               _ratio(limit, ours)]
+
+
 def _bucket_ratios(results):
     for study in bucket_studies(results):
         for measure, gain in (("buckets", "gain"), ("buckets_communication", "communication_gain")):
@@ -161,7 +194,7 @@ def ratios(results):
     """The peer's median over Tessera's, by measure. `subject` is the work, collective, model or number of ranks;
     `bytes` is the size of a collective, or of the best bucket."""
     rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios, _limit_ratios,
-                               _crowded_ratios, _bucket_ratios)
+                               _crowded_ratios, _disk_ratios, _bucket_ratios)
             for row in source(results)]
     columns = ["measure", "subject", "bytes", "peer", "tessera", "target", "measured_ratio", "reached"]
     return {"title": "Ratios", "columns": columns, "rows": _judged(rows)}
@@ -234,6 +267,33 @@ def crowded(results):
     return {"title": "More ranks than cores", "columns": columns, "rows": rows}
 
 
+def disk(results):
+    columns = ["contender", "pass", "bytes", "settings", "samples", "median_s", "p10_s", "p90_s", "bytes_per_s",
+               "cpu_s_per_gib"]
+    rows = []
+    for entry in results.data.get("disk", []):
+        key = {name: entry[name] for name in ("contender", "kind", "bytes")}
+        of, cpu = (stats.summary(results.samples("disk", what, **key)) for what in ("rounds_s", "rounds_cpu_s"))
+        moved = entry["bytes"] * (2 if entry["kind"] == "mixed" else 1)
+        rows.append([entry["contender"], entry["kind"], entry["bytes"], entry["settings"], of["n"], of["median"],
+                     of["p10"], of["p90"], moved / of["median"], cpu["median"] / (moved / 2**30)])
+    return {"title": "Passes over a disk", "columns": columns, "rows": rows}
+
+
+def disk_steps(results):
+    columns = ["contender", "parameters", "bytes", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s",
+               "share_of_limit"]
+    rows = []
+    for entry in results.data.get("disk_steps", []):
+        key = {name: entry[name] for name in ("contender", "numel")}
+        samples = results.samples("disk_steps", **key)
+        of = stats.summary(samples)
+        limit = results.samples("disk_steps", "rounds_limit_s", **key) if "rounds_limit_s" in entry else []
+        rows.append([entry["contender"], entry["numel"], entry["bytes"], of["n"], of["median"], of["p10"], of["p90"],
+                     entry["numel"] / of["median"], _ratio(limit, samples)])
+    return {"title": "Optimizer step with its state on disk", "columns": columns, "rows": rows}
+
+
 def _collective_row(contender, case, memory_kind, dtype, samples, of_limit):
     of = stats.summary(samples)
     return [contender, case["collective"], memory_kind, dtype, case["bytes"], of["n"], of["median"], of["p10"],
@@ -301,6 +361,7 @@ def all_tables(results):
     """{file stem: table} of those that have rows."""
     tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results),
               "optimizer": optimizer(results), "collectives": collectives(results), "crowded": crowded(results),
+              "disk": disk(results), "disk_steps": disk_steps(results),
               "buckets": buckets(results), "inference": inference(results)}
     tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}
     return {name: table for name, table in tables.items() if table["rows"]}

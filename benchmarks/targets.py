@@ -53,6 +53,18 @@ COLLECTIVES = (
     ("all_gather", None, 10.0),
 )
 
+# Passes over a disk: over the faster of fio and of DeepSpeed's sweep; over DeepSpeed's defaults, where those reach less
+# than DISK_SLOW of fio; and DeepSpeed's CPU time a byte over Tessera's.
+DISK = 0.98
+DISK_DEFAULTS = 1.2
+DISK_SLOW = 0.8
+DISK_CPU = 2.0
+
+# (Tessera's kernel, target over DeepSpeed's swapper), a step a parameter with the state on disk; and the longer of the
+# two parts of such a step, the disk's and the update's, over the step.
+DISK_STEPS = (("fp32", 1.5), ("mixed_bf16_moments", 2.5), ("mixed_8bit_moments", 3.5))
+DISK_STEPS_OF_LIMIT = 0.95
+
 # What the summary of the page shows of every work: (heading, measure of tables.ratios, peer, Tessera's contender).
 SUMMARY = (
     ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),

@@ -20,6 +20,10 @@
                  the sweep: steps with that bucket, of the slowest rank; communication_s: what of each was
                  spent in reductions, of the rank that waited least for others; reductions: single collectives, for the
                  alpha-beta fit; inference: forwards of the trained model over held-out batches.
+    offload      {"disks": [{"bytes", "engine", "write", "read", "mixed"}], "steps": [{"name", "numel", "bytes_moved",
+                 "step_s": [...], "in_memory_s": [...], "transfer_s": [...]}]}, one thread; needs --dir
+                 disks: by io_uring, then by threads; each pass {"samples_s": [...], "cpu_s": [...]}, bytes: one way.
+                 Names of steps are the optimizer's. in_memory_s: the update alone; transfer_s: the records alone.
     step, memory, overhead
                  {"columns": [name, ...], "rows": [[text or number, ...], ...]}, shown as they are.
 
@@ -35,6 +39,8 @@ import tempfile
 SECTIONS = ("collectives", "optimizer", "step", "memory", "overhead", "buckets")
 _CASE_FIELDS = {"collectives": ("operation", "memory", "dtype", "bytes", "samples_ns", "limit_s"),
                 "optimizer": ("name", "numel", "bytes", "samples_s", "limit_s")}
+_PASS_FIELDS = ("bytes", "engine", "write", "read", "mixed")
+_DISK_STEP_FIELDS = ("name", "numel", "bytes_moved", "step_s", "in_memory_s", "transfer_s")
 _MODEL_FIELDS = ("model", "data", "gradient_bytes", "steps_a_round", "per_tensor_collectives",
                  "per_tensor_samples_s", "per_tensor_communication_s", "sweep", "reductions", "inference")
 TIMEOUT_S = 600
@@ -83,6 +89,16 @@ def checked(section, data):
                 _field(section, case, name)
         if section == "collectives":
             data = {"cases": [_in_peers_terms(case) for case in data["cases"]]}
+    elif section == "offload":
+        for disk in _field(section, data, "disks"):
+            for name in _PASS_FIELDS:
+                _field(section, disk, name)
+            for kind in ("write", "read", "mixed"):
+                for name in ("samples_s", "cpu_s"):
+                    _field(section, disk[kind], name)
+        for step in _field(section, data, "steps"):
+            for name in _DISK_STEP_FIELDS:
+                _field(section, step, name)
     elif section == "buckets":
         for model in _field(section, data, "models"):
             for name in _MODEL_FIELDS:

@@ -49,6 +49,8 @@ if(NOT TARGET tessera::torch)
   endif()
 endif()
 
+option(TESSERA_BATCHES "Compile sources that include LibTorch several at a time: fast from nothing, slow after a change" OFF)
+
 # tessera_use_torch_pch(<target>...): compiles targets with one shared precompiled header of LibTorch's expensive ones
 # (torch/nn/module.h alone costs 9 s a file). Sources still include what they use.
 function(tessera_use_torch_pch)
@@ -62,5 +64,8 @@ function(tessera_use_torch_pch)
   endif()
   foreach(target ${ARGN})
     target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)
+    if(TESSERA_BATCHES)
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    endif()
   endforeach()
 endfunction()

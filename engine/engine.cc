@@ -42,6 +42,12 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
   expect(open_writes == 0,
          "backward under Gathered(kWrite): close that guard first, so that all ranks train the same values");
+  expect(!updates_in_backward() || !info.retain_graph,
+         "backward with retain_graph: several losses a microbatch go without optimizer.in_backward, which updates "
+         "parameters with the gradients of the first");
+  expect(!updates_in_backward() || open_guards == 0,
+         "backward under Gathered with optimizer.in_backward: close that guard first, since backward changes what it "
+         "shows");
   expect(loss.defined() && loss.numel() == 1, "backward wants a scalar loss, got ",
          loss.defined() ? c10::str("a tensor of sizes ", loss.sizes()) : "an undefined tensor",
          ". hint: .mean() of the losses of a microbatch");
@@ -53,6 +59,12 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          ", got one on ", loss.device(), ": move the module's inputs there");
   expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0,
          "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
+}
+
+void Engine::State::expect_not_updated(const char* what) const {
+  expect(!updates_in_backward() || microbatch == 0, what,
+         " between backward and step with optimizer.in_backward: backward has updated parameters already. hint: call "
+         "step() first");
 }
 
 void Engine::backward(const at::Tensor& loss, const MicrobatchInfo& info) { tessera::backward(loss, {this}, info); }
@@ -114,6 +126,7 @@ StepResult Engine::step() {
 
 void Engine::zero_grad() {
   State& s = *state_;
+  s.expect_not_updated("zero_grad");
   s.or_abort("zero_grad", [&] {
     s.drop_microbatches();
     s.step->forget_losses();

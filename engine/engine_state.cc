@@ -10,6 +10,7 @@
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
 #include "engine/step/cpu_step.h"
+#include "engine/step/gather_order.h"
 #include "engine/step/queued_step.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -139,14 +140,22 @@ void Engine::State::set_up() {
   load_buffers(*module, *axes.control, device.device);
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
-  reducer.emplace(plan, pointers_to(units), axes, std::move(memory.buckets), std::move(memory.scratch), device,
-                  norm ? &*norm : nullptr);
+  Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}};
+  if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
+  reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer, memory.records.get());
+  }
+  if (updates_in_backward()) {
+    reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
+      step->update(unit, used, ranks_agree);
+      unit.gathered_hash = 0;  // where it is gathered in place, its values have changed
+      if (strategy.check.values) checks->accept(unit);
+    });
   }
   log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
@@ -238,6 +247,7 @@ void Engine::State::detach_parameters() {
   hooks.reset();
   watch.reset();
   residency.reset();
+  for (auto& unit : units) unit->reopen();
   const bool sharded = placement_of(strategy.strategy, false).parameters.shard && plan.input().mesh.shard_size > 1;
   if (!loaded) {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
@@ -252,6 +262,8 @@ void Engine::State::begin_backward() {
   const Span span("checks");
   expect_parameters();
   if (microbatch > 0) hooks->expect_untouched();
+  if (updates_in_backward()) reducer->begin_round(digest_of_gathers(log->entries()));
+  if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());
 }
 
 void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) {
@@ -308,7 +320,11 @@ void Engine::State::begin_next_step() {
   if (residency) residency->release_all();
   log->reset();
   drop_microbatches();
-  if (const std::vector<char>* used = step->known_used()) reducer->expect(*used);
+  // Where units are updated in backward, one whose gradients were taken for complete could not take another, so all are
+  // waited for.
+  const std::vector<char>* const used = updates_in_backward() ? nullptr : step->known_used();
+  if (used) reducer->expect(*used);
+  for (auto& unit : units) unit->reopen();
   // Graphs made before the update must not be run backward on the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();

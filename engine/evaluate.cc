@@ -23,6 +23,7 @@ struct EvaluationRound {
 Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_next,
                                             const std::function<std::optional<double>()>& loss_of_next) {
   State& s = *state_;
+  s.expect_not_updated("evaluate");
   return s.or_abort("evaluate", [&] {
     const at::NoGradGuard no_grad;
     Collectives& control = *s.axes.control;

@@ -66,6 +66,7 @@ class PrivateCopies {
 struct Gathered::State {
   State(Engine::State& engine_given, Mode mode_given, std::vector<Unit*> units_given)
       : engine(engine_given), mode(mode_given), units(std::move(units_given)) {
+    engine.expect_not_updated("Gathered");
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
       for (Unit* unit : units) {

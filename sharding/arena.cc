@@ -5,11 +5,30 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "runtime/base/bytes.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
+namespace {
+
+[[noreturn]] void throw_out_of_memory(const std::string& name, std::int64_t bytes, int error) {
+  throw Error(ExitCode::kOsResource, "cannot allocate " + format_bytes(bytes) + " for " + name + ": " +
+                                         std::strerror(error) + ". hint: see `tessera plan` for what needs how much");
+}
+
+/// `allocate()`, which may find no memory in this process.
+template <class Allocate>
+auto allocated(const std::string& name, std::int64_t bytes, const Allocate& allocate) {
+  try {
+    return allocate();
+  } catch (const std::bad_alloc&) {
+    throw_out_of_memory(name, bytes, ENOMEM);
+  }
+}
+
+}  // namespace
 
 Arena Arena::plain(std::string name, std::int64_t bytes, c10::Device device) {
   Arena arena;
@@ -22,10 +41,7 @@ Arena Arena::plain(std::string name, std::int64_t bytes, c10::Device device) {
 Arena Arena::mapped(Arena arena) {
   const std::int64_t bytes = arena.bytes_;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw Error(ExitCode::kOsResource, "cannot allocate " + format_bytes(bytes) + " for " + arena.name_ + ": " +
-                                           std::strerror(errno) + ". hint: see `tessera plan` for what needs how much");
-  }
+  if (memory == MAP_FAILED) throw_out_of_memory(arena.name_, bytes, errno);
   madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it the pages are just smaller
   arena.memory_ = {static_cast<std::byte*>(memory), [bytes](std::byte* p) { munmap(p, bytes); }};
   return arena;
@@ -40,11 +56,13 @@ Arena Arena::on_device(Arena arena, c10::Device device) {
 }
 
 Arena Arena::shared(std::string name, std::int64_t bytes, Collectives& group) {
-  return bytes == 0 ? plain(std::move(name), 0) : over(std::move(name), bytes, group.allocate(bytes));
+  if (bytes == 0) return plain(std::move(name), 0);
+  return over(name, bytes, allocated(name, bytes, [&] { return group.allocate(bytes); }));
 }
 
 Arena Arena::common(std::string name, std::int64_t bytes, Collectives& group) {
-  return bytes == 0 ? plain(std::move(name), 0) : over(std::move(name), bytes, group.allocate_common(bytes));
+  if (bytes == 0) return plain(std::move(name), 0);
+  return over(name, bytes, allocated(name, bytes, [&] { return group.allocate_common(bytes); }));
 }
 
 Arena Arena::over(std::string name, std::int64_t bytes, absl::StatusOr<std::unique_ptr<CommBuffer>> allocated) {

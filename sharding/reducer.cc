@@ -11,6 +11,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "sharding/memory_view.h"
+#include "sharding/unit_notes.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
@@ -68,47 +69,60 @@ struct Reducer::GroupReduction {
 };
 
 struct Reducer::UnitReduction {
+  Entry* entry = nullptr;
   Bucket bucket;
   float* scratch = nullptr;  ///< planned
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
   std::vector<GroupReduction> groups;  ///< never more than were reserved, so they stay where they are
+  // Where units are updated in backward.
+  std::span<float> notes;  ///< planned
+  std::vector<char> used;  ///< [trainable parameter of the unit]
+  Work notes_work;         ///< over the shard axis
 };
 
 Reducer::~Reducer() = default;
 
-Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
+Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
-    : plan_(plan),
-      axes_(axes),
-      device_(device),
-      visitor_(visitor),
-      buckets_(std::move(buckets)),
-      scratch_(std::move(scratch)) {
+    : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
+    const UnitShape shape = unit->shape();
+    entry.bucket_bytes = plan_.bucket_bytes_of(shape);
+    entry.sum_bytes = plan_.sum_bytes_of(shape);
     if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
-      entry.bucket.memory = buckets_.take(plan_.bucket_bytes_of(unit->shape()));
+      entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
     }
   }
+  const Entry& root = entries_[0];
   if (plan_.bucket_mode() == BucketMode::kShared) {
-    slots_.push_back({buckets_.take(plan_.bucket_bytes_of(units[0]->shape()))});
-    for (std::int64_t i = 0; i < plan_.shared_buckets(); ++i) slots_.push_back({buckets_.take(plan_.bucket_bytes())});
+    buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.shared_buckets(), plan_.bucket_bytes());
   }
-  buckets_.expect_full();
+  memory_.buckets.expect_full();
+  if (updates_in_backward()) {
+    sums_ = UnitSlots(memory_.sums, root.sum_bytes, plan_.shared_sums(), plan_.sum_bytes());
+  }
   std::size_t most_groups = 0;
   for (Unit* unit : units) most_groups = std::max(most_groups, unit->groups.size());
   for (std::int64_t i = 0; i < plan_.units_under_way(); ++i) {
     auto reduction = std::make_unique<UnitReduction>();
-    reduction->scratch = reinterpret_cast<float*>(scratch_.take(plan_.scratch_numel() * 4));
+    reduction->scratch = reinterpret_cast<float*>(memory_.scratch.take(plan_.scratch_numel() * 4));
     reduction->groups.reserve(most_groups);
+    if (updates_in_backward()) {
+      const auto notes = static_cast<std::size_t>(plan_.notes_numel());
+      reduction->notes = {reinterpret_cast<float*>(memory_.sums.take(plan_.notes_numel() * 4)), notes};
+      reduction->used.reserve(notes);
+    }
     reductions_.push_back(std::move(reduction));
   }
-  scratch_.expect_full();
+  memory_.scratch.expect_full();
+  memory_.sums.expect_full();
 }
 
 bool Reducer::accumulates() const {
+  if (updates_in_backward()) return false;
   const BucketMode mode = plan_.bucket_mode();
   return plan_.input().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
          (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
@@ -121,6 +135,7 @@ DType Reducer::bucket_dtype() const {
 void Reducer::take(FlatGroup& group, std::size_t parameter) {
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
+  if (updates_in_backward()) expect_not_updated(entry, group, parameter);
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0;
@@ -135,24 +150,42 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   launch_ready();
 }
 
+void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const {
+  if (!entry.reduced) return;
+  throw Error(ExitCode::kUsage,
+              "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
+                  " got one more gradient in the same backward after the unit's gradients were complete, and "
+                  "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by "
+                  "parts of the graph that are recomputed apart. hint: set optimizer.in_backward to false");
+}
+
 void Reducer::open(Entry& entry) {
   entry.phase = Phase::kFilling;
   if (accumulates()) return;  // arrivals last until reset
   entry.gradients.begin();
-  if (plan_.bucket_mode() == BucketMode::kInPlace) {
-    if (entry.has_sum) open_overflow(entry);  // its own place holds the sum
-    return;
+  if (plan_.bucket_mode() == BucketMode::kShared) {
+    take_place(entry.bucket, buckets_, *entry.unit, entry.bucket_bytes);
+  } else if (updates_in_backward()) {
+    place_sum(entry);
+  } else if (entry.has_sum) {  // its own place holds the sum
+    take_overflow(entry.bucket, *entry.unit, entry.bucket_bytes);
   }
-  const auto begin = entry.unit->index == 0 ? slots_.begin() : slots_.begin() + 1;
-  const auto end = entry.unit->index == 0 ? slots_.begin() + 1 : slots_.end();
-  const auto slot = std::find_if(begin, end, [](const Slot& slot) { return !slot.taken; });
-  if (slot == end) {
-    open_overflow(entry);
-    return;
+}
+
+void Reducer::take_place(Bucket& bucket, UnitSlots& slots, const Unit& unit, std::int64_t bytes) {
+  bucket.slot = slots.take(/*for_root=*/unit.index == 0);
+  if (bucket.slot == UnitSlots::kNone) return take_overflow(bucket, unit, bytes);
+  bucket.memory = slots.memory(bucket.slot);
+}
+
+void Reducer::place_sum(Entry& entry) {
+  take_place(entry.sum, sums_, *entry.unit, entry.sum_bytes);
+  std::byte* place = entry.sum.memory;
+  for (auto& group : entry.unit->groups) {
+    if (!group->trainable) continue;
+    group->gradient = reinterpret_cast<float*>(place);
+    place += group->gradient_part.numel * 4;
   }
-  slot->taken = true;
-  entry.bucket.memory = slot->memory;
-  entry.bucket.slot = static_cast<int>(slot - slots_.begin());
 }
 
 void Reducer::note_overflow(const Arena& arena) {
@@ -160,23 +193,22 @@ void Reducer::note_overflow(const Arena& arena) {
   counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);
 }
 
-void Reducer::open_overflow(Entry& entry) {
+void Reducer::take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes) {
   ++counts_.overflow_buckets;
   if (!warned_) {
     warned_ = true;
     log_warning(
-        "unit " + entry.unit->name +
+        "unit " + unit.name +
         ": gradients came in another order than before, so a bucket beyond the plan is used (StepResult::allocated "
         "shows it). That is expected in a step in which other parameters are used than in the step before");
   }
-  Bucket& bucket = entry.bucket;
-  bucket.overflow = Arena::plain("overflow bucket", plan_.bucket_bytes_of(entry.unit->shape()), device_.device);
+  bucket.overflow = Arena::plain("overflow bucket", bytes, device_.device);
   note_overflow(bucket.overflow);
   bucket.memory = bucket.overflow.take(bucket.overflow.bytes());
 }
 
-void Reducer::free(Bucket& bucket) {
-  if (bucket.slot >= 0) slots_[bucket.slot].taken = false;
+void Reducer::free(Bucket& bucket, UnitSlots& slots) {
+  if (bucket.slot != UnitSlots::kNone) slots.give_back(bucket.slot);
   counts_.overflow_bytes -= bucket.overflow.bytes();
   bucket = Bucket();
 }
@@ -236,9 +268,11 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 
 void Reducer::start(Entry& entry) {
   entry.gradients.flush();
+  if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
   // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry);
   UnitReduction& reduction = this->reduction(started_++);
+  reduction.entry = &entry;
   for (auto& group : entry.unit->groups) {
     if (!group->trainable) continue;
     entry.gradients.fill_missing(*group, bucket_of(entry, *group), gaps_are_zero);
@@ -249,6 +283,45 @@ void Reducer::start(Entry& entry) {
   entry.has_sum = true;
   entry.phase = Phase::kIdle;
   if (!accumulates()) reduction.bucket = std::exchange(entry.bucket, Bucket());
+  if (!updates_in_backward()) return;
+  start_notes(reduction);
+  entry.unit->close();
+}
+
+Waits Reducer::waits() const { return plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
+
+void Reducer::start_notes(UnitReduction& reduction) {
+  const Entry& entry = *reduction.entry;
+  reduction.used.clear();
+  for (const auto& group : entry.unit->groups) {
+    if (!group->trainable) continue;
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      reduction.used.push_back(entry.gradients.used(*group, i) ? 1 : 0);
+    }
+  }
+  unit_notes::write(reduction.notes, reduction.used, digest_);
+  if (plan_.input().mesh.world_size() == 1) return;
+  float* const notes = reduction.notes.data();
+  reduction.notes_work =
+      axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), nullptr, waits());
+}
+
+/// The unit's sum is there: it is updated, and the sum's place is free.
+void Reducer::hand_over(UnitReduction& reduction) {
+  Entry& entry = *reduction.entry;
+  const MeshPosition& mesh = plan_.input().mesh;
+  const auto parameters = static_cast<std::int64_t>(reduction.used.size());
+  throw_if_error(reduction.notes_work.wait());
+  const bool ranks_agree = unit_notes::have_one_digest(reduction.notes, parameters, mesh.shard_size);
+  if (mesh.replicate_size > 1) {
+    float* const notes = reduction.notes.data();
+    throw_if_error(
+        axes_.replicate->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size()).wait());
+  }
+  unit_notes::read_used(reduction.notes, reduction.used);
+  on_summed_(*entry.unit, reduction.used, ranks_agree);
+  for (auto& group : entry.unit->groups) group->gradient = nullptr;
+  free(entry.sum, sums_);
 }
 
 /// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier
@@ -273,15 +346,16 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   GroupReduction& started =
       reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
   SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
-  const Waits waits = plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater;
-  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, waits)
-                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, waits);
+  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, waits())
+                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, waits());
 }
 
 /// Does this rank's share of all reductions but the last `lag`, and ends all but the last `end_lag`.
 void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; advanced_ < started_ - lag; ++advanced_) {
-    for (GroupReduction& group : reduction(advanced_).groups) advance(group);
+    UnitReduction& unit = reduction(advanced_);
+    for (GroupReduction& group : unit.groups) advance(group);
+    throw_if_error(unit.notes_work.advance());
   }
   for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
 }
@@ -299,8 +373,9 @@ void Reducer::advance(GroupReduction& reduction) {
 
 void Reducer::complete(UnitReduction& reduction) {
   for (GroupReduction& group : reduction.groups) complete(group);
+  if (updates_in_backward()) hand_over(reduction);
   reduction.groups.clear();
-  free(reduction.bucket);
+  free(reduction.bucket, buckets_);
   for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();
   reduction.overflow_scratch.clear();
   reduction.scratch_taken = 0;

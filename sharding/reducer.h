@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "sharding/gradient_packer.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
+#include "sharding/unit_slots.h"
 
 namespace tessera {
 
@@ -45,14 +48,34 @@ struct ReducerCounts {
 ///
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
 /// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
+///
+/// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever
+/// updates it, and the sum's place is the next unit's. From the start of its reduction on, when this rank has read the unit
+/// for the last time, the unit is closed (Unit::close): so when a sum is there, all ranks have. Which parameters a rank
+/// used, and in which order it gathered units in forward, travels with the unit's reduction. A gradient that comes after
+/// that is an error.
 class Reducer {
  public:
-  /// `buckets` is memory for the plan's buckets (shared with peers), `scratch` for its staging, both on `device`.
+  /// A unit whose gradients are summed, in place until this returns. `used` says of each of its trainable parameters
+  /// whether any rank used it; `ranks_agree`: all ranks of the shard axis gave the same digest (`begin_round`).
+  using OnSummed = std::function<void(Unit& unit, std::span<const char> used, bool ranks_agree)>;
+
+  /// Memory of the plan, on `device`: buckets and, where units are updated in backward, sums are shared with peers.
+  struct Memory {
+    Arena buckets, scratch, sums;
+  };
+
   /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. Null where work is queued, since
   /// what is not there yet cannot be seen.
-  Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Arena buckets, Arena scratch,
-          ComputeDevice device, GradientVisitor* visitor);
+  Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory, ComputeDevice device,
+          GradientVisitor* visitor);
   ~Reducer();
+
+  /// Who updates units in backward.
+  void on_summed(OnSummed update) { on_summed_ = std::move(update); }
+
+  /// A backward begins. `digest` of what ranks must have done alike so far; used where units are updated in backward.
+  void begin_round(std::uint64_t digest) { digest_ = digest; }
 
   /// Called from the hook: `parameter`'s gradient is in `.grad`; it is taken and reset.
   void take(FlatGroup& group, std::size_t parameter);
@@ -71,27 +94,27 @@ class Reducer {
   /// Did this parameter get a gradient on this rank since `reset`?
   bool used(const FlatGroup& group, std::size_t parameter) const;
 
+  /// Indices of the units that have gradients, in the order in which they are reduced.
+  std::span<const int> order() const { return order_; }
   const ReducerCounts& counts() const { return counts_; }
 
  private:
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
-  /// Memory for a unit's gradients until they are reduced.
+  /// Memory for a unit's gradients until they are reduced, or for their sum.
   struct Bucket {
     std::byte* memory = nullptr;
-    int slot = -1;   ///< in `slots_`, or -1
+    int slot = UnitSlots::kNone;
     Arena overflow;  ///< where there was no slot
-  };
-  struct Slot {
-    std::byte* memory = nullptr;
-    bool taken = false;
   };
   struct Entry {
     Entry(Unit* unit, GradientPacker gradients) : unit(unit), gradients(std::move(gradients)) {}
 
     Unit* unit;
     GradientPacker gradients;
+    std::int64_t bucket_bytes = 0, sum_bytes = 0;
     Phase phase = Phase::kIdle;
     Bucket bucket;
+    Bucket sum;            ///< where units are updated in backward
     bool reduced = false;  ///< this round
     bool has_sum = false;  ///< gradient holds a sum since reset, or will
   };
@@ -102,9 +125,17 @@ class Reducer {
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
   /// Whether gradients gather where they are until `finish`; else a unit is reduced as soon as it is complete.
   bool accumulates() const;
+  bool updates_in_backward() const { return plan_.input().updates_in_backward; }
+  void expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
   void open(Entry& entry);
-  void open_overflow(Entry& entry);
-  void free(Bucket& bucket);
+  /// Gives `bucket` one of `slots`, or memory beyond the plan.
+  void take_place(Bucket& bucket, UnitSlots& slots, const Unit& unit, std::int64_t bytes);
+  void take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes);
+  void free(Bucket& bucket, UnitSlots& slots);
+  void place_sum(Entry& entry);
+  Waits waits() const;
+  void start_notes(UnitReduction& reduction);
+  void hand_over(UnitReduction& reduction);
   /// Whether the unit's gradients wait in their sum's own place.
   bool is_in_place(const Entry& entry) const;
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
@@ -132,8 +163,10 @@ class Reducer {
   const ComputeDevice device_;
   GradientVisitor* const visitor_;
   std::vector<Entry> entries_;
-  Arena buckets_, scratch_;
-  std::vector<Slot> slots_;     ///< the root's, then those that the other units share
+  Memory memory_;
+  UnitSlots buckets_, sums_;
+  OnSummed on_summed_;
+  std::uint64_t digest_ = 0;
   std::vector<int> order_;      ///< unit indices
   std::vector<int> completed_;  ///< of this round, in this rank's order
   std::size_t next_ = 0;        ///< into order_

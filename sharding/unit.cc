@@ -41,16 +41,16 @@ void FlatGroup::make_storage() {
                                                   at::DataPtr(nullptr, device),
                                                   /*allocator=*/nullptr, /*resizable=*/false);
   const std::string first = parameters.empty() ? std::string() : " (" + parameters[0].name + ", ...)";
-  set_refusal(*storage,
-              "the parameters of unit " + unit->name + first +
-                  " are sharded, and not gathered now. hint: make a tessera::Gathered guard on all ranks around "
-                  "code that reads parameters outside operators (data_ptr, accessors, torch::save)");
+  refusal = "the parameters of unit " + unit->name + first +
+            " are sharded, and not gathered now. hint: make a tessera::Gathered guard on all ranks around "
+            "code that reads parameters outside operators (data_ptr, accessors, torch::save)";
+  set_refusal(*storage, refusal);
 }
 
 void FlatGroup::attach(std::byte* memory) {
   full = memory;
   storage->set_data_ptr_noswap(at::DataPtr(memory, unit, &leave, device));
-  refuse_access(*storage, memory == nullptr);
+  refuse_access(*storage, memory == nullptr || (trainable && unit->is_closed()));
 }
 
 std::byte* FlatGroup::updated() const {
@@ -93,6 +93,33 @@ void Unit::poison(const std::string& message) {
     if (!group->storage) continue;
     set_refusal(*group->storage, message);
     refuse_access(*group->storage, true);
+  }
+}
+
+void Unit::close() {
+  is_closed_ = true;
+  if (closed_text_.empty()) {
+    closed_text_ =
+        "the parameters of unit " + name +
+        " are being updated: their gradients were complete (optimizer.in_backward), so nothing may read "
+        "them before engine.step(). hint: read parameters before backward or after step; for a backward "
+        "that reads them again once their gradients are made, as the recomputation of a shared module does, set "
+        "optimizer.in_backward to false";
+  }
+  for (auto& group : groups) {
+    if (!group->trainable) continue;
+    set_refusal(*group->storage, closed_text_);
+    refuse_access(*group->storage, true);
+  }
+}
+
+void Unit::reopen() {
+  if (!is_closed_) return;
+  is_closed_ = false;
+  for (auto& group : groups) {
+    if (!group->trainable) continue;
+    set_refusal(*group->storage, group->refusal);
+    refuse_access(*group->storage, group->full == nullptr);
   }
 }
 

@@ -79,12 +79,13 @@ struct FlatGroup {
   GroupShape shape() const { return {dtype, trainable, layout}; }
 
   /// Points the parameters at `memory` [layout.numel()], or at nothing: then whoever reads one gets a c10::Error that says
-  /// so. REQUIRES: `storage` is made (make_storage).
+  /// so. In a closed unit they stay refused. REQUIRES: `storage` is made (make_storage).
   void attach(std::byte* memory);
   /// The storage of all parameters of this group, without memory yet.
   void make_storage();
   /// The part of the flat buffer that the optimizer updates, in the parameters' dtype.
   std::byte* updated() const;
+  std::string refusal;  ///< what whoever reads a parameter that is not gathered is told
 };
 
 /// The parameters that are gathered together.
@@ -126,11 +127,19 @@ class Unit {
   /// The parameters' storages refuse access with `message` from then on: what reads them throws that.
   void poison(const std::string& message);
 
+  /// This rank has read the unit's trainable parameters for the last time before they are updated (optimizer.in_backward):
+  /// whoever reads them until `reopen` gets a c10::Error that says so, wherever their values are.
+  void close();
+  void reopen();
+  bool is_closed() const { return is_closed_; }
+
   int pins = 0;   ///< operators running on this unit, and Gathered guards
   int slot = -1;  ///< the residency's slot that holds it
 
  private:
   State state_ = State::kReleased;
+  bool is_closed_ = false;
+  std::string closed_text_;  ///< made when it is first needed
   Residency* residency_ = nullptr;
 };
 

@@ -36,6 +36,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::int64_t offset = 0;
     bool whole() const;       ///< the tensor is all of its storage
     bool contiguous() const;  ///< ... and its elements are in order
+    /// Of the storage, as elements of `dtype`.
+    std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }
   };
 
   /// A deferred tensor among a node's arguments: argument `argument`, element `element` of it if that is a list.

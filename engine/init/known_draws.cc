@@ -15,10 +15,6 @@ namespace {
 
 static_assert(at::MERSENNE_STATE_N == mt19937::kWords && at::MERSENNE_STATE_M == mt19937::kMiddle);
 
-std::int64_t numel_of(const InitTape::Place& place) {
-  return static_cast<std::int64_t>(place.storage_bytes / c10::elementSize(place.dtype));
-}
-
 /// What the node fills, if it is one contiguous fp32 tensor.
 const InitTape::Place* filled_by(const InitTape::Node& node) {
   const InitTape::Place* place = nullptr;
@@ -55,7 +51,7 @@ std::optional<KnownDraw> known_draw(const InitTape::Node& node) {
   if (!place) return std::nullopt;
   const std::string& name = node.op.schema().name();
   KnownDraw draw;
-  draw.numel = numel_of(*place);
+  draw.numel = place->storage_numel();
   if (name == "aten::uniform_" || name == "aten::rand") {
     draw.first = number_or(node.argument("from"), 0);
     draw.second = number_or(node.argument("to"), 1);

@@ -29,10 +29,6 @@ bool is_one_of(const std::string& name, std::initializer_list<std::string_view> 
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-std::int64_t numel_of(const Place& place) {
-  return static_cast<std::int64_t>(place.storage_bytes / c10::elementSize(place.dtype));
-}
-
 /// Makes one value for all elements, or none.
 bool is_constant_factory(const Node& node) {
   return node.patches.empty() && node.creates.size() == 1 &&
@@ -55,7 +51,7 @@ bool is_element_wise(const Node& node) {
 
 /// All tensors among the arguments have `numel` elements in order, or are single numbers.
 bool is_for_all_alike(const Node& node, std::int64_t numel) {
-  const auto fits = [&](const Place& place) { return place.contiguous() && numel_of(place) == numel; };
+  const auto fits = [&](const Place& place) { return place.contiguous() && place.storage_numel() == numel; };
   bool numbers = true;
   for_each_tensor(node.arguments, [&](std::size_t, std::ptrdiff_t, const at::Tensor& real) {
     numbers = numbers && real.dim() == 0 && real.is_cpu();
@@ -177,7 +173,7 @@ std::optional<PieceMaker> PieceMaker::of(const at::Tensor& tensor) {
   const Place place = place_of(tensor);
   if (!place.whole() || !draws_can_be_cut()) return std::nullopt;
   maker.storage_ = place.storage;
-  maker.numel_ = numel_of(place);
+  maker.numel_ = place.storage_numel();
   for (const auto& [number, need] : maker.tape_->needed_for({place.storage})) {
     std::optional<Step> step = step_of(maker.tape_->node(number), need, maker.numel_);
     if (!step) return std::nullopt;

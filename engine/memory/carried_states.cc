@@ -9,13 +9,13 @@
 namespace tessera {
 namespace {
 
-struct Place {
+struct ParameterPlace {
   FlatGroup* group = nullptr;
   std::size_t parameter = 0;
 };
 
-std::unordered_map<const c10::TensorImpl*, Place> places_in(const std::vector<std::unique_ptr<Unit>>& units) {
-  std::unordered_map<const c10::TensorImpl*, Place> places;
+std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::unordered_map<const c10::TensorImpl*, ParameterPlace> places;
   for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
     if (group.trainable) places[group.parameters[i].tensor.unsafeGetTensorImpl()] = {&group, i};
   });

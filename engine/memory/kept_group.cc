@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "engine/memory/master_weights.h"
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/storage_access.h"
@@ -46,6 +47,19 @@ struct KeptMemory {
   Arena parameters, masters, copy;
 };
 
+/// Empty where there is no memory for it: an Engine's end must not fail, and the next one needs no copy.
+Arena copy_for_reading(const FlatGroup& group) {
+  try {
+    Arena copy = Arena::plain("parameters", group.gathered_bytes());
+    std::memcpy(copy.data(), group.full, static_cast<std::size_t>(group.gathered_bytes()));
+    return copy;
+  } catch (const Error& error) {
+    log_warning("unit " + group.unit->name +
+                ": its parameters cannot be read once the Engine is gone: " + error.message());
+    return {};
+  }
+}
+
 }  // namespace
 
 void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory,
@@ -60,9 +74,9 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory
   // What other ranks read, or what masters were split from, is not the program's to write.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();
   if (is_readable && (kept->placement.shared || is_split)) {
-    owner->copy = Arena::plain("parameters", group.gathered_bytes());
-    values = owner->copy.take(group.gathered_bytes());
-    std::memcpy(values, group.full, static_cast<std::size_t>(group.gathered_bytes()));
+    owner->copy = copy_for_reading(group);
+    values = owner->copy.data();
+    is_readable = values != nullptr;
   }
   kept->group.full = values;
   kept->memory = std::move(owner);

@@ -10,14 +10,24 @@ namespace tessera {
 void StateRecords::begin_pass(std::span<const std::int64_t> order) {
   const std::lock_guard lock(mutex_);
   close();
+  if (visited_ == 0 && std::ranges::equal(order, order_)) return;
+  pass_over(order_.size());
   order_.assign(order.begin(), order.end());
   visited_ = fetched_ = 0;
+  fetch_ahead();
+}
+
+void StateRecords::pass(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  close();
+  pass_over(count);
   fetch_ahead();
 }
 
 void StateRecords::end_pass() {
   const std::lock_guard lock(mutex_);
   close();
+  pass_over(order_.size());
   order_.clear();
   visited_ = fetched_ = 0;
 }
@@ -44,6 +54,16 @@ void StateRecords::close() {
   if (open_ == kNone) return;
   const std::int64_t record = std::exchange(open_, kNone);
   throw_if_error(std::exchange(changed_, false) ? tier_->put(record) : tier_->release(record));
+}
+
+/// A record that was fetched keeps its place among those that are read ahead until somebody gets it. REQUIRES: none is open.
+void StateRecords::pass_over(std::size_t end) {
+  for (; visited_ < std::min(end, fetched_); ++visited_) {
+    throw_if_error(tier_->get(order_[visited_]).status());
+    throw_if_error(tier_->release(order_[visited_]));
+  }
+  visited_ = std::max(visited_, end);
+  fetched_ = std::max(fetched_, visited_);
 }
 
 void StateRecords::fetch_ahead() {

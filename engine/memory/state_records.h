@@ -27,9 +27,12 @@ class StateRecords {
   StateRecords(const StateRecords&) = delete;
   StateRecords& operator=(const StateRecords&) = delete;
 
-  /// The records that are visited next, in this order.
+  /// The records that are visited next, in this order; the first ones are read ahead. If this order was announced before
+  /// and none of it has been visited, nothing happens.
   void begin_pass(std::span<const std::int64_t> order);
-  /// The last record is closed. What was changed is written in the background.
+  /// The first `count` records of the pass are over, visited or not.
+  void pass(std::size_t count);
+  /// The pass is over, and the last record closed. What was changed is written in the background.
   void end_pass();
 
   /// Calls `body` with the record's memory, which `body` may change if `updates`. From several threads, one at a time.
@@ -49,6 +52,7 @@ class StateRecords {
   void open(std::int64_t record);
   void close();
   void fetch_ahead();
+  void pass_over(std::size_t end);
 
   const std::unique_ptr<RecordTier> tier_;
   const std::int64_t read_ahead_;

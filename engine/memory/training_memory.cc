@@ -49,7 +49,9 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
 }
 
 void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
-  group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
+  if (!input.updates_in_backward) {
+    group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
+  }
   place_masters(group, input.master, memory.masters);
   const StatePiece piece = state_piece(input.state_dtype, group.records.states_in_memory());
   for (int i = 0; i < input.optimizer_states; ++i) {
@@ -185,9 +187,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
     }
   }
   memory.records = make_records(plan, units, directories, axes.world->rank());
-  for (const Arena* arena : {&memory.parameters, &memory.gradients, &memory.masters, &memory.optimizer}) {
-    arena->expect_full();
-  }
+  for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
+  if (!input.updates_in_backward) memory.gradients.expect_full();
   return memory;
 }
 
@@ -195,7 +196,7 @@ MemoryUse TrainingMemory::allocated() const {
   MemoryUse use;
   use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters;
   use[MemoryCategory::kSlots] = slots.bytes();
-  use[MemoryCategory::kGradients] = gradients.taken();
+  use[MemoryCategory::kGradients] = gradients.bytes();
   use[MemoryCategory::kBuckets] = buckets.bytes();
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
@@ -206,9 +207,13 @@ MemoryUse TrainingMemory::allocated() const {
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
-  const OffloadConfig& offload = strategy.offload;
-  const bool offloads = offload.masters.tier != Tier::kMemory || offload.moments.tier != Tier::kMemory;
-  if (scene.is_queued && offloads) {
+  if (scene.is_queued && strategy.optimizer.in_backward) {
+    throw Error(
+        ExitCode::kConfig,
+        "/optimizer/in_backward: a GPU updates units after backward only. hint: set it to false, or train on the "
+        "CPU (comm.transport \"host\" or \"gloo\")");
+  }
+  if (scene.is_queued && strategy.offload.is_used()) {
     throw Error(
         ExitCode::kConfig,
         "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
@@ -228,6 +233,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.state_dtype = strategy.optimizer.state_dtype;
   input.offload = strategy.offload;
   input.offload.paths.clear();
+  input.updates_in_backward = strategy.optimizer.in_backward;
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   return MemoryPlan(with_tiers_chosen(std::move(input), strategy.memory.limit_bytes));
 }

@@ -21,8 +21,8 @@ struct TrainingMemory {
   std::shared_ptr<StateRecords> records;  ///< null where nothing lies below memory
   int owners_of_parameters = 1;           ///< ranks that hold `parameters` together
 
-  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch are left for the residency and
-  /// the reducer to take. Records lie in `directories`. Collective. Throws tessera::Error: 73, 74, 77 if such a directory
+  /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
+  /// updated in backward, are left for the residency and the reducer to take. Records lie in `directories`. Collective. Throws tessera::Error: 73, 74, 77 if such a directory
   /// cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories);

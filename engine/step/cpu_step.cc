@@ -9,13 +9,45 @@
 #include "engine/step/step_outcome.h"
 #include "optim/clip.h"
 #include "optim/lr_schedule.h"
+#include "tessera/error.h"
 
 namespace tessera {
+namespace {
+
+[[noreturn]] void throw_disagreement(const Unit& unit) {
+  throw Error(
+      ExitCode::kInternal,
+      "unit " + unit.name +
+          ": ranks gathered units in different orders in forward, so their gradients cannot be trusted, and the "
+          "unit is not updated. hint: all ranks make Gathered guards, and use units in forward, in the same "
+          "order; with optimizer.in_backward false the message names the first gather that differs");
+}
+
+/// The step cannot be skipped any more: units before this one are updated.
+[[noreturn]] void throw_not_finite(const FlatGroup& group) {
+  std::string name = "unit " + group.unit->name;
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    const Extent part = intersect(group.layout.extent(i), group.gradient_part);
+    const float* const values = group.gradient + (part.offset - group.gradient_part.offset);
+    if (std::all_of(values, values + part.numel, [](float value) { return std::isfinite(value); })) continue;
+    name = "parameter " + group.parameters[i].name;
+    break;
+  }
+  throw Error(
+      ExitCode::kCorruptData,
+      "the gradient of " + name +
+          " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
+          "updated already. The unit is not. hint: a lower learning rate; with optimizer.in_backward false such "
+          "steps are skipped, and gradient_clipping is possible");
+}
+
+}  // namespace
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                  const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer,
                  StateRecords* records)
     : strategy_(strategy),
+      norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
@@ -34,6 +66,22 @@ void CpuStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   loss_ += loss.item<double>() / static_cast<double>(microbatches);
 }
 
+double CpuStep::lr(std::int64_t samples) const {
+  return lr_at(strategy_.lr_schedule, strategy_.optimizer.lr, applied_, samples);
+}
+
+void CpuStep::expect_update(std::span<const int> order) {
+  update_.expect(strategy_.optimizer.in_backward ? order : std::span<const int>());
+}
+
+void CpuStep::update(Unit& unit, std::span<const char> used, bool ranks_agree) {
+  if (!ranks_agree) throw_disagreement(unit);
+  for (const auto& group : unit.groups) {
+    if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
+  }
+  update_.apply(unit, {static_cast<float>(1.0 / microbatches_), static_cast<float>(lr(/*samples=*/0))}, used);
+}
+
 void CpuStep::run(const LocalStep& local, StepResult& result) {
   LocalStep told = local;
   told.loss = loss_;
@@ -44,14 +92,17 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
-  result.lr = lr_at(strategy_.lr_schedule, strategy_.optimizer.lr, applied_, agreed.samples);
+  result.lr = lr(agreed.samples);
   const double mean = 1.0 / (microbatches_ * result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
-  if (result.overflow) {
+  if (strategy_.optimizer.in_backward) {
+    update_.finish();
+    ++applied_;
+  } else if (result.overflow) {
     warn_of_overflow(result.step, result.loss_scale);
   } else {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-    update_.apply(static_cast<float>(mean * clip), static_cast<float>(result.lr), agreed.used);
+    update_.apply({static_cast<float>(mean * clip), static_cast<float>(result.lr)}, agreed.used);
     ++applied_;
   }
   if (scales_loss_) scaler_.update(result.overflow);

@@ -20,6 +20,8 @@ class CpuStep final : public Step {
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
+  void expect_update(std::span<const int> order) override;
+  void update(Unit& unit, std::span<const char> used, bool ranks_agree) override;
   void run(const LocalStep& local, StepResult& result) override;
   void forget_losses() override { loss_ = 0; }
   const std::vector<char>* known_used() const override { return used_; }
@@ -30,7 +32,10 @@ class CpuStep final : public Step {
   double communication_seconds() const override;
 
  private:
+  double lr(std::int64_t samples) const;
+
   const Strategy& strategy_;
+  GradientNorm& norm_;
   const double microbatches_;  ///< of a step, on all ranks
   const bool scales_loss_;
   StepAgreement agreement_;

@@ -189,6 +189,10 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss) const {
   return result;
 }
 
+void QueuedStep::update(Unit& unit, std::span<const char>, bool) {
+  TORCH_INTERNAL_ASSERT(false, "unit ", unit.name, " is to be updated in backward on a GPU");
+}
+
 void QueuedStep::run(const LocalStep& local, StepResult& result) {
   result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
   result.outcome_ = queue(local);

@@ -37,6 +37,9 @@ class QueuedStep final : public Step {
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
+  void expect_update(std::span<const int>) override {}
+  /// On a GPU no plan has updates in backward (make_plan).
+  void update(Unit&, std::span<const char>, bool) override;
   void run(const LocalStep& local, StepResult& result) override;
   void forget_losses() override;
   /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.

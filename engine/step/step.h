@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "engine/step/step_agreement.h"
@@ -40,6 +41,13 @@ class Step {
 
   /// Adds `loss` to the step's: the mean over `microbatches` of them.
   virtual void add_loss(const at::Tensor& loss, std::int64_t microbatches) = 0;
+
+  /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
+  virtual void expect_update(std::span<const int> order) = 0;
+
+  /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws tessera::Error: 65
+  /// if a gradient is not finite, 70 if ranks gathered units in different orders.
+  virtual void update(Unit& unit, std::span<const char> used, bool ranks_agree) = 0;
 
   /// Agrees with the other ranks, decides (overflow, clip, learning rate) and updates. Fills in what is known when it
   /// returns. Collective. Throws tessera::Error (70) where ranks gathered units in different orders.

@@ -10,29 +10,71 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer&
                const MeshAxes& axes, StateRecords* records)
     : units_(units), optimizer_(optimizer), records_(records), publisher_(plan, axes) {
   std::size_t count = 0;
-  for_each_trainable(units_, [&](FlatGroup& group) {
-    groups_.push_back({&group, count});
-    count += group.parameters.size();
-  });
+  first_of_unit_.push_back(0);
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      if (!group->trainable) continue;
+      groups_.push_back({group.get(), count});
+      count += group->parameters.size();
+    }
+    first_of_unit_.push_back(groups_.size());
+  }
   steps_.resize(count, 0);
   runs_.reserve(count);
 }
 
-void Update::apply(float gradient_scale, float lr, const std::vector<char>& used) {
-  const Span span("update");
-  find_runs(used);
-  if (records_) announce_records();
-  in_direction(0, groups_.size(), [&](std::size_t g) {
-    const Group& group = groups_[g];
-    in_direction(group.begin, group.end, [&](std::size_t r) {
-      update_run(*group.group, {gradient_scale, lr, runs_[r].step}, runs_[r].extent);
-    });
-    publisher_.publish(*group.group);
-  });
-  publisher_.finish();
+std::span<Update::Group> Update::groups_of(const Unit& unit) {
+  const auto index = static_cast<std::size_t>(unit.index);
+  const std::size_t begin = first_of_unit_[index];
+  return std::span(groups_).subspan(begin, first_of_unit_[index + 1] - begin);
+}
+
+/// As if every parameter got a gradient, which is nearly always so.
+void Update::expect(std::span<const int> order) {
   if (!records_) return;
-  records_->end_pass();
+  order_.clear();
+  if (order.empty()) {
+    in_direction(0, groups_.size(), [&](std::size_t g) { announce(groups_[g], groups_[g].group->optimizer_part); });
+  }
+  for (const int unit : order) {
+    for (Group& group : groups_of(*units_[static_cast<std::size_t>(unit)])) {
+      announce(group, group.group->optimizer_part);
+    }
+  }
+  records_->begin_pass(order_);
+}
+
+void Update::apply(const Rates& rates, const std::vector<char>& used) {
+  const Span span("update");
+  runs_.clear();
+  for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
+  if (records_) announce_runs();
+  in_direction(0, groups_.size(), [&](std::size_t g) { update_group(groups_[g], rates); });
+  finish();
   direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+}
+
+void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> used) {
+  const Span span("update", unit.name);
+  runs_.clear();
+  for (Group& group : groups_of(unit)) {
+    find_runs(group, used);
+    used = used.subspan(group.group->parameters.size());
+    update_group(group, rates);
+    if (records_) records_->pass(group.records_before);
+  }
+}
+
+void Update::finish() {
+  publisher_.finish();
+  if (records_) records_->end_pass();
+}
+
+void Update::update_group(const Group& group, const Rates& rates) {
+  in_direction(group.begin, group.end, [&](std::size_t r) {
+    update_run(*group.group, {rates.gradient_scale, rates.lr, runs_[r].step}, runs_[r].extent);
+  });
+  publisher_.publish(*group.group);
 }
 
 /// Calls `visit(i)` for begin <= i < end, in this step's direction.
@@ -41,38 +83,39 @@ void Update::in_direction(std::size_t begin, std::size_t end, const Visit& visit
   for (std::size_t i = begin; i < end; ++i) visit(direction_ == Direction::kForward ? i : end - 1 - (i - begin));
 }
 
-/// A group whose parameters have all taken part in equally many steps is one run.
-void Update::find_runs(const std::vector<char>& used) {
-  runs_.clear();
-  for (Group& group : groups_) {
-    const FlatGroup& flat = *group.group;
-    const std::size_t count = flat.parameters.size();
-    std::int64_t* const steps = steps_.data() + group.first_parameter;
-    const char* const takes_part = used.data() + group.first_parameter;
-    for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
-    const bool as_one = std::all_of(takes_part, takes_part + count, [](char u) { return u != 0; }) &&
-                        std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
-    group.begin = runs_.size();
-    if (as_one) {
-      runs_.push_back({flat.optimizer_part, steps[0]});
-    } else {
-      for (std::size_t i = 0; i < count; ++i) {
-        const Extent run = intersect(flat.layout.extent(i), flat.optimizer_part);
-        if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i]});
-      }
+/// A group whose parameters have all taken part in equally many steps is one run. `used`: of its parameters, and more.
+void Update::find_runs(Group& group, std::span<const char> used) {
+  const FlatGroup& flat = *group.group;
+  const std::size_t count = flat.parameters.size();
+  std::int64_t* const steps = steps_.data() + group.first_parameter;
+  const std::span<const char> takes_part = used.first(count);
+  for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
+  const bool as_one = std::ranges::all_of(takes_part, [](char u) { return u != 0; }) &&
+                      std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
+  group.begin = runs_.size();
+  if (as_one) {
+    runs_.push_back({flat.optimizer_part, steps[0]});
+  } else {
+    for (std::size_t i = 0; i < count; ++i) {
+      const Extent run = intersect(flat.layout.extent(i), flat.optimizer_part);
+      if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i]});
     }
-    group.end = runs_.size();
   }
+  group.end = runs_.size();
 }
 
 /// So that they are read ahead.
-void Update::announce_records() {
+void Update::announce_runs() {
   order_.clear();
   in_direction(0, groups_.size(), [&](std::size_t g) {
-    in_direction(groups_[g].begin, groups_[g].end,
-                 [&](std::size_t r) { append_records(*groups_[g].group, runs_[r].extent, direction_, order_); });
+    in_direction(groups_[g].begin, groups_[g].end, [&](std::size_t r) { announce(groups_[g], runs_[r].extent); });
   });
   records_->begin_pass(order_);
+}
+
+void Update::announce(Group& group, Extent run) {
+  append_records(*group.group, run, direction_, order_);
+  group.records_before = order_.size();
 }
 
 void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {

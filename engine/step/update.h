@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/memory/state_records.h"
@@ -24,9 +25,23 @@ class Update {
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
          const MeshAxes& axes, StateRecords* records);
 
-  /// `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and all, and its
-  /// bias correction counts only the steps it took part in, as in PyTorch.
-  void apply(float gradient_scale, float lr, const std::vector<char>& used);
+  /// What every element's update depends on beside its own values.
+  struct Rates {
+    float gradient_scale = 1.0F, lr = 0.0F;
+  };
+
+  /// Backward begins, and the update of all units will follow: the first records of it are read ahead. `order`: the units'
+  /// indices in the order in which `apply` will see them, where they are updated in backward.
+  void expect(std::span<const int> order);
+
+  /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
+  /// all, and its bias correction counts only the steps it took part in, as in PyTorch.
+  void apply(const Rates& rates, const std::vector<char>& used);
+
+  /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
+  void apply(const Unit& unit, const Rates& rates, std::span<const char> used);
+  /// All units are updated, and their values known to all ranks.
+  void finish();
 
   /// How often each trainable parameter was updated: what its bias correction counts.
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
@@ -45,10 +60,14 @@ class Update {
     FlatGroup* group = nullptr;
     std::size_t first_parameter = 0;  ///< among all trainable ones
     std::size_t begin = 0, end = 0;   ///< of its runs in this step
+    std::size_t records_before = 0;   ///< among those announced, with its own
   };
 
-  void find_runs(const std::vector<char>& used);
-  void announce_records();
+  std::span<Group> groups_of(const Unit& unit);
+  void find_runs(Group& group, std::span<const char> used);
+  void announce_runs();
+  void announce(Group& group, Extent run);
+  void update_group(const Group& group, const Rates& rates);
   void update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const;
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
@@ -57,9 +76,10 @@ class Update {
   const Optimizer& optimizer_;
   StateRecords* const records_;
   Publisher publisher_;
-  std::vector<std::int64_t> steps_;  ///< applied, by trainable parameter
-  std::vector<Group> groups_;        ///< trainable
-  std::vector<Run> runs_;            ///< of this step
+  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
+  std::vector<Group> groups_;               ///< trainable, in unit order
+  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
+  std::vector<Run> runs_;                   ///< of this step
   Direction direction_ = Direction::kForward;
   std::vector<std::int64_t> order_;  ///< of this step's records
 };

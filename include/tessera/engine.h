@@ -122,6 +122,10 @@ class Engine {
 
   /// Backward of one microbatch: `loss` is a scalar, the mean over this rank's microbatch. Gradients are averaged over
   /// ranks and over the `gradient_accumulation` microbatches of a step.
+  ///
+  /// With "optimizer.in_backward" it updates parameters too, each unit's as soon as its gradients are summed. Until `step`
+  /// they cannot be read then: a forward throws c10::Error, zero_grad, evaluate and Gathered throw Error (64). A gradient
+  /// that is infinite or NaN is an Error (65), since the step cannot be skipped any more.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
   /// After `gradient_accumulation` calls of backward: agrees on norm and overflow with the other ranks, clips, updates

@@ -69,6 +69,7 @@ struct OptimizerConfig {
   bool nesterov = false;
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
+  bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
 };
 
 struct LrScheduleConfig {
@@ -109,6 +110,9 @@ struct OffloadConfig {
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
   std::int64_t queue_depth = 4;         ///< records that are read ahead, and as many that are written behind
   bool verify = false;                  ///< records are hashed, and compared when they come back
+
+  /// Whether some state lies below memory, or may.
+  bool is_used() const { return masters.tier != Tier::kMemory || moments.tier != Tier::kMemory; }
 };
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };

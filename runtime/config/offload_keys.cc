@@ -7,11 +7,10 @@ namespace tessera {
 namespace {
 
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
-bool may_use_nvme(const OffloadedState& state) { return state.tier != Tier::kMemory; }
 
 Condition with_nvme() {
   return {"an offload tier nvme or auto", {"/offload/masters/tier", "/offload/moments/tier"}, [](const Strategy& s) {
-            return may_use_nvme(s.offload.masters) || may_use_nvme(s.offload.moments);
+            return s.offload.is_used();
           }};
 }
 

@@ -136,6 +136,16 @@ std::vector<StrategyKey> optimizer_keys() {
        .only_if = {"strategy HYBRID_SHARD",
                    {"/strategy"},
                    [](const Strategy& s) { return s.strategy == ShardingStrategy::kHybridShard; }}},
+      {.pointer = "/optimizer/in_backward",
+       .field = boolean_field(AT(optimizer.in_backward)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc =
+           "A unit is updated as soon as its gradients are summed, while backward goes on with the next. Gradients of "
+           "only a few units are in memory at a time, and what lies on disk moves while backward computes. The bits "
+           "are those of an update after backward.",
+       .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
+               "cannot be read between backward and step."},
   };
 }
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "runtime/base/bytes.h"
 #include "runtime/base/text.h"
 #include "runtime/config/strategy_table.h"
@@ -121,12 +119,6 @@ std::string section_of(const std::string& group, const std::string& title, const
     if (key.field.kind == ValueKind::kChoice) choices += choices_of(key);
   }
   return text + choices + "\n";
-}
-
-std::string dotted(const std::string& pointer) {
-  std::string path = pointer.substr(1);
-  std::replace(path.begin(), path.end(), '/', '.');
-  return path;
 }
 
 std::string rules_section() {

@@ -114,13 +114,6 @@ class ValueReader {
   Diagnostics& diagnostics_;
 };
 
-// "/optimizer/lr" as messages about other keys name it: "optimizer.lr".
-std::string dotted(const std::string& pointer) {
-  std::string path = pointer.substr(1);
-  std::replace(path.begin(), path.end(), '/', '.');
-  return path;
-}
-
 // Where else the file format has a key of this name: "lr" at the top belongs to "optimizer".
 std::string found_elsewhere(const std::string& name) {
   std::vector<std::string> places;

@@ -143,14 +143,11 @@ StrategyRule schedule_length_rule() {
           }};
 }
 
-bool has_tier(const Strategy& s, Tier tier) { return s.offload.masters.tier == tier || s.offload.moments.tier == tier; }
-
 StrategyRule offload_paths_rule() {
   return {{"/offload/paths", "/offload/masters/tier", "/offload/moments/tier"},
           "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
-            const bool uses = has_tier(s, Tier::kNvme) || has_tier(s, Tier::kAuto);
-            if (!uses || !s.offload.paths.empty()) return "";
+            if (!s.offload.is_used() || !s.offload.paths.empty()) return "";
             return "the tiers nvme and auto need \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
           }};
 }
@@ -159,8 +156,20 @@ StrategyRule offload_limit_rule() {
   return {{"/memory/limit", "/offload/masters/tier", "/offload/moments/tier"},
           "An offload tier auto needs memory.limit.",
           [](const Strategy& s) -> std::string {
-            if (!has_tier(s, Tier::kAuto) || s.memory.limit_bytes > 0) return "";
+            const bool chooses = s.offload.masters.tier == Tier::kAuto || s.offload.moments.tier == Tier::kAuto;
+            if (!chooses || s.memory.limit_bytes > 0) return "";
             return "the tier auto needs a \"limit\" of memory to fit into, such as \"8GiB\"";
+          }};
+}
+
+/// What an update in backward cannot wait for, or cannot take back.
+StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
+                              const char* why) {
+  return {{"/optimizer/in_backward", std::move(other)},
+          fmt::format("optimizer.in_backward goes without {}: {}.", what, why),
+          [holds, what, why](const Strategy& s) -> std::string {
+            if (!s.optimizer.in_backward || !holds(s)) return "";
+            return fmt::format("cannot stand beside {}: {}", what, why);
           }};
 }
 
@@ -182,7 +191,21 @@ const std::vector<StrategyRule>& strategy_rules() {
       decay_steps_rule(),
       schedule_length_rule(),
       offload_paths_rule(),
-      offload_limit_rule()};
+      offload_limit_rule(),
+      in_backward_rule(
+          "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
+          "the norm of all gradients is known only when backward has ended"),
+      in_backward_rule(
+          "/gradient_accumulation", "gradient_accumulation above 1",
+          [](const Strategy& s) { return s.gradient_accumulation > 1; }, "each backward would be a step of its own"),
+      in_backward_rule(
+          "/mixed_precision/param", "param fp16",
+          [](const Strategy& s) { return s.mixed_precision.param == DType::kF16; },
+          "loss scaling skips steps that overflow, and an update in backward cannot be taken back"),
+      in_backward_rule(
+          "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
+          [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; },
+          "the number of samples of all ranks is known only when backward has ended")};
   return rules;
 }
 

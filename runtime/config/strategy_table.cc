@@ -1,5 +1,7 @@
 #include "runtime/config/strategy_table.h"
 
+#include <algorithm>
+
 #include "runtime/config/strategy_keys.h"
 
 namespace tessera {
@@ -15,6 +17,12 @@ std::vector<StrategyKey> all_keys() {
 }
 
 }  // namespace
+
+std::string dotted(const std::string& pointer) {
+  std::string path = pointer.substr(1);
+  std::replace(path.begin(), path.end(), '/', '.');
+  return path;
+}
 
 const std::vector<StrategyKey>& strategy_keys() {
   static const std::vector<StrategyKey> keys = all_keys();

@@ -99,6 +99,8 @@ inline constexpr char kSchemaKey[] = "$schema";
 
 const StrategyKey* find_strategy_key(const std::string& pointer);
 bool is_strategy_group(const std::string& pointer);
+/// "/optimizer/lr" as people write it: "optimizer.lr".
+std::string dotted(const std::string& pointer);
 /// Keys and groups directly in a group ("" for the top).
 std::vector<std::string> names_in_group(const std::string& group);
 

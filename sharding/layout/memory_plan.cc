@@ -46,6 +46,12 @@ std::int64_t UnitShape::trainable_numel() const {
   return numel;
 }
 
+std::int64_t UnitShape::trainable_parameters() const {
+  std::int64_t count = 0;
+  for (const GroupShape& group : groups) count += group.trainable ? static_cast<std::int64_t>(group.layout.size()) : 0;
+  return count;
+}
+
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameters();
   plan_gradients();
@@ -89,12 +95,13 @@ void MemoryPlan::plan_gradients() {
     const UnitShape& unit = input_.units[i];
     std::int64_t part = 0;
     for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      use_[MemoryCategory::kGradients] += owned(axes, input_.mesh, group.layout.numel()).numel * 4;
-      part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
+      if (group.trainable) part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
     }
     largest_part = std::max(largest_part, part);
+    use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
+    notes_numel_ = std::max(notes_numel_, unit.trainable_parameters());
     if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
+    if (i > 0) sum_bytes_ = std::max(sum_bytes_, sum_bytes_of(unit));
     if (bucket_mode_ == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
   }
   // A reduction that is added to what earlier microbatches left, or that goes on over the replicate axis into a smaller
@@ -109,6 +116,25 @@ void MemoryPlan::plan_gradients() {
     use_[MemoryCategory::kBuckets] = bucket_bytes_of(input_.units[0]) + shared_buckets_ * bucket_bytes_;
   }
   use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4;
+  if (input_.updates_in_backward) plan_sums();
+}
+
+std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
+  std::int64_t bytes = 0;
+  for (const GroupShape& group : unit.groups) {
+    if (group.trainable) bytes += owned(input_.placement.gradients, input_.mesh, group.layout.numel()).numel * 4;
+  }
+  return bytes;
+}
+
+void MemoryPlan::plan_sums() {
+  constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
+  notes_numel_ = (notes_numel_ + kDigestBits + kWholeLine - 1) / kWholeLine * kWholeLine;
+  const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
+  const std::int64_t filling = bucket_mode_ == BucketMode::kInPlace ? input_.filling_buckets : 1;
+  shared_sums_ = std::min(filling + end_lag_, others);
+  use_[MemoryCategory::kGradients] =
+      sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
 }
 
 void MemoryPlan::plan_lag() {
@@ -130,9 +156,11 @@ std::int64_t MemoryPlan::affordable_lag() const {
     const auto trains = [](const GroupShape& group) { return group.trainable; };
     groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
   }
+  if (input_.updates_in_backward) ++groups;  // what ranks tell each other of a unit is a reduction too
   const std::int64_t most = (std::max(kMostUnderWay / groups, std::int64_t{1}) - 1) / 2;
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
-  const std::int64_t cost = 2 * (bucket + scratch_numel_ * 4);
+  const std::int64_t sum = input_.updates_in_backward ? sum_bytes_ : 0;
+  const std::int64_t cost = 2 * (bucket + sum + scratch_numel_ * 4);
   return cost == 0 ? most : std::min({most, kMostBought, kRoom / cost});
 }
 
@@ -186,7 +214,9 @@ void MemoryPlan::plan_records(const std::vector<std::int64_t>& bytes) {
   };
   const auto slots = static_cast<std::size_t>(record_slots_);
   disk_.bytes = sum(moving);
-  disk_.read_in_two_steps = 2 * disk_.bytes - sum(moving.first(slots)) - sum(moving.last(slots));
+  // Updates in backward go the same way in every step, so they find in the slots all records or none.
+  const bool finds_none = input_.updates_in_backward && record_slots_ < others;
+  disk_.read_in_two_steps = 2 * disk_.bytes - (finds_none ? 0 : sum(moving.first(slots)) + sum(moving.last(slots)));
   disk_.written_in_two_steps = 2 * disk_.bytes;
 }
 

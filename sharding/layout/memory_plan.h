@@ -27,6 +27,7 @@ struct UnitShape {
   std::vector<GroupShape> groups;
   std::int64_t gathered_bytes() const;
   std::int64_t trainable_numel() const;  ///< with padding
+  std::int64_t trainable_parameters() const;
 };
 
 /// Where gradients wait for their reduction.
@@ -50,7 +51,9 @@ struct PlanInput {
   StateDType state_dtype = StateDType::kF32;
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
-  OffloadConfig offload;    ///< without its paths
+  OffloadConfig offload;  ///< without its paths
+  /// A unit is updated as soon as its gradients are summed (optimizer.in_backward).
+  bool updates_in_backward = false;
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -95,6 +98,18 @@ class MemoryPlan {
   std::int64_t units_under_way() const { return end_lag_ + 1; }
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
 
+  /// Where units are updated in backward, sums have no place of their own: units share so many, and the root unit has
+  /// one. A unit takes its place when its reduction starts (with BucketMode::kInPlace when its first gradient comes), and
+  /// gives it back when it is updated.
+  std::int64_t shared_sums() const { return shared_sums_; }
+  std::int64_t sum_bytes() const { return sum_bytes_; }
+  /// This rank's part of a unit's gradients, fp32.
+  std::int64_t sum_bytes_of(const UnitShape& unit) const;
+  /// And what ranks tell each other of a unit with its reduction: so many fp32 for each that may be under way.
+  std::int64_t notes_numel() const { return notes_numel_; }
+  /// Of those, the bits of a digest, behind a number for each trainable parameter.
+  static constexpr std::int64_t kDigestBits = 64;
+
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
   /// Of all groups together; 0 where all is in memory.
@@ -114,6 +129,7 @@ class MemoryPlan {
  private:
   void plan_parameters();
   void plan_gradients();
+  void plan_sums();
   void plan_lag();
   std::int64_t affordable_lag() const;
   void plan_optimizer();
@@ -125,6 +141,7 @@ class MemoryPlan {
   std::int64_t shared_slots_ = 0, slot_bytes_ = 0;
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
+  std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
   std::int64_t records_ = 0, record_bytes_ = 0, record_slots_ = 0, cached_records_ = 0;
   DiskUse disk_;
 };

@@ -81,7 +81,7 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
   const json report = json::parse(read_file(path("out.json")));
   ASSERT_EQ(report.at("disks").size(), 2u);
   for (const json& disk : report.at("disks")) {
-    for (const char* way : {"write", "read", "mixed"}) EXPECT_GT(disk.at(way).at("median_s"), 0) << way;
+    for (const char* way : {"write", "read", "mixed"}) EXPECT_FALSE(disk.at(way).at("samples_s").empty()) << way;
   }
   ASSERT_EQ(report.at("steps").size(), 4u);
   // Each format moves fewer bytes than the one before, but for the low halves that masters of bf16 parameters have beside.

@@ -311,5 +311,56 @@ class Labels(unittest.TestCase):
             self.assertTrue(3 <= len(ticks) <= 7, ticks)
 
 
+def passes(contender, seconds, cpu_seconds):
+    return {"contender": contender, "kind": "mixed", "bytes": 2**30, "settings": "some", "rounds_s": [seconds],
+            "rounds_cpu_s": [cpu_seconds]}
+
+
+class Disk(unittest.TestCase):
+    """Passes over a disk and steps with their state there; results of before have neither."""
+
+    @classmethod
+    def setUpClass(cls):
+        data = json.loads(MADE_UP.read_text())
+        data["disk"] = [passes("fio", [4.0, 4.0], [0.1, 0.1]), passes("deepspeed_aio", [3.0, 3.0], [0.8, 0.8]),
+                        passes("deepspeed_aio_best", [5.0, 5.0], [1.0, 1.0]),
+                        passes("tessera", [2.0, 2.0], [0.2, 0.2])]
+        data["disk_steps"] = [
+            {"contender": "deepspeed_swapper", "numel": 100, "bytes": 2400, "rounds_s": [[6.0]]},
+            {"contender": "tessera fp32", "numel": 50, "bytes": 800, "rounds_s": [[2.0]], "rounds_limit_s": [[1.8]]}]
+        cls.data = data
+        cls.files = written(data)
+
+    def ratio(self, peer, measure):
+        found = [row for row in rows_of(self.files["ratios.csv"]) if row["peer"] == peer and row["measure"] == measure]
+        self.assertEqual(len(found), 1)
+        return found[0]
+
+    def test_mixed_passes_move_twice_the_bytes(self):
+        row = next(row for row in rows_of(self.files["disk.csv"]) if row["contender"] == "tessera")
+        self.assertEqual(numbers(row, "bytes_per_s", "cpu_s_per_gib"), [2.0**30, 0.1])
+
+    def test_the_faster_peer_counts_and_defaults_only_where_they_are_slow(self):
+        self.assertEqual(numbers(self.ratio("fio", "disk"), "measured_ratio", "target"), [2.0, 0.98])
+        defaults = self.ratio("deepspeed_aio", "disk")
+        self.assertEqual(numbers(defaults, "measured_ratio"), [1.5])
+        self.assertEqual(defaults["target"], "")  # they were faster than fio
+        self.assertEqual(numbers(self.ratio("deepspeed_aio", "disk_cpu"), "measured_ratio"), [4.0])
+
+    def test_steps_are_compared_a_parameter_and_with_their_limit(self):
+        self.assertEqual(numbers(self.ratio("deepspeed_swapper", "disk_step"), "measured_ratio", "target"), [1.5, 1.5])
+        self.assertEqual(numbers(self.ratio("disk_limit", "disk_step"), "measured_ratio"), [0.9])
+
+    def test_the_page_shows_them(self):
+        page = self.files["index.html"]
+        self.assertIn("Passes over a disk: mixed", page)
+        self.assertIn("DeepSpeed&#x27;s swapper, fp32", page)
+
+    def test_results_of_before_have_no_such_section(self):
+        files = written(json.loads(MADE_UP.read_text()))
+        self.assertNotIn("disk.csv", files)
+        self.assertNotIn("Passes over a disk", files["index.html"])
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -113,7 +113,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -174,6 +174,14 @@ INSTANTIATE_TEST_SUITE_P(Values, StrategyErrors, testing::ValuesIn(kValues),
 const BadFile kCombinations[] = {
     {"ReplicasOfFullShard", R"({"mesh": {"replicate": 2}})",
      R"(s.json:1:24: /mesh/replicate: 2 replicas of FULL_SHARD are HYBRID_SHARD; write "strategy": "HYBRID_SHARD", or leave replicate out)"},
+    {"InBackwardBesideClipping", R"({"optimizer": {"in_backward": true}, "gradient_clipping": 1})",
+     R"(s.json:1:31: /optimizer/in_backward: cannot stand beside gradient_clipping: the norm of all gradients is known only when backward has ended)"},
+    {"InBackwardBesideAccumulation", R"({"gradient_accumulation": 2, "optimizer": {"in_backward": true}})",
+     R"(s.json:1:59: /optimizer/in_backward: cannot stand beside gradient_accumulation above 1: each backward would be a step of its own)"},
+    {"InBackwardBesideLossScaling", R"({"optimizer": {"in_backward": true}, "mixed_precision": {"param": "fp16"}})",
+     R"(s.json:1:31: /optimizer/in_backward: cannot stand beside param fp16: loss scaling skips steps that overflow, and an update in backward cannot be taken back)"},
+    {"InBackwardBesideBatchSize", R"({"optimizer": {"in_backward": true}, "lr_schedule": {"base_batch_size": 8}})",
+     R"(s.json:1:31: /optimizer/in_backward: cannot stand beside lr_schedule.base_batch_size: the number of samples of all ranks is known only when backward has ended)"},
     {"WorldWithoutHybrid", R"({"optimizer": {"shard_over": "world"}})",
      R"(s.json:1:30: /optimizer/shard_over: "world" has no effect: it needs strategy HYBRID_SHARD; leave it out, or change that)"},
     {"TwoWaysToCutUnits", R"({"units": {"classes": ["A"], "min_numel": 1000}})",

@@ -94,6 +94,33 @@ TEST(MemoryPlan, ReplicatedGradientsNeedNoBucketsToBeReducedLater) {
   EXPECT_EQ(plan.use()[MemoryCategory::kBuckets], 0);
 }
 
+PlanInput updated_in_backward(PlanInput input) {
+  input.updates_in_backward = true;
+  return input;
+}
+
+TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
+  for (const std::int64_t numel : {1024L, 8L << 20}) {  // small units have a lag, large ones none
+    for (const int ranks : {1, 2, 4}) {
+      const PlanInput input = updated_in_backward(input_of(numel, 30, {1, ranks, 0, 0}));
+      const MemoryPlan plan(input);
+      const std::int64_t part = numel / ranks * 4;
+      EXPECT_EQ(plan.sum_bytes(), part);
+      EXPECT_EQ(plan.shared_sums(), 1 + plan.end_lag());
+      const std::int64_t notes = plan.units_under_way() * plan.notes_numel() * 4;
+      EXPECT_EQ(plan.use()[MemoryCategory::kGradients],
+                plan.sum_bytes_of(input.units[0]) + plan.shared_sums() * part + notes);
+    }
+  }
+}
+
+TEST(MemoryPlan, NotesOfUnitsCountAsReductionsUnderWay) {
+  for (int groups = 1; groups <= 20; ++groups) {
+    const MemoryPlan plan(updated_in_backward(input_of(groups * 1024L, 30, {1, 2, 0, 0}, groups)));
+    EXPECT_LE((groups + 1) * plan.units_under_way(), std::max<std::int64_t>(groups + 1, MemoryPlan::kMostUnderWay));
+  }
+}
+
 PlanInput with_moments_on_disk(PlanInput input, std::int64_t record_bytes, std::int64_t cache_bytes, double fraction) {
   input.offload.moments = {Tier::kNvme, fraction};
   input.offload.record_bytes = record_bytes;

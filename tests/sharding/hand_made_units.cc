@@ -17,6 +17,7 @@ HandMadeUnits::HandMadeUnits(const Mesh& mesh, const Options& options) {
   input.accumulation = options.accumulation;
   input.reduce = options.reduce;
   input.sync = options.sync;
+  input.updates_in_backward = options.updates_in_backward;
   for (std::size_t u = 0; u < options.sizes.size(); ++u) {
     units_.push_back(std::make_unique<Unit>(static_cast<int>(u), "unit " + std::to_string(u)));
     make(u, options);
@@ -26,7 +27,8 @@ HandMadeUnits::HandMadeUnits(const Mesh& mesh, const Options& options) {
   const MemoryUse& use = plan_.use();
   parameters_ = Arena::shared("parameters", use[MemoryCategory::kParameters], *axes_.gather);
   slots = Arena::plain("slots", use[MemoryCategory::kSlots]);
-  gradients_ = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes_.reduce);
+  Arena& gradients = options.updates_in_backward ? sums : gradients_;
+  gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes_.reduce);
   buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes_.reduce);
   scratch = Arena::plain("scratch", use[MemoryCategory::kStaging]);
   for (const auto& unit : units_) place(*unit->groups[0]);
@@ -63,7 +65,9 @@ void HandMadeUnits::place(FlatGroup& group) {
   const bool in_place = whole || input.placement.keep_gathered;
   std::byte* const memory = parameters_.take((in_place ? numel : group.parameter_part.numel) * 4);
   group.shard = in_place ? memory + group.parameter_part.offset * 4 : memory;
-  group.gradient = reinterpret_cast<float*>(gradients_.take(group.gradient_part.numel * 4));
+  if (!input.updates_in_backward) {
+    group.gradient = reinterpret_cast<float*>(gradients_.take(group.gradient_part.numel * 4));
+  }
   group.make_storage();
 
   const at::Tensor flat = at::zeros({numel});

@@ -27,6 +27,7 @@ class HandMadeUnits {
     DType reduce = DType::kF32;
     GradientSync sync = GradientSync::kEachMicrobatch;
     int replicate = 1;
+    bool updates_in_backward = false;
   };
 
   /// Collective over the world.
@@ -44,7 +45,7 @@ class HandMadeUnits {
   /// Adds `amount` to every parameter, in this rank's parts.
   void change_shards(float amount);
 
-  Arena slots, buckets, scratch;  ///< of the plan, for who takes them
+  Arena slots, buckets, scratch, sums;  ///< of the plan, for who takes them
 
  private:
   void make(std::size_t u, const Options& options);

@@ -1,0 +1,27 @@
+#include "sharding/unit_notes.h"
+
+#include <algorithm>
+
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera::unit_notes {
+
+void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest) {
+  std::ranges::fill(notes, 0.0F);
+  for (std::size_t i = 0; i < used.size(); ++i) notes[i] = used[i] ? 1.0F : 0.0F;
+  for (std::size_t bit = 0; bit < MemoryPlan::kDigestBits; ++bit) {
+    notes[used.size() + bit] = static_cast<float>(digest >> bit & 1);
+  }
+}
+
+/// Where all ranks have one digest, each bit was set by all of them or by none.
+bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {
+  const auto bits = sum.subspan(static_cast<std::size_t>(parameters), MemoryPlan::kDigestBits);
+  return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
+}
+
+void read_used(std::span<const float> sum, std::span<char> used) {
+  for (std::size_t i = 0; i < used.size(); ++i) used[i] = sum[i] > 0.0F ? 1 : 0;
+}
+
+}  // namespace tessera::unit_notes

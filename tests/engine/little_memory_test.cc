@@ -1,0 +1,110 @@
+// A model whose training state is four times what the process may allocate trains, with masters and moments on disk and
+// updates in backward.
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/deferred_init.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr std::int64_t kWidth = 1024, kLayers = 48;
+constexpr std::int64_t kParameters = kLayers * kWidth * (kWidth + 1);
+/// bf16 parameters with fp32 masters, gradients and two moments.
+constexpr std::int64_t kStateBytes = 16 * kParameters;
+
+struct LayersImpl : torch::nn::Module {
+  LayersImpl() {
+    register_module("layers", layers);
+    for (std::int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) x = layer->as<torch::nn::LinearImpl>()->forward(x).tanh();
+    return x.to(at::kFloat).pow(2).mean();
+  }
+  torch::nn::ModuleList layers;
+};
+TORCH_MODULE(Layers);
+
+Strategy strategy(bool offloads) {
+  Strategy s;
+  s.strategy = ShardingStrategy::kFullShard;
+  s.units.classes = {"Linear"};
+  s.mixed_precision.param = DType::kBF16;
+  if (!offloads) return s;
+  s.optimizer.in_backward = true;
+  s.offload.masters = s.offload.moments = {Tier::kNvme, 1.0};
+  s.offload.paths = {std::filesystem::temp_directory_path().string()};
+  s.offload.record_bytes = 1 << 20;
+  return s;
+}
+
+std::int64_t allocated_now() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmData:")) return std::stoll(line.substr(7)) * 1024;
+  }
+  return -1;
+}
+
+/// Trains in a process that may allocate a quarter of the state beside what it has now; ends the process with 0, or with
+/// the error's exit code and its text on standard error.
+[[noreturn]] void train_in_little_memory(bool offloads) {
+  torch::set_num_threads(1);
+  at::ones({64, 64}).matmul(at::ones({64, 64}));  // what LibTorch takes once
+  const rlim_t limit = static_cast<rlim_t>(allocated_now() + kStateBytes / 4);
+  const rlimit both{limit, limit};
+  try {
+    if (setrlimit(RLIMIT_DATA, &both) != 0) throw std::runtime_error("setrlimit failed");
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      Layers model = [] {
+        const DeferredInitScope deferred;
+        return Layers();
+      }();
+      Engine engine(model, strategy(offloads), mesh);
+      const at::Tensor x = at::ones({1, kWidth}, at::kBFloat16);
+      double first = 0, last = 0;
+      for (int step = 0; step < 3; ++step) {
+        engine.backward(model->forward(x));
+        last = engine.step().loss;
+        if (step == 0) first = last;
+      }
+      if (!(last < first)) throw std::runtime_error("the loss did not fall");
+    });
+  } catch (const Error& error) {
+    std::cerr << error.message() << std::endl;
+    std::_Exit(static_cast<int>(error.exit_code()));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    std::_Exit(1);
+  }
+  std::_Exit(0);
+}
+
+TEST(LittleMemory, TrainsAModelWhoseStateIsFourTimesIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(train_in_little_memory(/*offloads=*/true), ::testing::ExitedWithCode(0), "");
+}
+
+// So that the limit is one.
+TEST(LittleMemory, WhichFailsByNameWithAllStateInMemory) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(train_in_little_memory(/*offloads=*/false),
+              ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource)), "cannot allocate .* for ");
+}
+
+}  // namespace
+}  // namespace tessera::testing

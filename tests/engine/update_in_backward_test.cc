@@ -1,0 +1,289 @@
+// "optimizer.in_backward": training has the bits of the run that updates after backward, gradients of a few units are in
+// memory at a time, and what cannot be done then is refused by name.
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64, .blocks = 9};
+constexpr TinyOptions kAwkward{.vocab = 32,
+                               .width = 32,
+                               .hidden = 64,
+                               .blocks = 9,
+                               .tied_head = true,
+                               .frozen_first_block = true,
+                               .unused_block = true};
+constexpr TinyOptions kRecomputed{.vocab = 32, .width = 32, .hidden = 64, .blocks = 4, .recompute = true};
+
+struct Formats {
+  DType param = DType::kF32, reduce = DType::kF32;
+  StateDType state = StateDType::kF32;
+};
+constexpr Formats kFormats[] = {{},
+                                {DType::kBF16, DType::kF32, StateDType::kF32},
+                                {DType::kBF16, DType::kBF16, StateDType::k8Bit},
+                                {DType::kF32, DType::kBF16, StateDType::kBF16}};
+
+void put_on_disk(Strategy& s, std::int64_t record_bytes, std::int64_t queue_depth) {
+  if (s.mixed_precision.param != DType::kF32) s.offload.masters = {Tier::kNvme, 1.0};
+  s.offload.moments = {Tier::kNvme, 1.0};
+  s.offload.paths = {std::filesystem::temp_directory_path().string()};
+  s.offload.record_bytes = record_bytes;
+  s.offload.queue_depth = queue_depth;
+}
+
+Adjust with(const Formats& formats, bool in_backward, std::int64_t record_bytes = 0) {
+  return [=](Strategy& s) {
+    s.gradient_clipping = 0;
+    s.mixed_precision.reduce = formats.reduce;
+    s.optimizer.state_dtype = formats.state;
+    s.optimizer.in_backward = in_backward;
+    if (record_bytes > 0) put_on_disk(s, record_bytes, /*queue_depth=*/2);
+  };
+}
+
+std::string name_of(const Formats& formats, const Placed& placed, int ranks) {
+  return std::string(tessera::name_of(formats.param)) + ", reduce " + std::string(tessera::name_of(formats.reduce)) +
+         ", state " + tessera::name_of(formats.state) + ", " + name_of(placed) + " on " + std::to_string(ranks) +
+         " ranks";
+}
+
+Trained train(const Formats& formats, const Placed& placed, int ranks, const TinyOptions& model, bool in_backward,
+              std::int64_t record_bytes = 0, std::int64_t replicate = 0) {
+  Strategy strategy = strategy_for(placed, with(formats, in_backward, record_bytes), formats.param);
+  strategy.mesh.replicate = replicate;
+  return train_on_threads({.ranks = ranks}, strategy, {.model = model, .steps = 5, .batch = 12});
+}
+
+TEST(UpdateInBackward, HasTheBitsOfTheUpdateAfterIt) {
+  for (const Formats& formats : kFormats) {
+    for (const TinyOptions& model : {kWide, kAwkward, kRecomputed}) {
+      for (int ranks : {1, 2, 3}) {
+        for (const Placed& placed : kOnePerPlacement) {
+          const std::string what = name_of(formats, placed, ranks);
+          const Trained wanted = train(formats, placed, ranks, model, false);
+          for (const std::int64_t record_bytes : {0, 4096, 4 << 20}) {
+            const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
+            expect_same_bits(trained, wanted, what);
+            // Until the order is agreed on, units wait for the turn of one that never comes.
+            for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
+              EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(UpdateInBackward, HasTheSameBitsOnTwoAxes) {
+  for (const Formats& formats : kFormats) {
+    for (const ShardingStrategy kind : {ShardingStrategy::kHybridShard, ShardingStrategy::kShardOptimizer,
+                                        ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
+      for (const bool shared : {false, true}) {
+        const Placed placed(kind, shared);
+        const Trained wanted = train(formats, placed, 4, kWide, false, 0, 2);
+        const Trained trained = train(formats, placed, 4, kWide, true, 0, 2);
+        expect_same_bits(trained, wanted, name_of(formats, placed, 4) + ", two replicas");
+      }
+    }
+  }
+}
+
+TEST(UpdateInBackward, HasTheSameBitsUnderChecksOfValues) {
+  for (const Placed& placed : kOnePerPlacement) {
+    const Trained wanted = train({}, placed, 2, kWide, false);
+    Strategy strategy = strategy_for(placed, with({}, true));
+    strategy.check.values = strategy.check.as_across_hosts = true;
+    expect_same_bits(train_on_threads({.ranks = 2}, strategy, {.model = kWide, .steps = 5}), wanted, name_of(placed));
+  }
+}
+
+// Several steps' sums would need as much as all gradients; those of the units under way need less.
+TEST(UpdateInBackward, KeepsSumsOfAFewUnits) {
+  for (const Placed& placed : kOnePerPlacement) {
+    for (int ranks : {1, 2}) {
+      const auto gradients = [&](bool in_backward) {
+        return train({}, placed, ranks, {.width = 64, .hidden = 256, .blocks = 24}, in_backward)
+            .steps[0]
+            .planned[MemoryCategory::kGradients];
+      };
+      EXPECT_LT(gradients(true) * 2, gradients(false)) << tessera::testing::name_of(placed) << " on " << ranks;
+    }
+  }
+}
+
+TEST(UpdateInBackward, MovesThePlansBytes) {
+  struct Records {
+    std::int64_t bytes, queue_depth;
+  };
+  for (const Records& records :
+       {Records{4096, 1}, Records{4096, 3}, Records{4 << 20, 32}}) {  // the last all fit the slots
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const Adjust adjust = [&](Strategy& s) {
+        with({}, true)(s);
+        put_on_disk(s, records.bytes, records.queue_depth);
+      };
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kWide);
+      const DiskUse plan = session.engine.plan().disk;
+      for (std::size_t i = 0; i < 2; ++i) session.train(i);
+      for (std::size_t i = 2; i < 6; i += 2) {
+        const TrafficCounts before = session.engine.traffic();
+        session.train(i);
+        session.train(i + 1);
+        const TrafficCounts after = session.engine.traffic();
+        EXPECT_EQ(after.disk_bytes_read - before.disk_bytes_read, plan.read_in_two_steps) << records.bytes;
+        EXPECT_EQ(after.disk_bytes_written - before.disk_bytes_written, plan.written_in_two_steps) << records.bytes;
+      }
+    });
+  }
+}
+
+/// What ends a run of `body` on two ranks, under each placement.
+template <class Body>
+std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
+  std::vector<Error> errors;
+  for (const Placed& placed : kOnePerPlacement) {
+    try {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(placed, with({}, true)), model);
+        session.train(0);
+        body(session);
+      });
+      ADD_FAILURE() << "no error under " << tessera::testing::name_of(placed);
+    } catch (const Error& error) {
+      errors.push_back(error);
+    }
+  }
+  return errors;
+}
+
+TEST(UpdateInBackward, RecomputationOfASharedModuleIsRefusedByName) {
+  TinyOptions model = kRecomputed;
+  model.shared_block = true;  // recomputed twice, apart: its gradients are complete after the first time
+  for (const Placed& placed : kOnePerPlacement) {
+    try {
+      train({}, placed, 2, model, true);
+      ADD_FAILURE() << "no error under " << tessera::testing::name_of(placed);
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("unit blocks.0"), HasSubstr("recomputation"), HasSubstr("in_backward")));
+    }
+  }
+}
+
+TEST(UpdateInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
+  const auto body = [](Session& session) {
+    session.engine.backward(session.loss(1) * std::numeric_limits<double>::infinity());
+  };
+  for (const Error& error : errors_of(body, kWide)) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("infinite or NaN"), HasSubstr("cannot be skipped")));
+  }
+}
+
+// ---- reading what is being updated -------------------------------------------------------------------------------
+
+/// Its backward reads `second` once more after the gradients of `second` are complete, unless `late` is false.
+struct LateReaderImpl : torch::nn::Module {
+  explicit LateReaderImpl(bool late)
+      : late(late),
+        first(register_module("first", torch::nn::Linear(6, 6))),
+        second(register_module("second", torch::nn::Linear(6, 6))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = first(x);
+    if (late) y = at::linear(y, second->weight.detach());
+    return y.pow(2).mean() + second(x).pow(2).mean();  // what is made last is differentiated first
+  }
+  bool late;
+  torch::nn::Linear first, second;
+};
+TORCH_MODULE(LateReader);
+
+std::string error_of_late_reader(const Placed& placed, bool late) {
+  Strategy strategy = strategy_for(placed, with({}, true));
+  strategy.units.classes = {"Linear"};
+  try {
+    run_ranks({.ranks = 2, .timeout_s = 10}, [&](const Mesh& mesh) {
+      LateReader model(late);
+      Engine engine(model, strategy, mesh);
+      for (int step = 0; step < 2; ++step) {
+        engine.backward(model->forward(at::ones({3, 6})));
+        engine.step();
+      }
+    });
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
+  for (const Placed& placed : kOnePerPlacement) {
+    EXPECT_EQ(error_of_late_reader(placed, false), "") << tessera::testing::name_of(placed);
+    EXPECT_THAT(error_of_late_reader(placed, true),
+                AllOf(HasSubstr("unit second"), HasSubstr("being updated"), HasSubstr("in_backward")))
+        << tessera::testing::name_of(placed);
+  }
+}
+
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// And after the refusals the step goes on as if nothing had been asked.
+TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
+  for (const Placed& placed : kOnePerPlacement) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      std::vector<double> wanted;
+      {
+        Session undisturbed(mesh, strategy_for(placed, with({}, true)), kWide);
+        for (std::size_t i = 0; i < 3; ++i) wanted.push_back(undisturbed.train(i).loss);
+      }
+      Session session(mesh, strategy_for(placed, with({}, true)), kWide);
+      Engine& engine = session.engine;
+      for (std::size_t i = 0; i < 3; ++i) {
+        const at::Tensor loss = session.loss(i);
+        EXPECT_THAT(error_of([&] { engine.backward(loss, {.retain_graph = true}); }), HasSubstr("retain_graph"));
+        {
+          Gathered guard(engine);
+          EXPECT_THAT(error_of([&] { engine.backward(loss); }), HasSubstr("close that guard"));
+        }
+        engine.backward(session.loss(i));
+        EXPECT_THAT(error_of([&] { engine.zero_grad(); }), AllOf(HasSubstr("zero_grad"), HasSubstr("step() first")));
+        EXPECT_THAT(error_of([&] { Gathered guard(engine); }), AllOf(HasSubstr("Gathered"), HasSubstr("step() first")));
+        const std::vector<int> batches = {0};
+        EXPECT_THAT(error_of([&] { engine.evaluate(batches, [&](int) { return session.loss(0); }); }),
+                    AllOf(HasSubstr("evaluate"), HasSubstr("step() first")));
+        EXPECT_THAT(error_of([&] { session.loss(i); }), AllOf(HasSubstr("being updated"), HasSubstr("engine.step()")));
+        const StepResult result = engine.step();
+        EXPECT_EQ(result.loss, wanted[i]) << tessera::testing::name_of(placed);
+        engine.zero_grad();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

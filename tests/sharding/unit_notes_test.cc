@@ -1,0 +1,45 @@
+#include "sharding/unit_notes.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera::testing {
+namespace {
+
+using Digests = std::vector<std::uint64_t>;
+
+/// What a sum over ranks that write these digests leaves; rank r uses parameter p where r == p.
+std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) {
+  std::vector<float> sum(parameters + 64 + 5), notes(sum.size(), 7.0F);
+  for (std::size_t rank = 0; rank < digests.size(); ++rank) {
+    std::vector<char> used(parameters);
+    for (std::size_t p = 0; p < parameters; ++p) used[p] = p == rank ? 1 : 0;
+    unit_notes::write(notes, used, digests[rank]);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += notes[i];
+  }
+  return sum;
+}
+
+TEST(UnitNotes, SayWhichParametersAnyRankUsed) {
+  std::vector<char> used(3, 2);
+  unit_notes::read_used(sum_of_notes({0, 0}, 3), used);
+  EXPECT_EQ(used, (std::vector<char>{1, 1, 0}));
+}
+
+TEST(UnitNotes, TellOneDigestFromSeveral) {
+  constexpr std::uint64_t kDigest = 0xF00DFACE12345678;
+  const auto agree = [](const Digests& digests) {
+    return unit_notes::have_one_digest(sum_of_notes(digests, 3), 3, static_cast<int>(digests.size()));
+  };
+  EXPECT_TRUE(agree({kDigest}));
+  EXPECT_TRUE(agree({kDigest, kDigest, kDigest}));
+  EXPECT_TRUE(agree({0, 0}));
+  for (int bit = 0; bit < 64; ++bit) {
+    EXPECT_FALSE(agree({kDigest, kDigest, kDigest ^ std::uint64_t{1} << bit})) << bit;
+    EXPECT_FALSE(agree({kDigest, kDigest ^ std::uint64_t{1} << bit})) << bit;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -20,6 +20,7 @@ results.json, made by benchmarks/run, is one object:
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null
     missing      [{what, why}]                         what the page leaves out
+    later?       [{sections, commit, started, command, machine, rounds}]   sections that were measured again, or added
 """
 
 import argparse
@@ -168,6 +169,10 @@ def _bar_unit(most):
     return (1.0, "seconds") if most >= 1 else (1e-3, "milliseconds")
 
 
+def _name_of_commit(commit):
+    return commit["hash"] + (" with uncommitted changes" if commit["dirty"] else "")
+
+
 class Page:
     """The sections of index.html, in order. Sections without data are left out; `missing` says why."""
 
@@ -270,17 +275,17 @@ class Page:
         return ('<p class="note"><strong>One host.</strong> Tessera’s strategies that shard the optimizer share by '
                 f'default (<code>"host_sharing": true</code>). {_SHARING} {rows}</p>')
 
-    def _commit(self):
-        commit = self.data["commit"]
-        return commit["hash"] + (" with uncommitted changes" if commit["dirty"] else "")
-
     def _run(self):
         machine = self.data["machine"]
-        facts = {"commit": self._commit(), "command": self.data["command"], "started": self.data["started"],
+        facts = {"commit": _name_of_commit(self.data["commit"]), "command": self.data["command"], "started": self.data["started"],
                  "processor": f"{machine['cpu']}, {machine['cores']} cores, {svg.size_label(machine['memory_bytes'])}",
                  "kernel": f"{machine['kernel']}; load average at the start {machine['load_average_at_start']:.2f}",
                  "versions": ", ".join(f"{name} {version}" for name, version in self.data["versions"].items()),
                  "ranks": f"{self.data['ranks']} processes of one thread; {self.data['rounds']} interleaved rounds"}
+        for entry in self.data.get("later", []):
+            facts[f"later: {', '.join(entry['sections'])}"] = (
+                f"{_name_of_commit(entry['commit'])}; {entry['command']}; {entry['started']}; "
+                f"{entry['machine']['cpu']}, {entry['machine']['cores']} cores")
         rows = "".join(f"<tr><td>{name}</td><td>{html.escape(value)}</td></tr>" for name, value in facts.items())
         checks = "".join(f"<li>{html.escape(self.names(check['work']))}: {html.escape(check['result'])}</li>"
                          for check in self.data["checks"])
@@ -420,8 +425,8 @@ class Page:
             return ""
         def family(name):
             return next((family for family in ("tessera", "deepspeed") if name.startswith(family)), "torch")
-        parts = ["<p>Whole passes over one file, past the page cache; “mixed” reads every record and writes one back "
-                 "for it. A swapper's step and Tessera's read and write all state of the optimizer.</p>"]
+        parts = ["<p>Whole passes over one file, past the page cache; “mixed” reads every record and writes one "
+                 "back for it. A swapper's step and Tessera's read and write all state of the optimizer.</p>"]
         for kind in ("write", "read", "mixed"):
             rows = [{"label": self.names(name), "family": family(name), "value": rate / 1e9,
                      "low": rate * median / high / 1e9, "high": rate * median / low / 1e9,

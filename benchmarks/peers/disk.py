@@ -9,8 +9,8 @@
 
 Prints one JSON line. Of passes: {"peer", "bytes", "settings", "write", "read", "mixed"}, each of these three
 {"samples_s": [...], "cpu_s": [...]}, CPU time of all threads; bytes: that a pass moves one way; mixed: as many are read
-as are written. The file is written once before. Of steps: {"peer", "numel", "bytes", "samples_s": [...]}, bytes: read and
-written.
+as are written. The file is written once before. Of steps: {"peer", "numel", "bytes", "samples_s": [...]}, bytes: read
+and written.
 """
 
 import argparse

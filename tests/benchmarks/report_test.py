@@ -356,6 +356,13 @@ class Disk(unittest.TestCase):
         self.assertIn("Passes over a disk: mixed", page)
         self.assertIn("DeepSpeed&#x27;s swapper, fp32", page)
 
+    def test_sections_of_another_time_say_so(self):
+        entry = {"sections": ["disk"], "commit": {"hash": "abc123", "dirty": True}, "started": "then", "command": "run",
+                 "machine": {"cpu": "another", "cores": 3}, "rounds": 1}
+        page = written(self.data | {"later": [entry]})["index.html"]
+        self.assertIn("later: disk", page)
+        self.assertIn("abc123 with uncommitted changes; run; then; another, 3 cores", page)
+
     def test_results_of_before_have_no_such_section(self):
         files = written(json.loads(MADE_UP.read_text()))
         self.assertNotIn("disk.csv", files)

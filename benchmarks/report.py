@@ -277,7 +277,8 @@ class Page:
 
     def _run(self):
         machine = self.data["machine"]
-        facts = {"commit": _name_of_commit(self.data["commit"]), "command": self.data["command"], "started": self.data["started"],
+        facts = {"commit": _name_of_commit(self.data["commit"]), "command": self.data["command"],
+                 "started": self.data["started"],
                  "processor": f"{machine['cpu']}, {machine['cores']} cores, {svg.size_label(machine['memory_bytes'])}",
                  "kernel": f"{machine['kernel']}; load average at the start {machine['load_average_at_start']:.2f}",
                  "versions": ", ".join(f"{name} {version}" for name, version in self.data["versions"].items()),

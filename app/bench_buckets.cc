@@ -12,7 +12,7 @@
 namespace tessera::app {
 namespace {
 
-BucketStudyOptions options_of(const BenchCommand& command) {
+BucketStudyOptions bucket_options_of(const BenchCommand& command) {
   BucketStudyOptions options;
   options.images.cifar10 = command.cifar10;
   const std::int64_t most = std::int64_t{1} << (command.quick ? 20 : 26);
@@ -41,7 +41,7 @@ int run_bench_buckets(const BenchCommand& command) {
     }
     if (mesh.rank() == 0) check_outputs(command);
     set_threads_of_rank(mesh.topology().local_world_size);
-    const BucketReport report = study_buckets(mesh, options_of(command));
+    const BucketReport report = study_buckets(mesh, bucket_options_of(command));
     if (mesh.rank() != 0) return;
     write_text(to_json(report).dump() + "\n", command.json, command);
     write_text(to_csv(report), command.csv, command);

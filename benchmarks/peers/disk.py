@@ -150,7 +150,7 @@ def swapped_steps(options):
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from deepspeed.runtime.swap_tensor.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
-    from deepspeed.runtime.swap_tensor.constants import AIO_DEFAULT_DICT
+    from deepspeed.runtime.swap_tensor.aio_config import get_aio_config
     deepspeed.init_distributed("gloo", verbose=False)
     part = 16 * MIB  # parameters a group
     count = max(1, options.numel // part)
@@ -164,7 +164,7 @@ def swapped_steps(options):
     folder.mkdir()
     try:
         config = types.SimpleNamespace(buffer_count=5 * 3, pipeline_read=True, pipeline_write=True, fast_init=False)
-        swapper = PipelinedOptimizerSwapper(config, AIO_DEFAULT_DICT, str(folder), optimizer, part, "cpu",
+        swapper = PipelinedOptimizerSwapper(config, get_aio_config({}), str(folder), optimizer, part, "cpu",
                                             torch.float32, timers=None)
         swapper.initialize_parameters(parameters=parameters, src_tensors=[torch.randn(part) for _ in parameters])
         gradient = torch.randn(part) * 1e-3

@@ -169,6 +169,11 @@ def _bar_unit(most):
     return (1.0, "seconds") if most >= 1 else (1e-3, "milliseconds")
 
 
+def _family_of(contender):
+    """Of a contender outside the steps of training; what is not DeepSpeed's is drawn as PyTorch's."""
+    return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
+
+
 def _name_of_commit(commit):
     return commit["hash"] + (" with uncommitted changes" if commit["dirty"] else "")
 
@@ -360,15 +365,21 @@ class Page:
         table = tables.optimizer(self.results)
         if not table["rows"]:
             return ""
-        rows = [{"label": self.names(row[0]), "family": "tessera" if row[0].startswith("tessera") else
-                 "deepspeed" if row[0].startswith("deepspeed") else "torch", "value": 1e9 * row[3] / row[1],
-                 "low": 1e9 * row[4] / row[1], "high": 1e9 * row[5] / row[1], "note": f"{row[6] / 1e9:.3g} Gparam/s"}
-                for row in table["rows"]]
         return ("Optimizer step",
                 "<p>AdamW over one flat tensor, one thread. “Chain for bf16” is mixed precision in PyTorch: "
                 "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back. "
                 "Tessera’s bf16 has fp32 masters too.</p>"
-                + svg.legend(self.families) + svg.bars("Optimizer step", rows, "nanoseconds a parameter")
+                + self._parameter_bars("Optimizer step", table))
+
+    def _parameter_bars(self, title, table):
+        """Steps that differ in their numbers of parameters, as bars and as the table."""
+        rows = []
+        for row in table["rows"]:
+            of = dict(zip(table["columns"], row))
+            low, value, high = (1e9 * of[name] / of["parameters"] for name in ("p10_s", "median_s", "p90_s"))
+            rows.append({"label": self.names(of["contender"]), "family": _family_of(of["contender"]), "value": value,
+                         "low": low, "high": high, "note": f"{of['parameters_per_s'] / 1e9:.3g} Gparam/s"})
+        return (svg.legend(self.families) + svg.bars(title, rows, "nanoseconds a parameter")
                 + _table(table, self.names))
 
     def _collectives(self):
@@ -424,12 +435,10 @@ class Page:
         table, steps = tables.disk(self.results), tables.disk_steps(self.results)
         if not table["rows"]:
             return ""
-        def family(name):
-            return next((family for family in ("tessera", "deepspeed") if name.startswith(family)), "torch")
         parts = ["<p>Whole passes over one file, past the page cache; “mixed” reads every record and writes one "
                  "back for it. A swapper's step and Tessera's read and write all state of the optimizer.</p>"]
         for kind in ("write", "read", "mixed"):
-            rows = [{"label": self.names(name), "family": family(name), "value": rate / 1e9,
+            rows = [{"label": self.names(name), "family": _family_of(name), "value": rate / 1e9,
                      "low": rate * median / high / 1e9, "high": rate * median / low / 1e9,
                      "note": f"{cpu * 1000:.0f} ms of CPU time a GiB"}
                     for name, of, _, _, _, median, low, high, rate, cpu in table["rows"] if of == kind]
@@ -437,12 +446,8 @@ class Page:
                 continue
             parts.append(f"<h3>{kind}</h3>" + svg.bars(f"Passes over a disk: {kind}", rows, "GB/s"))
         if steps["rows"]:
-            rows = [{"label": self.names(row[0]), "family": family(row[0]), "value": 1e9 * row[4] / row[1],
-                     "low": 1e9 * row[5] / row[1], "high": 1e9 * row[6] / row[1],
-                     "note": f"{row[7] / 1e6:.3g} Mparam/s"} for row in steps["rows"]]
-            parts.append("<h3>Optimizer step with its state on disk</h3>" + svg.legend(self.families)
-                         + svg.bars("Optimizer step with its state on disk", rows, "nanoseconds a parameter")
-                         + _table(steps, self.names))
+            title = "Optimizer step with its state on disk"
+            parts.append(f"<h3>{title}</h3>" + self._parameter_bars(title, steps))
         return "Disk", "".join(parts) + _table(table, self.names)
 
     def _buckets(self):

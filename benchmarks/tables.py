@@ -12,6 +12,15 @@ from memory import formula_bytes
 _MEMORY_KINDS = {"private": "Tessera, private memory", "group": "Tessera, the group's memory"}
 
 
+def _flat(rounds):
+    return [sample for samples in rounds for sample in samples]
+
+
+def _a_parameter(entry, what="rounds_s"):
+    """The samples of an entry with "numel", so that the numbers of parameters need not be the same."""
+    return [sample / entry["numel"] for sample in _flat(entry[what])]
+
+
 class Results:
     """results.json, with the look-ups that the tables share."""
 
@@ -25,7 +34,7 @@ class Results:
         """All samples of the entry with these fields; an empty list if there is none, or no such section yet."""
         for entry in self.data.get(section, []):
             if all(entry.get(name) == value for name, value in key.items()):
-                return [sample for samples in entry[what] for sample in samples]
+                return _flat(entry[what])
         return []
 
     def step_samples(self, work, contender):
@@ -106,9 +115,8 @@ def _optimizer_ratios(results):
             if peer == "limit":
                 theirs = [case["limit_s"] / case["numel"]] if case["limit_s"] else []
             else:
-                # A parameter's time, so that the numbers of parameters need not be the same.
-                theirs = [sample / entry["numel"] for entry in results.data["optimizer"] if entry["contender"] == peer
-                          for samples in entry["rounds_s"] for sample in samples]
+                theirs = [sample for entry in results.data["optimizer"] if entry["contender"] == peer
+                          for sample in _a_parameter(entry)]
             yield ["optimizer", None, None, peer, f"tessera {kernel}", target, _ratio(theirs, ours)]
 
 
@@ -168,19 +176,16 @@ def _disk_ratios(results):
                    _ratio(defaults, ours)]
             yield ["disk_cpu", kind, size, "deepspeed_aio", "tessera", targets.DISK_CPU,
                    _ratio(passes("deepspeed_aio", kind, "rounds_cpu_s"), passes("tessera", kind, "rounds_cpu_s"))]
-    swapper = [entry for entry in results.data.get("disk_steps", []) if entry["contender"] == "deepspeed_swapper"]
-    for entry in results.data.get("disk_steps", []):
-        name = entry["contender"].removeprefix("tessera ")
-        if name == entry["contender"]:
-            continue
-        ours = [sample / entry["numel"] for samples in entry["rounds_s"] for sample in samples]
+    steps = results.data.get("disk_steps", [])
+    swapper = [entry for entry in steps if entry["contender"] == "deepspeed_swapper"]
+    for entry in (entry for entry in steps if entry["contender"].startswith("tessera ")):
+        ours = _a_parameter(entry)
+        target = dict(targets.DISK_STEPS).get(entry["contender"].removeprefix("tessera "))
         for peer in swapper:
-            theirs = [sample / peer["numel"] for samples in peer["rounds_s"] for sample in samples]
-            yield ["disk_step", None, None, peer["contender"], entry["contender"], dict(targets.DISK_STEPS).get(name),
-                   _ratio(theirs, ours)]
-        limit = [sample / entry["numel"] for samples in entry["rounds_limit_s"] for sample in samples]
+            yield ["disk_step", None, None, peer["contender"], entry["contender"], target,
+                   _ratio(_a_parameter(peer), ours)]
         yield ["disk_step", None, None, "disk_limit", entry["contender"], targets.DISK_STEPS_OF_LIMIT,
-               _ratio(limit, ours)]
+               _ratio(_a_parameter(entry, "rounds_limit_s"), ours)]
 
 
 def _bucket_ratios(results):
@@ -272,8 +277,7 @@ def disk(results):
                "cpu_s_per_gib"]
     rows = []
     for entry in results.data.get("disk", []):
-        key = {name: entry[name] for name in ("contender", "kind", "bytes")}
-        of, cpu = (stats.summary(results.samples("disk", what, **key)) for what in ("rounds_s", "rounds_cpu_s"))
+        of, cpu = (stats.summary(_flat(entry[what])) for what in ("rounds_s", "rounds_cpu_s"))
         moved = entry["bytes"] * (2 if entry["kind"] == "mixed" else 1)
         rows.append([entry["contender"], entry["kind"], entry["bytes"], entry["settings"], of["n"], of["median"],
                      of["p10"], of["p90"], moved / of["median"], cpu["median"] / (moved / 2**30)])
@@ -285,10 +289,8 @@ def disk_steps(results):
                "share_of_limit"]
     rows = []
     for entry in results.data.get("disk_steps", []):
-        key = {name: entry[name] for name in ("contender", "numel")}
-        samples = results.samples("disk_steps", **key)
+        samples, limit = _flat(entry["rounds_s"]), _flat(entry.get("rounds_limit_s", []))
         of = stats.summary(samples)
-        limit = results.samples("disk_steps", "rounds_limit_s", **key) if "rounds_limit_s" in entry else []
         rows.append([entry["contender"], entry["numel"], entry["bytes"], of["n"], of["median"], of["p10"], of["p90"],
                      entry["numel"] / of["median"], _ratio(limit, samples)])
     return {"title": "Optimizer step with its state on disk", "columns": columns, "rows": rows}

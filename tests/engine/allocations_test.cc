@@ -51,10 +51,6 @@ std::int64_t allocations_in(const Body& body) {
 }
 
 void update_after_backward(Strategy&) {}
-void update_in_backward(Strategy& strategy) {
-  strategy.gradient_clipping = 0;
-  strategy.optimizer.in_backward = true;
-}
 constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward};
 
 /// Of one step's forward and backward without an Engine, as a torch::optim program has them.

@@ -132,18 +132,7 @@ TEST(Offload, BytesMovedAreThePlans) {
     for (const Below& below : kBelow) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard, &below), kWide);
-        const DiskUse plan = session.engine.plan().disk;
-        EXPECT_GT(plan.bytes, 0);
-        for (std::size_t i = 0; i < 2; ++i) session.train(i);
-        for (std::size_t i = 2; i < 8; i += 2) {
-          const TrafficCounts before = session.engine.traffic();
-          session.train(i);
-          session.train(i + 1);
-          const TrafficCounts after = session.engine.traffic();
-          const std::string what = name_of(kept) + ", records of " + std::to_string(below.record_bytes);
-          EXPECT_EQ(after.disk_bytes_read - before.disk_bytes_read, plan.read_in_two_steps) << what;
-          EXPECT_EQ(after.disk_bytes_written - before.disk_bytes_written, plan.written_in_two_steps) << what;
-        }
+        expect_planned_disk_traffic(session, name_of(kept) + ", records of " + std::to_string(below.record_bytes));
       });
     }
   }

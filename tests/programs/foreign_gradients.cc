@@ -53,7 +53,9 @@ void train_gan(Scene& scene) {
   gan.note();
 }
 
-TEST(ForeignGradients, Gan) { expect_like_plain(train_gan, {linear_units}); }
+TEST(ForeignGradients, Gan) {
+  for (const auto adjust : {linear_units, linear_units_in_backward}) expect_like_plain(train_gan, {adjust});
+}
 
 // The generator's backward comes while the critic's gradients of this step already count.
 TEST(ForeignGradients, GanWhoseGeneratorTrainsInTheCriticsStep) {
@@ -81,21 +83,21 @@ TEST(ForeignGradients, GanWhoseGeneratorTrainsInTheCriticsStep) {
       {linear_units});
 }
 
+void train_autoencoder(Scene& scene) {
+  Mlp encoder = mlp(3, 7, 4), decoder = mlp(4, 9, 3);
+  const auto of_encoder = scene.trainer(encoder), of_decoder = scene.trainer(decoder);
+  for (std::int64_t step = 0; step < 4; ++step) {
+    const at::Tensor x = scene.rows(noise(step, 3));
+    of_encoder->backward_with((decoder->forward(encoder->forward(x)) - x).pow(2).mean(), {of_decoder.get()});
+    of_decoder->step();
+    of_encoder->step();
+  }
+  scene.note(*of_encoder, *encoder);
+  scene.note(*of_decoder, *decoder);
+}
+
 TEST(ForeignGradients, OneLossTrainsTwoEngines) {
-  expect_like_plain(
-      [](Scene& scene) {
-        Mlp encoder = mlp(3, 7, 4), decoder = mlp(4, 9, 3);
-        const auto of_encoder = scene.trainer(encoder), of_decoder = scene.trainer(decoder);
-        for (std::int64_t step = 0; step < 4; ++step) {
-          const at::Tensor x = scene.rows(noise(step, 3));
-          of_encoder->backward_with((decoder->forward(encoder->forward(x)) - x).pow(2).mean(), {of_decoder.get()});
-          of_decoder->step();
-          of_encoder->step();
-        }
-        scene.note(*of_encoder, *encoder);
-        scene.note(*of_decoder, *decoder);
-      },
-      {linear_units});
+  for (const auto adjust : {linear_units, linear_units_in_backward}) expect_like_plain(train_autoencoder, {adjust});
 }
 
 // Each Engine gets gradients under its own loss scale, whichever comes first.

@@ -25,6 +25,11 @@ Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out) {
 
 void linear_units(Strategy& strategy) { strategy.units.classes = {"Linear"}; }
 
+void linear_units_in_backward(Strategy& strategy) {
+  linear_units(strategy);
+  update_in_backward(strategy);
+}
+
 at::Tensor noise(std::int64_t step, std::int64_t width) {
   const at::Tensor ramp = at::arange(12 * width, at::kFloat).reshape({12, width});
   return at::sin(ramp * 1.7 + static_cast<double>(step) * 3.1);

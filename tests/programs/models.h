@@ -31,6 +31,7 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
 void linear_units(Strategy& strategy);
+void linear_units_in_backward(Strategy& strategy);  ///< and each is updated in backward
 /// Twelve rows of `width` numbers, the same for the same step.
 at::Tensor noise(std::int64_t step, std::int64_t width);
 

@@ -1,4 +1,5 @@
 // Programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's numbers.
+// Those of several Engines are in foreign_gradients.cc.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -7,15 +8,6 @@
 
 namespace tessera::testing {
 namespace {
-
-void in_backward(Strategy& strategy) {
-  strategy.gradient_clipping = 0;
-  strategy.optimizer.in_backward = true;
-}
-void linear_units_in_backward(Strategy& strategy) {
-  linear_units(strategy);
-  in_backward(strategy);
-}
 
 TEST(UpdateInBackward, AllKindsOfParameters) {
   for (const TinyOptions& options :
@@ -28,45 +20,8 @@ TEST(UpdateInBackward, AllKindsOfParameters) {
           train(scene, *trainer, model, 0, 4);
           scene.note(*trainer, *model);
         },
-        {in_backward});
+        {update_in_backward});
   }
-}
-
-TEST(UpdateInBackward, Gan) {
-  expect_like_plain(
-      [](Scene& scene) {
-        Mlp generator = mlp(3, 7, 2), critic = mlp(2, 9, 1);
-        const auto of_generator = scene.trainer(generator), of_critic = scene.trainer(critic);
-        for (std::int64_t step = 0; step < 4; ++step) {
-          if (scene.is_plain()) of_critic->zero_grad();
-          const at::Tensor real = critic->forward(scene.rows(noise(step + 100, 2)));
-          const at::Tensor fake = critic->forward(generator->forward(scene.rows(noise(step, 3))).detach());
-          of_critic->backward(at::softplus(-real).mean() + at::softplus(fake).mean());
-          of_critic->step();
-          const at::Tensor faked = critic->forward(generator->forward(scene.rows(noise(step, 3))));
-          of_generator->backward(at::softplus(-faked).mean());
-          of_generator->step();
-        }
-        scene.note(*of_generator, *generator);
-        scene.note(*of_critic, *critic);
-      },
-      {linear_units_in_backward});
-}
-
-TEST(UpdateInBackward, OneLossTrainsTwoEngines) {
-  expect_like_plain(
-      [](Scene& scene) {
-        Mlp a = mlp(3, 7, 2), b = mlp(2, 9, 1);
-        const auto of_a = scene.trainer(a), of_b = scene.trainer(b);
-        for (std::int64_t step = 0; step < 4; ++step) {
-          of_a->backward_with(b->forward(a->forward(scene.rows(noise(step, 3)))).pow(2).mean(), {of_b.get()});
-          of_a->step();
-          of_b->step();
-        }
-        scene.note(*of_a, *a);
-        scene.note(*of_b, *b);
-      },
-      {linear_units_in_backward});
 }
 
 TEST(UpdateInBackward, EvaluatesWritesAndFreezesBetweenSteps) {
@@ -90,7 +45,7 @@ TEST(UpdateInBackward, EvaluatesWritesAndFreezesBetweenSteps) {
         train(scene, *trainer, model, 5, 6);
         scene.note(*trainer, *model);
       },
-      {in_backward});
+      {update_in_backward});
 }
 
 // A unit that a rank does not use, while others do: what ranks tell each other with the unit's reduction.
@@ -124,7 +79,7 @@ TEST(UpdateInBackward, EnginesInSuccessionKeepValues) {
         train(scene, *trainer, model, 4, 6);
         scene.note(*trainer, *model);
       },
-      {in_backward});
+      {update_in_backward});
 }
 
 }  // namespace

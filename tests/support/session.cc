@@ -13,6 +13,11 @@ Strategy strategy_for(const Placed& placed, const Adjust& adjust, DType dtype) {
   return strategy;
 }
 
+void update_in_backward(Strategy& strategy) {
+  strategy.gradient_clipping = 0;
+  strategy.optimizer.in_backward = true;
+}
+
 at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
   const std::int64_t rows = batch.size(0) / mesh.world_size();
   return batch.narrow(0, mesh.rank() * rows, rows);
@@ -37,6 +42,20 @@ StepResult Session::train(std::size_t i) {
 Values Session::values() {
   const Gathered gathered(engine);
   return values_of(*model);
+}
+
+void expect_planned_disk_traffic(Session& session, const std::string& what) {
+  const DiskUse plan = session.engine.plan().disk;
+  EXPECT_GT(plan.bytes, 0) << what;
+  for (std::size_t i = 0; i < 2; ++i) session.train(i);  // nothing is in memory yet
+  for (std::size_t i = 2; i < 8; i += 2) {
+    const TrafficCounts before = session.engine.traffic();
+    session.train(i);
+    session.train(i + 1);
+    const TrafficCounts after = session.engine.traffic();
+    EXPECT_EQ(after.disk_bytes_read - before.disk_bytes_read, plan.read_in_two_steps) << what;
+    EXPECT_EQ(after.disk_bytes_written - before.disk_bytes_written, plan.written_in_two_steps) << what;
+  }
 }
 
 bool all_same_bits(const Values& a, const Values& b) {

@@ -20,6 +20,9 @@ using Values = std::vector<std::pair<std::string, at::Tensor>>;
 /// tiny_strategy with clipping, and what `adjust` changes.
 Strategy strategy_for(const Placed& placed, const Adjust& adjust = nullptr, DType dtype = DType::kF32);
 
+/// Units are updated in backward, and nothing clips.
+void update_in_backward(Strategy& strategy);
+
 /// This rank's rows of a global batch.
 at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 
@@ -35,6 +38,9 @@ struct Session {
   Engine engine;
   std::vector<Batch> batches;
 };
+
+/// Trains some steps, and expects that each two of them in a row move what the plan says to and from the disk.
+void expect_planned_disk_traffic(Session& session, const std::string& what);
 
 bool all_same_bits(const Values& a, const Values& b);
 

@@ -102,12 +102,13 @@ struct DiskTime {
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
+  const std::int64_t record_bytes = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
   DiskTime time;
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
                              measure_disk({.directory = directory,
-                                           .bytes = std::min(std::int64_t{1} << 30, 256 * plan.record_bytes()),
-                                           .record_bytes = static_cast<std::size_t>(plan.record_bytes()),
+                                           .bytes = std::min(std::int64_t{1} << 30, 256 * record_bytes),
+                                           .record_bytes = static_cast<std::size_t>(record_bytes),
                                            .in_flight = 2 * static_cast<int>(strategy.offload.queue_depth)}));
     time.bytes_per_s += speed.mixed_bytes_per_s();
   }
@@ -131,7 +132,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
   json["disk"] = {{"bytes", plan.disk().bytes},
-                  {"records", plan.records()},
+                  {"records", plan.parameter_records().records + plan.state_records().records},
                   {"read_in_two_steps", plan.disk().read_in_two_steps},
                   {"written_in_two_steps", plan.disk().written_in_two_steps}};
   json["units"] = nlohmann::ordered_json::array();
@@ -189,7 +190,7 @@ int run_plan(const PlanCommand& command) {
     const MemoryPlan plan = plan_of(config, strategy, topology);
     const std::int64_t parameters = models::parameter_count(config);
     std::optional<DiskTime> disks;
-    if (command.measure_disks && plan.records() > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
+    if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
     if (command.json) {
       nlohmann::ordered_json json = to_json(plan, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};

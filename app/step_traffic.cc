@@ -33,25 +33,16 @@ class StepTraffic {
     if (collective.calls > 0) collectives_.push_back(std::move(collective));
   }
 
-  /// The root unit has a slot of its own and is gathered once. The others take turns in `slots`: what a direction left
-  /// in them, the next one (which begins there) finds.
   void gather_parameters() {
-    if (!input_.placement.parameters.shard || input_.placement.shared || !shard_) return;
+    if (!plan_.gathers() || !shard_) return;
     StepCollective gathers{"all_gather", "shard", "parameters before use"};
-    const auto count = static_cast<std::int64_t>(input_.units.size());
-    const bool kept = input_.placement.keep_gathered;
-    const std::int64_t slots = kept ? count : plan_.shared_slots();
-    const std::int64_t directions = 2 * input_.accumulation;
-    for (std::int64_t i = 0; i < count; ++i) {
-      // Forward leaves the last `slots` units gathered, backward the first.
-      std::int64_t times = 1;
-      if (i > 0 && !kept && count - 1 > slots) {
-        const bool left_by_forward = i >= count - slots, left_by_backward = i <= slots;
-        times += (directions / 2) * (left_by_forward ? 0 : 1) + (directions / 2 - 1) * (left_by_backward ? 0 : 1);
-      }
+    for (std::size_t i = 0; i < input_.units.size(); ++i) {
+      const std::int64_t times = plan_.gathers_in_step(i);
       gathers.calls += times;
       gathers.bytes += times * input_.units[i].gathered_bytes();
     }
+    // Ranks that share slots read their parts into them, and only meet: before the slot is filled, and after.
+    if (input_.placement.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
   }
 

@@ -163,11 +163,12 @@ TrafficCounts Engine::traffic() const {
   counts.reduced_bytes = reductions.reduced_bytes;
   counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
-  if (const StateRecords* records = state_->memory.records.get()) {
+  for (const auto& records : {state_->memory.parameter_records, state_->memory.state_records}) {
+    if (!records) continue;
     const TierCounters disk = records->counters();
-    counts.disk_bytes_read = disk.bytes_read;
-    counts.disk_bytes_written = disk.bytes_written;
-    counts.disk_wait_seconds = disk.wait_seconds;
+    counts.disk_bytes_read += disk.bytes_read;
+    counts.disk_bytes_written += disk.bytes_written;
+    counts.disk_wait_seconds += disk.wait_seconds;
   }
   return counts;
 }

@@ -24,10 +24,9 @@
 namespace tessera {
 namespace {
 
-/// Units whose parameters some rank cannot reach without a gather.
+/// Units whose parameters cannot be reached without a gather.
 std::vector<Unit*> to_be_gathered(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
-  const Placement& placement = plan.input().placement;
-  if (!placement.parameters.shard || placement.shared || plan.input().mesh.shard_size == 1) return {};
+  if (!plan.gathers()) return {};
   return pointers_to(units);
 }
 
@@ -148,7 +147,7 @@ void Engine::State::set_up() {
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer, memory.records.get());
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer, memory);
   }
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
@@ -159,8 +158,11 @@ void Engine::State::set_up() {
   }
   log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
   if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
-    residency.emplace(plan, std::move(sharded), *axes.gather, std::move(memory.slots), device, *log,
-                      [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); });
+    if (memory.parameter_records) shards.emplace(memory.parameter_records);
+    residency.emplace(
+        plan, std::move(sharded), *axes.gather, std::move(memory.slots), device, *log,
+        [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); },
+        shards ? &*shards : nullptr);
     if (strategy.check.values && !device.is_queued) residency->check_values();
     watch.emplace();
   } else if (strategy.check.as_across_hosts && plan.input().placement.shared) {
@@ -241,14 +243,15 @@ void Engine::State::rethrow(const char* what) {
   }
 }
 
-/// Parameters of a sharding strategy refuse access from now on, and their shards wait for the next Engine. Others stay
+/// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
 /// readable: with their memory, or as a copy of their own if ranks shared it.
 void Engine::State::detach_parameters() {
   hooks.reset();
   watch.reset();
   residency.reset();
   for (auto& unit : units) unit->reopen();
-  const bool sharded = placement_of(strategy.strategy, false).parameters.shard && plan.input().mesh.shard_size > 1;
+  const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
+  const bool sharded = placement_of(strategy.strategy, false).parameters.shard && several;
   if (!loaded) {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
     return;

@@ -13,6 +13,7 @@
 #include "engine/device/accelerator.h"
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
+#include "engine/memory/shard_records.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_checks.h"
@@ -94,7 +95,8 @@ struct Engine::State {
   std::optional<GradientHooks> hooks;
   std::unique_ptr<Step> step;
   std::optional<GatherLog> log;        ///< of this step
-  std::optional<Residency> residency;  ///< where parameters are sharded
+  std::optional<ShardRecords> shards;  ///< where parameters lie below memory
+  std::optional<Residency> residency;  ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;
 
   int open_guards = 0;          ///< Gathered guards that live

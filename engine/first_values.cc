@@ -242,7 +242,9 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
     }
     numel += own.numel;
   }
-  const bool several = group.device.is_cpu() && numel >= kTask;
+  // Records are written in order, each once.
+  const bool in_records = group.parameters_below || group.below;
+  const bool several = group.device.is_cpu() && !in_records && numel >= kTask;
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
     const PieceMaker& maker = makers_.at(&group.parameters[tasks[t].parameter]);
     make_part(group, tasks[t].parameter, tasks[t].range, maker.another());

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "offload/sector.h"
 #include "runtime/base/bytes.h"
@@ -18,6 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kMostPaths = 64;
+constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;  ///< tags of copies in the ring; below are the slots'
 
 absl::Status bad_options(const FileTierOptions& options, const std::string& what) {
   return make_error(ExitCode::kConfig, fmt::format("{}: {}", options.who, what));
@@ -203,8 +205,7 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
     return wrong_use(fmt::format("get of record {}, want 0 to {}", record, options_.records - 1));
   const bool is_resident = record < resident_;
   const std::int32_t found = is_resident ? 0 : slot_of(record);
-  const bool is_held = is_resident ? resident_held_[as_size(record)] != 0
-                                   : found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
+  const bool is_held = holds(record);
   if (!is_held && held_ >= options_.most_held)
     return wrong_use(
         fmt::format("get of record {} while {} are held, and most_held is {}", record, held_, options_.most_held));
@@ -226,6 +227,43 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
 absl::Status FileTier::put(std::int64_t record) { return let_go(record, true); }
 
 absl::Status FileTier::release(std::int64_t record) { return let_go(record, false); }
+
+absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
+  TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
+  if (record < 0 || record >= options_.records)
+    return wrong_use(fmt::format("copy of record {}, want 0 to {}", record, options_.records - 1));
+  const std::size_t bytes = whole_sectors(size_of(options_, record));
+  if (memory.size() != bytes)
+    return wrong_use(fmt::format("copy of record {} to {} bytes, want {}", record, memory.size(), bytes));
+  if (holds(record)) return wrong_use(fmt::format("copy of record {}, which is held", record));
+  ++counters_.gets;
+  if (record < resident_ || written_[as_size(record - resident_)] == 0) {
+    ++counters_.hits;
+    std::ranges::fill(memory, std::byte{0});
+    if (record < resident_) std::ranges::copy(resident_memory(record).first(size_of(options_, record)), memory.begin());
+    return absl::OkStatus();
+  }
+  if (const std::int32_t found = slot_of(record); found > 0 && slots_[as_size(found - 1)].state == SlotState::kWriting)
+    TESSERA_RETURN_IF_ERROR(end_write(as_size(found - 1)));
+  IoRequest read = request_of(record);
+  read.memory = memory.data();
+  read.tag = kCopies + ++copies_begun_;
+  copies_.push_back({record, memory, tag, read.tag, /*ended=*/false});
+  ++counters_.reads;
+  counters_.bytes_read += static_cast<std::int64_t>(read.bytes);
+  if (absl::Status status = ring_->submit(read); !status.ok()) return fail(record, status);
+  if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::end_copies(std::uint64_t tag) {
+  absl::Status result = failure_;
+  for (Copy& copy : copies_) {
+    if (copy.tag == tag) result.Update(end_copy(copy));  // also those after one that failed
+  }
+  std::erase_if(copies_, [&](const Copy& copy) { return copy.tag == tag; });
+  return result;
+}
 
 absl::Status FileTier::flush() {
   TESSERA_RETURN_IF_ERROR(failure_);
@@ -270,6 +308,12 @@ std::span<std::byte> FileTier::resident_memory(std::int64_t record) const {
 
 std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[as_size(record - resident_)]; }
 
+bool FileTier::holds(std::int64_t record) const {
+  if (record < resident_) return resident_held_[as_size(record)] != 0;
+  const std::int32_t found = slot_of(record);
+  return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
+}
+
 // The slot to use for another record: of the free ones the one that was put or released first. The `write_behind` last
 // writes count as under way even if they have ended, so what is read and what is hit does not depend on the disk's speed.
 //
@@ -308,14 +352,23 @@ std::size_t FileTier::reuse_slot(std::int64_t record) {
 }
 
 IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
-  const std::size_t which = as_size(slots_[slot].record - resident_);
-  return {.kind = kind,
+  IoRequest request = request_of(slots_[slot].record);
+  request.kind = kind;
+  request.memory = memory_of_slot(slot).data();
+  request.tag = slot;
+  return request;
+}
+
+// A read; where to, and its tag, are for the caller to say.
+IoRequest FileTier::request_of(std::int64_t record) const {
+  const std::size_t which = as_size(record - resident_);
+  return {.kind = IoKind::kRead,
           .file = files_[as_size(places_[which].file)].get(),
           .offset = offsets_[which],
-          .memory = memory_of_slot(slot).data(),
-          .bytes = whole_sectors(size_of(options_, slots_[slot].record)),
+          .memory = nullptr,
+          .bytes = whole_sectors(size_of(options_, record)),
           .who = options_.who,
-          .tag = slot};
+          .tag = 0};
 }
 
 // ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -345,18 +398,28 @@ absl::Status FileTier::verify(std::size_t index) {
   Slot& slot = slots_[index];
   if (!slot.unverified) return absl::OkStatus();
   slot.unverified = false;
+  return verify(slot.record, memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record))));
+}
+
+// `memory`: what was read, in whole blocks.
+absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> memory) {
   if (!options_.verify) return absl::OkStatus();
-  const std::span<std::byte> memory = memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record)));
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
-  const std::uint64_t want = checksums_[as_size(slot.record - resident_)];
+  const std::uint64_t want = checksums_[as_size(record - resident_)];
   if (got == want) return absl::OkStatus();
-  const IoRequest read = request(IoKind::kRead, index);
+  const IoRequest read = request_of(record);
   return fail(
-      slot.record,
+      record,
       make_error(ExitCode::kCorruptData,
                  fmt::format("{}: read of {} at offset {}: {} bytes with checksum {:016x}, and {:016x} was written. "
                              "hint: the disk or its path changed the data; name a directory on another disk",
                              options_.who, read.file->name(), read.offset, read.bytes, got, want)));
+}
+
+absl::Status FileTier::end_copy(Copy& copy) {
+  if (std::exchange(copy.ended, true)) return absl::OkStatus();
+  if (absl::Status status = ring_->wait(copy.request); !status.ok()) return fail(copy.record, status);
+  return verify(copy.record, copy.memory);
 }
 
 // A slot that has its record, or for which a read is needed, becomes held.
@@ -378,16 +441,14 @@ absl::Status FileTier::bring_in(std::size_t index) {
 absl::Status FileTier::let_go(std::int64_t record, bool changed) {
   TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
   const bool in_range = record >= 0 && record < options_.records;
-  const std::int32_t found = in_range && record >= resident_ ? slot_of(record) : 0;
-  const bool is_resident = in_range && record < resident_ && resident_held_[as_size(record)] != 0;
-  if (!is_resident && (found == 0 || slots_[as_size(found - 1)].state != SlotState::kHeld))
+  if (!in_range || !holds(record))
     return wrong_use(fmt::format("{} of record {}, which is not held", changed ? "put" : "release", record));
   --held_;
-  if (is_resident) {
+  if (record < resident_) {
     resident_held_[as_size(record)] = 0;
     return absl::OkStatus();
   }
-  const std::size_t index = as_size(found - 1);
+  const std::size_t index = as_size(slot_of(record) - 1);
   slots_[index].order = ++order_;
   if (changed) return start_write(index);
   slots_[index].state = SlotState::kFree;
@@ -397,6 +458,9 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed) {
 absl::Status FileTier::start_write(std::size_t index) {
   Slot& slot = slots_[index];
   const std::size_t which = as_size(slot.record - resident_);
+  for (Copy& copy : copies_) {
+    if (copy.record == slot.record) TESSERA_RETURN_IF_ERROR(end_copy(copy));
+  }
   written_[which] = 1;
   const std::span<std::byte> memory = memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record)));
   if (options_.verify) checksums_[which] = XXH3_64bits(memory.data(), memory.size());

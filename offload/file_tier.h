@@ -54,6 +54,9 @@ struct FileTierOptions {
 /// ended. So no read of a record is ever in flight beside a write of it.
 ///
 /// **A record that was never put** is zeros, without a read.
+///
+/// **A copy** reads straight from the disk to where it is wanted, whatever the slots hold; only what is resident, or was
+/// never put, needs no read. So what copies read does not depend on what else is done, and they need no slot.
 class FileTier final : public RecordTier {
  public:
   /// Bytes of memory that `create` will take: exact, but for io_uring's rings (some KiB) or the threads' stacks.
@@ -74,6 +77,8 @@ class FileTier final : public RecordTier {
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override;
+  absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
+  absl::Status end_copies(std::uint64_t tag) override;
   /// What was fetched and not got stays in memory, but its slots may be used for others.
   absl::Status flush() override;
   TierCounters counters() const override;
@@ -97,6 +102,14 @@ class FileTier final : public RecordTier {
     bool unverified;  ///< was_read, and its checksum has not been looked at
     bool wanted;      ///< kWriting, and fetched meanwhile
   };
+  /// A read of a record into memory of the caller.
+  struct Copy {
+    std::int64_t record;
+    std::span<std::byte> memory;  ///< of the record, in whole blocks
+    std::uint64_t tag;            ///< the caller's
+    std::uint64_t request;        ///< the ring's
+    bool ended;
+  };
   struct Sizes {
     std::int64_t resident = 0;
     std::int64_t on_disk = 0;  ///< records
@@ -114,15 +127,19 @@ class FileTier final : public RecordTier {
   std::span<std::byte> memory_of_slot(std::size_t slot) const;
   std::span<std::byte> resident_memory(std::int64_t record) const;
   std::int32_t& slot_of(std::int64_t record) const;
+  bool holds(std::int64_t record) const;
   static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {
     return options.sizes.empty() ? options.record_bytes : options.sizes[static_cast<std::size_t>(record)];
   }
   IoRequest request(IoKind kind, std::size_t slot) const;
+  IoRequest request_of(std::int64_t record) const;
   std::size_t next_free() const;
 
   absl::Status start_read(std::size_t slot, std::int64_t record);
   absl::Status end_read(std::size_t slot);
   absl::Status verify(std::size_t slot);
+  absl::Status verify(std::int64_t record, std::span<const std::byte> memory);
+  absl::Status end_copy(Copy& copy);
   absl::Status start_write(std::size_t slot);
   absl::Status end_write(std::size_t slot);
   absl::Status end_writes_that_are_done();
@@ -148,6 +165,8 @@ class FileTier final : public RecordTier {
   Table<std::uint8_t> resident_held_;              ///< one a resident record
   std::vector<std::unique_ptr<BlockFile>> files_;  ///< one a path; null where a path has no records
   std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first
+  std::vector<Copy> copies_;                       ///< that have not ended, oldest first
+  std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
   std::uint64_t order_ = 0, writes_ = 0;  ///< the last numbers given
   TierCounters counters_;                 ///< all but wait_seconds

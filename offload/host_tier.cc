@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "offload/sector.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
 
@@ -62,6 +63,20 @@ absl::Status HostTier::put(std::int64_t record) {
   if (record < 0 || record >= options_.records || held_.data()[record] == std::byte{0})
     return fail(fmt::format("put or release of record {}, which is not held", record));
   held_.data()[record] = std::byte{0};
+  return absl::OkStatus();
+}
+
+absl::Status HostTier::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t) {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  const std::size_t bytes = whole_sectors(options_.record_bytes);
+  if (record < 0 || record >= options_.records || memory.size() != bytes || held_.data()[record] != std::byte{0})
+    return fail(fmt::format("copy of record {} to {} bytes, want one of 0 to {} that is not held, and {} bytes", record,
+                            memory.size(), options_.records - 1, bytes));
+  ++counters_.gets;
+  ++counters_.hits;
+  const auto begin = static_cast<std::size_t>(record) * options_.record_bytes;
+  const auto rest = std::ranges::copy(records_.subspan(begin, options_.record_bytes), memory.begin()).out;
+  std::fill(rest, memory.end(), std::byte{0});
   return absl::OkStatus();
 }
 

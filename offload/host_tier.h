@@ -33,6 +33,8 @@ class HostTier final : public RecordTier {
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override { return put(record); }
+  absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
+  absl::Status end_copies(std::uint64_t) override { return failure_; }
   absl::Status flush() override { return failure_; }
   TierCounters counters() const override { return counters_; }
   std::size_t record_memory_bytes() const override { return records_.size(); }

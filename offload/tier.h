@@ -12,7 +12,7 @@ namespace tessera {
 /// All counts are since the tier was made. A read or write counts when it begins, so counts after a step do not depend on
 /// how fast the disk is.
 struct TierCounters {
-  std::int64_t gets = 0;           ///< records handed out
+  std::int64_t gets = 0;           ///< records handed out, or copied
   std::int64_t hits = 0;           ///< of those, the ones that needed no read: they were in memory, or still zeros
   std::int64_t reads = 0;          ///< of records from disk
   std::int64_t writes = 0;         ///< of records to disk
@@ -66,6 +66,12 @@ class RecordTier {
   virtual absl::Status put(std::int64_t record) = 0;
   /// The caller has not changed the record and is done with it; nothing is written. REQUIRES: it is held.
   virtual absl::Status release(std::int64_t record) = 0;
+  /// Begins to copy a record's bytes into `memory`, without waiting and without taking memory of the tier. `memory` is as
+  /// large as the record in whole blocks of 4096 bytes, begins at a multiple of that, and is the tier's until `end_copies`
+  /// of the same tag. A record that is put before has both: the copy has what it held when the copy began. REQUIRES: it is not held.
+  virtual absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) = 0;
+  /// Waits for all copies of `tag`. Whatever is returned, their memory is the caller's again.
+  virtual absl::Status end_copies(std::uint64_t tag) = 0;
   /// Waits until all that was put is written.
   virtual absl::Status flush() = 0;
 

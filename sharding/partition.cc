@@ -185,7 +185,7 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
 }
 
 /// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
-void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small) {
+void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages) {
   std::map<std::pair<bool, DType>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
     for (std::size_t i = 0; i < claim.parameters.size(); ++i) {
@@ -205,7 +205,7 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small) {
   for (auto& group : unit.groups) {
     std::vector<std::int64_t> numels;
     for (const FlatParameter& parameter : group->parameters) numels.push_back(parameter.numel);
-    group->layout = Layout::pack(numels, parts, small);
+    group->layout = Layout::pack(numels, parts, small, in_pages ? Chunks::kPage / group->element_bytes() : 1);
   }
 }
 
@@ -223,7 +223,7 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts, small);
+    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory);
   }
   return units;
 }

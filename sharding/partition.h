@@ -25,7 +25,8 @@ namespace tessera {
 /// first, is the last unit, since units are reduced in reverse.
 ///
 /// Parameters get their dtype from `mixed_precision` (floating ones, outside keep_fp32 classes) and their flat groups
-/// by dtype and requires_grad. Layouts are packed for `parts` equal parts.
+/// by dtype and requires_grad. Layouts are packed for `parts` equal parts, which are whole pages where parameters may lie on
+/// disk.
 ///
 /// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
 ///

@@ -1,6 +1,7 @@
 #include "sharding/residency.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
@@ -21,15 +22,17 @@ void expect_values_of(const Unit& unit) {
 }  // namespace
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
-                     ComputeDevice device, GatherLog& log, OnFailure on_failure)
+                     ComputeDevice device, GatherLog& log, OnFailure on_failure, ShardSource* source)
     : plan_(plan),
       units_(std::move(units)),
       group_(group),
       device_(device),
       log_(log),
       on_failure_(std::move(on_failure)),
+      source_(source),
       memory_(std::move(slots)),
       pending_(units_.size()),
+      is_coming_(units_.size(), 0),
       schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch)) {
   if (!plan_.input().placement.keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
@@ -42,9 +45,17 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this);
 }
 
-/// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. Not so while an
-/// exception passes: then the other ranks may never take part in those gathers.
+/// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. While an exception passes
+/// only for what does not depend on other ranks: they may never take part in those gathers.
 Residency::~Residency() {
+  for (const Unit* unit : units_) {
+    if (is_coming_[unit->index] == 0) continue;
+    try {
+      source_->finish(*unit);
+    } catch (const Error& error) {
+      log_error("unit " + unit->name + ": " + error.message());
+    }
+  }
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     for (std::vector<Work>& works : pending_) {
       for (Work& work : works) work.wait().IgnoreError();
@@ -103,16 +114,39 @@ void Residency::gather(Unit& unit) {
   ++counts_.gathers;
   counts_.gathered_bytes += unit.gathered_bytes();
   for (auto& group : unit.groups) {
-    const std::int64_t part_bytes = group->parameter_part.numel * group->element_bytes();
-    std::byte* full = in_place ? group->shard - group->parameter_part.offset * group->element_bytes() : memory;
-    group->full = full;
-    pending_[unit.index].push_back(group_.all_gather(unit.name, group->shard, full, part_bytes));
+    const std::int64_t begin = group->parameter_part.offset * group->element_bytes();
+    group->full = in_place ? group->shard - begin : memory;
     if (!in_place) memory += group->gathered_bytes();
+  }
+  source_ ? bring_part(unit) : start_all_gather(unit);
+}
+
+/// This rank's part of `group`, where it is gathered.
+std::byte* Residency::own_part(const FlatGroup& group) {
+  return group.full + group.parameter_part.offset * group.element_bytes();
+}
+
+void Residency::bring_part(Unit& unit) {
+  // Other ranks may still read what a common slot held.
+  if (plan_.input().placement.shared) throw_if_error(group_.barrier(unit.name).wait());
+  is_coming_[unit.index] = 1;
+  for (auto& group : unit.groups) source_->start(*group, own_part(*group));
+}
+
+void Residency::start_all_gather(Unit& unit) {
+  for (auto& group : unit.groups) {
+    const std::byte* const part = source_ ? own_part(*group) : group->shard;
+    const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
+    pending_[unit.index].push_back(group_.all_gather(unit.name, part, group->full, bytes));
   }
 }
 
 void Residency::wait(Unit& unit) {
   const Span span("wait", unit.name, &counts_.gather_seconds);
+  if (std::exchange(is_coming_[unit.index], 0) != 0) {
+    source_->finish(unit);
+    start_all_gather(unit);
+  }
   {
     const Timed timed(device_.waits);
     for (Work& work : pending_[unit.index]) throw_if_error(work.wait());
@@ -191,7 +225,8 @@ void Residency::warn_of_overflow(const Unit& unit) {
 int Residency::add_overflow_slot(const Unit& unit) {
   ++counts_.overflow_slots;
   Slot slot{nullptr, unit.gathered_bytes(), nullptr, -1,
-            Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
+            plan_.input().placement.shared ? Arena::common("overflow slot", unit.gathered_bytes(), group_)
+                                           : Arena::plain("overflow slot", unit.gathered_bytes(), device_.device)};
   slot.memory = slot.overflow.take(slot.bytes);
   counts_.overflow_bytes += slot.bytes;
   counts_.overflow_peak = std::max(counts_.overflow_peak, counts_.overflow_bytes);

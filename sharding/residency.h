@@ -14,14 +14,15 @@
 #include "sharding/compute_device.h"
 #include "sharding/gather_log.h"
 #include "sharding/layout/schedule.h"
+#include "sharding/shard_source.h"
 #include "sharding/unit.h"
 
 namespace tessera {
 
 struct ResidencyCounts {
-  std::int64_t gathers = 0;  ///< all-gathers of a unit begun
+  std::int64_t gathers = 0;  ///< of a unit, begun
   std::int64_t gathered_bytes = 0;
-  double gather_seconds = 0;    ///< in all-gathers, waiting for other ranks included
+  double gather_seconds = 0;    ///< in gathers, waiting for other ranks and for the source included
   std::int64_t prefetched = 0;  ///< of these, begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< slots beyond the plan, for operators that read many units at once
@@ -35,6 +36,11 @@ struct ResidencyCounts {
 /// taken from the unit whose next use is farthest away (which is optimal for a known order: Belady, 1966); a unit that
 /// a running operator reads is pinned and never loses its slot.
 ///
+/// Where parameters lie below memory, a gather first brings this rank's part from a ShardSource to its place in the slot, and
+/// begins with that when it is prefetched; the all-gather follows when the unit is wanted. Ranks that share memory have the
+/// slots together (Placement::shared): there each brings its part to the one slot, and the all-gather is a meeting. They
+/// choose slots alike, since they use units in the same order.
+///
 /// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
 /// gathering is a collective; a transport that sees a difference reports both units.
 class Residency {
@@ -43,9 +49,9 @@ class Residency {
 
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
-  /// `log` hears of every gather.
+  /// `log` hears of every gather. `source`: of the shards, where they are not in memory; outlives this.
   Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots, ComputeDevice device,
-            GatherLog& log, OnFailure on_failure);
+            GatherLog& log, OnFailure on_failure, ShardSource* source = nullptr);
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
@@ -85,6 +91,9 @@ class Residency {
   };
 
   void gather(Unit& unit);
+  void bring_part(Unit& unit);
+  static std::byte* own_part(const FlatGroup& group);
+  void start_all_gather(Unit& unit);
   void wait(Unit& unit);
   void release(Unit& unit);
   void prefetch();
@@ -100,10 +109,12 @@ class Residency {
   const ComputeDevice device_;
   GatherLog& log_;
   OnFailure on_failure_;
+  ShardSource* const source_;
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan
   std::vector<int> free_slots_;             ///< of the shared ones
   std::vector<std::vector<Work>> pending_;  ///< by unit index
+  std::vector<char> is_coming_;             ///< by unit index: its part, from the source
   Schedule schedule_;
   const int exceptions_at_start_ = std::uncaught_exceptions();
   Unit* last_ = nullptr;

@@ -54,6 +54,7 @@ void FlatGroup::attach(std::byte* memory) {
 }
 
 std::byte* FlatGroup::updated() const {
+  if (!shard) return nullptr;
   return shard + (optimizer_part.offset - parameter_part.offset) * element_bytes();
 }
 

@@ -35,14 +35,14 @@ struct FlatParameter {
 /// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
-///   shard    [parameter_part]     dtype   this rank's part, always there (inside `full` where that is permanent)
-///   master   [optimizer_part]     fp32    what the optimizer updates; is `shard` itself where dtype is fp32, and split
-///                                         into `shard` and `master_low` where master_kind says so
+///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
+///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that, or
+///                                         split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    moments
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
-/// Of master (where it is not `shard` itself) and state, a part may lie below memory (`records`); then the pointers are to
-/// the first elements, which are in memory. `engine/memory/state_views.h` reaches both.
+/// Of shard, master and state, a part may lie below memory (`parameter_chunks`, `records`); then the pointers are to the
+/// first elements, which are in memory. `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup {
@@ -66,9 +66,12 @@ struct FlatGroup {
     float* scales = nullptr;  ///< of 8-bit states
   };
   std::array<State, 2> state{};
-  RecordLayout records;                 ///< of what lies below memory
+  RecordLayout records;                 ///< of masters and states that lie below memory
   std::int64_t first_record = 0;        ///< number of its first record, among all groups'
   std::shared_ptr<StateRecords> below;  ///< holds the records; null where all is in memory
+  Chunks parameter_chunks;              ///< of `shard`
+  std::int64_t first_parameter_record = 0;
+  std::shared_ptr<StateRecords> parameters_below;  ///< likewise
   float* gradient = nullptr;
 
   /// Its parts and memory only: nothing that ties it to the module or to a unit.

@@ -18,7 +18,10 @@ std::uint64_t hash_of_gathered(const Unit& unit) {
 
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i) {
   const Extent own = group.trainable ? group.optimizer_part : group.parameter_part;
-  const Extent part = intersect(group.layout.extent(i), own);
+  // What lies in records, nobody else can write.
+  const std::int64_t in_memory =
+      group.parameters_below ? group.parameter_chunks.before_records() : group.parameter_part.numel;
+  const Extent part = intersect(intersect(group.layout.extent(i), own), {group.parameter_part.offset, in_memory});
   if (part.numel <= 0) return hash_of_values(nullptr, 0);
   const std::int64_t begin = (part.offset - group.parameter_part.offset) * group.element_bytes();
   return hash_of_values(group.shard + begin, part.numel * group.element_bytes());

@@ -61,11 +61,12 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Col
   const StateBytes whole = state_bytes(dtype_, numel);
   Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
                 std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
-  for_each_state(group, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
-    const StateBytes begin = state_bytes(dtype_, view.run.offset), size = state_bytes(dtype_, view.run.numel);
-    copy_bytes(joined.data.data() + begin.data, view.state[state].data, size.data);
-    copy_bytes(joined.scales.data() + begin.scales, view.state[state].scales, size.scales);
-  });
+  for_each_state(
+      group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
+        const StateBytes begin = state_bytes(dtype_, view.run.offset), size = state_bytes(dtype_, view.run.numel);
+        copy_bytes(joined.data.data() + begin.data, view.state[state].data, size.data);
+        copy_bytes(joined.scales.data() + begin.scales, view.state[state].scales, size.scales);
+      });
   const auto send = [&](std::byte* bytes, std::int64_t size, int rank) {
     if (size == 0) return;
     throw_if_error(control.broadcast("optimizer state", bytes, static_cast<std::size_t>(size), rank).wait());
@@ -82,7 +83,7 @@ void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup
                              int state) const {
   const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
   if (mine.numel <= 0) return;
-  for_each_state(target, mine, StateUse::kUpdate, [&](const StateView& view) {
+  for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
     const StateBytes from = state_bytes(dtype_, begin + view.run.offset - place.offset);
     const StateBytes size = state_bytes(dtype_, view.run.numel);
     copy_bytes(view.state[state].data, joined.data.data() + from.data, size.data);

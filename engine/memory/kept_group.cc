@@ -83,8 +83,8 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory
 
   c10::StorageImpl& storage = *group.storage;
   if (!is_readable) {
-    set_refusal(storage, "unit " + kept->unit_name +
-                             " was sharded by an Engine that is gone. hint: the next Engine over this module takes the "
+    set_refusal(storage, "unit " + kept->unit_name + (group.parameters_below ? " was put on disk" : " was sharded") +
+                             " by an Engine that is gone. hint: the next Engine over this module takes the "
                              "values; to read them, make a tessera::Gathered while an Engine lives");
   }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));

@@ -16,26 +16,20 @@ namespace {
 
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
-/// The high halves of `values`, for the parameter part.
-void write_high(const FlatGroup& group, const float* values, Extent at) {
-  const Extent part = intersect(group.parameter_part, at);
-  const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * 2, part.numel * 2, group.device,
-                            HostView::kUndefined);
+/// The high halves of `values`, as the view's run of parameters.
+void write_high(const FlatGroup& group, const StateView& view, const float* values) {
+  const HostView parameters(view.parameter, view.run.numel * 2, group.device, HostView::kUndefined);
   auto* const high = reinterpret_cast<std::uint16_t*>(parameters.data());
-  for (std::int64_t i = 0; i < part.numel; ++i) {
-    high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[part.offset - at.offset + i])));
+  for (std::int64_t i = 0; i < view.run.numel; ++i) {
+    high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[i])));
   }
   parameters.write_back();
 }
 
-/// The parameter part, rounded to the group's dtype.
-void write_rounded(const FlatGroup& group, const at::Tensor& values, Extent at) {
-  const Extent part = intersect(group.parameter_part, at);
-  if (part.numel == 0) return;
-  const HostView parameters(group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes(),
-                            part.numel * group.element_bytes(), group.device, HostView::kUndefined);
-  flat_view(parameters.data(), group.dtype, part.numel, at::kCPU)
-      .copy_(values.narrow(0, part.offset - at.offset, part.numel));
+/// `values` [run], rounded to the group's dtype.
+void write_rounded(const FlatGroup& group, const StateView& view, const at::Tensor& values) {
+  const HostView parameters(view.parameter, view.run.numel * group.element_bytes(), group.device, HostView::kUndefined);
+  flat_view(parameters.data(), group.dtype, view.run.numel, at::kCPU).copy_(values);
   parameters.write_back();
 }
 
@@ -56,8 +50,8 @@ void write_masters(const FlatGroup& group, const StateView& view, const float* v
 
 /// A value that equals the high half is the master's; the low half is what it lacks. `values`: of the view's run.
 void keep_split(const FlatGroup& group, const StateView& view, float* values) {
-  const std::int64_t numel = view.run.numel, in_part = view.run.offset - group.optimizer_part.offset;
-  const HostView parameters(group.updated() + in_part * 2, numel * 2, group.device, HostView::kFetch);
+  const std::int64_t numel = view.run.numel;
+  const HostView parameters(view.parameter, numel * 2, group.device, HostView::kFetch);
   const HostView masters(view.low, numel * 2, group.device, HostView::kFetch);
   const auto* const high = reinterpret_cast<const std::uint16_t*>(parameters.data());
   const auto* const low = reinterpret_cast<const std::int16_t*>(masters.data());
@@ -73,15 +67,18 @@ bool has_masters_beside(const FlatGroup& group) { return group.trainable && grou
 }  // namespace
 
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at) {
-  if (group.trainable && group.master_kind == MasterKind::kSplitBF16) {
-    write_high(group, values.const_data_ptr<float>(), at);
-  } else {
-    write_rounded(group, values, at);
-  }
+  const bool is_split = group.trainable && group.master_kind == MasterKind::kSplitBF16;
+  for_each_state(group, StateKind::kParameters, intersect(group.parameter_part, at), StateUse::kUpdate,
+                 [&](const StateView& view) {
+                   const std::int64_t begin = view.run.offset - at.offset;
+                   if (is_split) return write_high(group, view, values.const_data_ptr<float>() + begin);
+                   write_rounded(group, view, values.narrow(0, begin, view.run.numel));
+                 });
   if (!has_masters_beside(group)) return;
-  for_each_state(group, intersect(group.optimizer_part, at), StateUse::kUpdate, [&](const StateView& view) {
-    write_masters(group, view, values.const_data_ptr<float>() + (view.run.offset - at.offset));
-  });
+  for_each_state(group, StateKind::kMastersAndStates, intersect(group.optimizer_part, at), StateUse::kUpdate,
+                 [&](const StateView& view) {
+                   write_masters(group, view, values.const_data_ptr<float>() + (view.run.offset - at.offset));
+                 });
 }
 
 at::ScalarType flat_type_of(const FlatGroup& group) {
@@ -89,19 +86,23 @@ at::ScalarType flat_type_of(const FlatGroup& group) {
 }
 
 void read_values(const FlatGroup& group, const at::Tensor& flat) {
-  const Extent part = group.trainable ? group.optimizer_part : group.parameter_part;
-  const at::Tensor piece = flat.narrow(0, part.offset, part.numel);
-  if (has_masters_beside(group) && group.master_kind == MasterKind::kF32) {
-    for_each_state(group, part, StateUse::kRead, [&](const StateView& view) {
-      const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
-      std::memcpy(flat.mutable_data_ptr<float>() + view.run.offset, masters.data(),
-                  static_cast<std::size_t>(view.run.numel) * 4);
-    });
+  const bool has_whole_masters = has_masters_beside(group) && group.master_kind == MasterKind::kF32;
+  if (has_whole_masters) {
+    for_each_state(group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead,
+                   [&](const StateView& view) {
+                     const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
+                     std::memcpy(flat.mutable_data_ptr<float>() + view.run.offset, masters.data(),
+                                 static_cast<std::size_t>(view.run.numel) * 4);
+                   });
     return;
   }
-  std::byte* const memory = group.trainable ? group.updated() : group.shard;
-  const HostView parameters(memory, part.numel * group.element_bytes(), group.device, HostView::kFetch);
-  piece.copy_(flat_view(parameters.data(), group.dtype, part.numel, at::kCPU));
+  for_each_state(
+      group, StateKind::kParameters, group.trainable ? group.optimizer_part : group.parameter_part, StateUse::kRead,
+      [&](const StateView& view) {
+        const std::int64_t numel = view.run.numel;
+        const HostView parameters(view.parameter, numel * group.element_bytes(), group.device, HostView::kFetch);
+        flat.narrow(0, view.run.offset, numel).copy_(flat_view(parameters.data(), group.dtype, numel, at::kCPU));
+      });
   keep_unchanged_masters(group, flat);
 }
 
@@ -115,9 +116,11 @@ at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group) {
 
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   if (!has_masters_beside(group)) return;
-  for_each_state(group, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
+  const bool is_split = group.master_kind == MasterKind::kSplitBF16;
+  const StateKind kind = is_split ? StateKind::kAll : StateKind::kMastersAndStates;
+  for_each_state(group, kind, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
     const at::Tensor values = flat.narrow(0, view.run.offset, view.run.numel);
-    if (group.master_kind == MasterKind::kSplitBF16) return keep_split(group, view, values.mutable_data_ptr<float>());
+    if (is_split) return keep_split(group, view, values.mutable_data_ptr<float>());
     const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
     const at::Tensor master = flat_view(masters.data(), DType::kF32, view.run.numel, at::kCPU);
     values.copy_(at::where(rounded_master(master, group).eq(values), master, values));

@@ -39,6 +39,17 @@ void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<vo
   body(memory_);
 }
 
+void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
+  const std::lock_guard lock(mutex_);
+  if (record == open_) close();
+  throw_if_error(tier_->start_copy(record, memory, tag));
+}
+
+void StateRecords::end_copies(std::uint64_t tag) {
+  const std::lock_guard lock(mutex_);
+  throw_if_error(tier_->end_copies(tag));
+}
+
 void StateRecords::open(std::int64_t record) {
   close();
   if (visited_ < order_.size() && order_[visited_] == record) {

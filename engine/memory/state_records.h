@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-/// The records of a rank's masters and optimizer states that lie below memory (RecordLayout), of all its groups.
+/// Records of a rank's training state that lie below memory, of all its groups: of masters and optimizer states
+/// (RecordLayout), or of parameters (Chunks).
 ///
 /// A record stays open from its first visit until another one is visited, so that runs of one record that follow each other
 /// move it once. Steps announce which records they will visit, and find them read ahead.
@@ -39,6 +40,11 @@ class StateRecords {
   /// Throws tessera::Error: 74 if a record cannot be read or if one could not be written, 65 if it came back with other
   /// bytes.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
+
+  /// Begins to copy a record to `memory`, which is as large; see RecordTier::start_copy. Passes do not notice.
+  void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
+  /// Waits for the copies of `tag`; where it throws, none of them is under way any more either.
+  void end_copies(std::uint64_t tag);
 
   /// Bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return tier_->counters(); }

@@ -14,12 +14,23 @@ FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t
   return state;
 }
 
+/// fp32 parameters that train are the masters.
+void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter) {
+  view.parameter = parameter;
+  if (group.trainable && group.dtype == DType::kF32) view.master = reinterpret_cast<float*>(parameter);
+}
+
 /// `run` as the group's own pointers have it.
 StateView view_of_memory(const FlatGroup& group, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
-  StateView view{run, nullptr, nullptr, {}};
+  StateView view;
+  view.run = run;
   if (group.master) view.master = group.master + in_part;
   if (group.master_low) view.low = group.master_low + in_part;
+  if (group.shard) {
+    const std::int64_t in_shard = run.offset - group.parameter_part.offset;
+    point_at_parameter(view, group, group.shard + in_shard * group.element_bytes());
+  }
   for (std::size_t i = 0; i < view.state.size(); ++i) {
     view.state[i] = advanced(group.state[i], group.records.state().state_dtype, in_part);
   }
@@ -47,66 +58,103 @@ void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chu
   }
 }
 
-/// A run in two: what the group's pointers reach, and chunks that have records.
-struct SplitRun {
-  Extent in_memory;
-  std::int64_t first_chunk = 0, end_chunk = 0;  ///< of the part; none if they are equal
+/// A part of a group's flat buffer, some chunks of which lie in records.
+struct Tiered {
+  Extent part;
+  const Chunks& chunks;
+  std::int64_t first_record = 0;
+  StateRecords* records = nullptr;
 };
 
-SplitRun split(const FlatGroup& group, Extent run) {
-  const RecordLayout& records = group.records;
-  const std::int64_t begin = group.optimizer_part.offset;
-  const std::int64_t in_memory = group.below ? records.chunk(records.first_record()).offset : records.numel();
-  SplitRun parts{intersect(run, {begin, in_memory})};
-  const Extent below = intersect(run, {begin + in_memory, records.numel() - in_memory});
-  if (below.numel == 0) return parts;
-  parts.first_chunk = records.chunk_of(below.offset - begin);
-  parts.end_chunk = records.chunk_of(below.end() - 1 - begin) + 1;
-  return parts;
+Tiered parameters_of(const FlatGroup& group) {
+  return {group.parameter_part, group.parameter_chunks, group.first_parameter_record, group.parameters_below.get()};
 }
 
-std::int64_t number_of(const FlatGroup& group, std::int64_t chunk) {
-  return group.first_record + chunk - group.records.first_record();
+Tiered states_of(const FlatGroup& group) {
+  return {group.optimizer_part, group.records, group.first_record, group.below.get()};
+}
+
+constexpr std::int64_t kInMemory = -1;
+
+/// Where an element lies.
+struct Place {
+  Extent run;                      ///< of the flat buffer: what lies there with it
+  std::int64_t chunk = kInMemory;  ///< of the part
+};
+
+Place place_of(const Tiered& tiered, std::int64_t element) {
+  const std::int64_t begin = tiered.part.offset;
+  const std::int64_t in_memory = tiered.records ? tiered.chunks.before_records() : tiered.part.numel;
+  if (element < begin + in_memory) return {{begin, in_memory}};
+  const std::int64_t chunk = tiered.chunks.chunk_of(element - begin);
+  const Extent place = tiered.chunks.chunk(chunk);
+  return {{begin + place.offset, place.numel}, chunk};
+}
+
+std::int64_t record_of(const Tiered& tiered, std::int64_t chunk) {
+  return tiered.first_record + chunk - tiered.chunks.first_record();
+}
+
+/// Calls `visit(piece)` for the pieces of `run` each of which lies in one place, for which `place_at(element)` gives the
+/// extent around it.
+template <class PlaceAt, class Visit>
+void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, const Visit& visit) {
+  Extent rest = run;
+  while (rest.numel > 0) {
+    const bool forward = direction == Direction::kForward;
+    const Extent piece = intersect(rest, place_at(forward ? rest.offset : rest.end() - 1));
+    visit(piece);
+    rest = forward ? Extent{piece.end(), rest.end() - piece.end()} : Extent{rest.offset, piece.offset - rest.offset};
+  }
 }
 
 }  // namespace
 
-void for_each_state(const FlatGroup& group, Extent run, StateUse use, c10::function_ref<void(const StateView&)> visit,
-                    Direction direction) {
-  const SplitRun parts = split(group, run);
-  const auto visit_memory = [&] {
-    if (parts.in_memory.numel > 0) visit(view_of_memory(group, parts.in_memory));
-  };
-  const auto visit_record = [&](std::int64_t chunk) {
-    const Extent place = group.records.chunk(chunk);
-    const Extent here = intersect(run, {group.optimizer_part.offset + place.offset, place.numel});
-    group.below->visit(number_of(group, chunk), use == StateUse::kUpdate, [&](std::byte* bytes) {
-      StateView view = view_of_memory(group, here);
+void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
+                    c10::function_ref<void(const StateView&)> visit, Direction direction) {
+  const bool updates = use == StateUse::kUpdate;
+  const Tiered parameters = parameters_of(group), states = states_of(group);
+  const bool wants_parameters = kind != StateKind::kMastersAndStates, wants_states = kind != StateKind::kParameters;
+  const auto visit_states = [&](StateView& view) {
+    const std::int64_t chunk = wants_states ? place_of(states, view.run.offset).chunk : kInMemory;
+    if (chunk == kInMemory) return visit(view);
+    states.records->visit(record_of(states, chunk), updates, [&](std::byte* bytes) {
       point_into_record(view, group, chunk, bytes);
       visit(view);
     });
   };
-  if (direction == Direction::kForward) {
-    visit_memory();
-    for (std::int64_t chunk = parts.first_chunk; chunk < parts.end_chunk; ++chunk) visit_record(chunk);
-  } else {
-    for (std::int64_t chunk = parts.end_chunk; chunk-- > parts.first_chunk;) visit_record(chunk);
-    visit_memory();
-  }
+  const auto visit_piece = [&](Extent piece) {
+    StateView view = view_of_memory(group, piece);
+    const Place place = wants_parameters ? place_of(parameters, piece.offset) : Place{piece};
+    if (place.chunk == kInMemory) return visit_states(view);
+    parameters.records->visit(record_of(parameters, place.chunk), updates, [&](std::byte* bytes) {
+      point_at_parameter(view, group, bytes + (piece.offset - place.run.offset) * group.element_bytes());
+      visit_states(view);
+    });
+  };
+  const auto place_at = [&](std::int64_t element) {
+    Extent place = run;
+    if (wants_parameters) place = intersect(place, place_of(parameters, element).run);
+    if (wants_states) place = intersect(place, place_of(states, element).run);
+    return place;
+  };
+  for_each_piece(run, direction, place_at, visit_piece);
 }
 
-void append_records(const FlatGroup& group, Extent run, Direction direction, std::vector<std::int64_t>& numbers) {
-  const SplitRun parts = split(group, run);
-  for (std::int64_t i = 0; i < parts.end_chunk - parts.first_chunk; ++i) {
-    const std::int64_t chunk = direction == Direction::kForward ? parts.first_chunk + i : parts.end_chunk - 1 - i;
-    const std::int64_t number = number_of(group, chunk);
+void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
+                    std::vector<std::int64_t>& numbers) {
+  const Tiered tiered = kind == StateKind::kParameters ? parameters_of(group) : states_of(group);
+  const auto place_at = [&](std::int64_t element) { return place_of(tiered, element).run; };
+  for_each_piece(run, direction, place_at, [&](Extent piece) {
+    const std::int64_t chunk = place_of(tiered, piece.offset).chunk;
+    if (chunk == kInMemory) return;
+    const std::int64_t number = record_of(tiered, chunk);
     if (numbers.empty() || numbers.back() != number) numbers.push_back(number);
-  }
+  });
 }
 
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
   const TieredState& kept = group.records.state();
-  const std::int64_t in_part = view.run.offset - group.optimizer_part.offset;
   const auto numel = static_cast<std::size_t>(view.run.numel);
   const StateBytes size = state_bytes(kept.state_dtype, view.run.numel);
   const auto slice_of = [&](const FlatGroup::State& state) {
@@ -120,7 +168,7 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
   if (view.master) slice.master = {view.master, numel};
   if (view.low) slice.low = {view.low, numel};
   if (group.dtype != DType::kF32) {
-    slice.parameter = group.updated() + in_part * group.element_bytes();
+    slice.parameter = view.parameter;
     slice.parameter_dtype = group.dtype;
   }
   if (kept.states > 0) slice.state0 = slice_of(view.state[0]);

@@ -11,10 +11,11 @@
 
 namespace tessera {
 
-/// Masters and optimizer states of a run of elements, in memory while somebody visits them.
+/// Training state of a run of elements, in memory while somebody visits it.
 struct StateView {
   Extent run;                             ///< of the group's flat buffer
-  float* master = nullptr;                ///< as in FlatGroup, of the run's first element
+  std::byte* parameter = nullptr;         ///< as in FlatGroup, of the run's first element
+  float* master = nullptr;                ///< likewise; `parameter` itself where dtype is fp32
   std::int16_t* low = nullptr;            ///< likewise
   std::array<FlatGroup::State, 2> state;  ///< likewise; begins with the scale of the run's first block
 };
@@ -22,14 +23,23 @@ struct StateView {
 enum class StateUse : std::uint8_t { kRead, kUpdate };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Calls `visit(view)` for masters and states of `run`, which lies in the group's optimizer part: at once for what is in
-/// memory, and record by record for what lies below. From several threads at once, for runs that do not overlap. Throws
-/// tessera::Error (74) if a record cannot be read or written.
-void for_each_state(const FlatGroup& group, Extent run, StateUse use, c10::function_ref<void(const StateView&)> visit,
-                    Direction direction = Direction::kForward);
+/// What of a run is visited. Of the rest, a view has only what is in memory.
+enum class StateKind : std::uint8_t {
+  kParameters,        ///< runs lie in the group's parameter part
+  kMastersAndStates,  ///< runs lie in its optimizer part
+  kAll,               ///< likewise
+};
 
-/// Appends the numbers of the records that `for_each_state` would visit, in its order, each once in a row.
-void append_records(const FlatGroup& group, Extent run, Direction direction, std::vector<std::int64_t>& numbers);
+/// Calls `visit(view)` for state of a kind, of `run`: at once for what is in memory, and record by record for what lies
+/// below. From several threads at once, for runs that do not overlap. Throws tessera::Error (74) if a record cannot be read
+/// or written.
+void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
+                    c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
+
+/// Appends the numbers of the records that `for_each_state` would visit, of parameters or of masters and states, in its
+/// order, each once in a row.
+void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
+                    std::vector<std::int64_t>& numbers);
 
 /// The view's run as the optimizer takes it.
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);

@@ -24,22 +24,26 @@ Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const Me
   return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
 }
 
-void place_parameters(FlatGroup& group, const Placement& placement, Arena& arena) {
+void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
+  group.make_storage();
+  group.parameter_chunks = plan.parameter_chunks_of(group.shape());
+  if (plan.parameters_below()) {
+    const std::int64_t numel = group.parameter_chunks.before_records();
+    if (numel > 0) group.shard = arena.take(numel * group.element_bytes());
+    return;
+  }
+  const Placement& placement = plan.input().placement;
   const bool whole = placement.shared || group.parameter_part.numel == group.layout.numel();
   const bool in_place = placement.keep_gathered || whole;
   const std::int64_t numel = in_place ? group.layout.numel() : group.parameter_part.numel;
   std::byte* memory = arena.take(numel * group.element_bytes());
   group.shard = in_place ? memory + group.parameter_part.offset * group.element_bytes() : memory;
-  group.make_storage();
   if (whole) group.full = memory;  // gathered for good
 }
 
 void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
   group.master_kind = master_kind_of(wanted, group.dtype);
-  if (group.dtype == DType::kF32) {
-    group.master = reinterpret_cast<float*>(group.updated());
-    return;
-  }
+  if (group.dtype == DType::kF32) return;
   std::byte* memory = arena.take(master_bytes(wanted, group.dtype, group.records.masters_in_memory()));
   if (group.master_kind == MasterKind::kSplitBF16) {
     group.master_low = reinterpret_cast<std::int16_t*>(memory);
@@ -61,45 +65,89 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
   }
 }
 
-/// What people call a group's chunk: the first parameter that it has a part of.
-std::string name_of_chunk(const FlatGroup& group, std::int64_t chunk) {
-  const Extent place = group.records.chunk(chunk);
-  const Extent part{group.optimizer_part.offset + place.offset, place.numel};
+/// What people call a piece of a group: the first parameter that it has a part of.
+std::string name_of_piece(const FlatGroup& group, Extent piece) {
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    if (intersect(group.layout.extent(i), part).numel > 0) return "parameter " + group.parameters[i].name;
+    if (intersect(group.layout.extent(i), piece).numel > 0) return "parameter " + group.parameters[i].name;
   }
   return "padding of unit " + group.unit->name;
 }
 
-/// Numbers the records of all groups, one behind the other, and makes the files that hold them.
-std::shared_ptr<StateRecords> make_records(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                           const std::vector<std::string>& directories, int rank) {
-  if (plan.records() == 0) return nullptr;
-  const OffloadConfig& offload = plan.input().offload;
-  FileTierOptions options;
+/// Records on their way into files.
+struct NewRecords {
+  std::vector<std::size_t> sizes;
   std::vector<std::string> names;
-  for_each_trainable(units, [&](FlatGroup& group) {
-    group.first_record = static_cast<std::int64_t>(names.size());
-    for (std::int64_t chunk = group.records.first_record(); chunk < group.records.chunks(); ++chunk) {
-      options.sizes.push_back(static_cast<std::size_t>(group.records.record(chunk).bytes));
-      names.push_back(name_of_chunk(group, chunk));
+
+  /// Numbers the records of a part, behind those that are there. `bytes_of(chunk)`. Returns the first one's number.
+  template <class BytesOf>
+  std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {
+    const auto first = static_cast<std::int64_t>(names.size());
+    for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+      const Extent place = chunks.chunk(chunk);
+      sizes.push_back(static_cast<std::size_t>(bytes_of(chunk)));
+      names.push_back(name_of_piece(group, {part.offset + place.offset, place.numel}));
     }
-  });
+    return first;
+  }
+};
+
+/// Makes the files that hold `pool`, and what reads and writes them.
+std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+                                        const std::vector<std::string>& directories, int rank) {
+  FileTierOptions options;
   options.who = "rank " + std::to_string(rank);
-  options.record_name = [names = std::move(names)](std::int64_t record) { return names[record]; };
+  options.sizes = std::move(records.sizes);
+  options.record_name = [names = std::move(records.names)](std::int64_t record) { return names[record]; };
   for (const std::string& directory : directories) options.paths.push_back({directory});
   options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
-  options.records = plan.records();
-  options.record_bytes = static_cast<std::size_t>(plan.record_bytes());
-  options.resident_bytes = static_cast<std::size_t>(plan.cached_records() * plan.record_bytes());
+  options.records = pool.records;
+  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.verify = offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
-  auto records =
-      std::make_shared<StateRecords>(value_or_throw(FileTier::create(std::move(options))), offload.queue_depth);
-  log_info("rank " + std::to_string(rank) + ": " + records->describe());
+  auto tier = std::make_shared<StateRecords>(value_or_throw(FileTier::create(std::move(options))), offload.queue_depth);
+  log_info("rank " + std::to_string(rank) + ": " + tier->describe());
+  return tier;
+}
+
+std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
+                                                 const std::vector<std::unique_ptr<Unit>>& units,
+                                                 const std::vector<std::string>& directories, int rank) {
+  if (plan.state_records().records == 0) return nullptr;
+  NewRecords added;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    group.first_record = added.add(group, group.optimizer_part, group.records,
+                                   [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
+  });
+  auto records = make_tier(std::move(added), plan.state_records(), plan.input().offload, directories, rank);
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
+  return records;
+}
+
+/// In the order of MemoryPlan::parameter_records.
+std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
+                                                     const std::vector<std::unique_ptr<Unit>>& units,
+                                                     const std::vector<std::string>& directories, int rank) {
+  if (plan.parameter_records().records == 0) return nullptr;
+  NewRecords added;
+  std::vector<FlatGroup*> groups;
+  for (const bool trains : {true, false}) {
+    for (const auto& unit : units) {
+      for (const auto& group : unit->groups) {
+        if (group->trainable == trains) groups.push_back(group.get());
+      }
+    }
+  }
+  for (FlatGroup* group : groups) {
+    const Chunks& chunks = group->parameter_chunks;
+    group->first_parameter_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
+      return chunks.chunk(chunk).numel * group->element_bytes();
+    });
+  }
+  auto records = make_tier(std::move(added), plan.parameter_records(), plan.input().offload, directories, rank);
+  for (FlatGroup* group : groups) group->parameters_below = records;
   return records;
 }
 
@@ -159,15 +207,19 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
-  const std::int64_t parameters = use[MemoryCategory::kParameters];
-  memory.parameters = input.placement.shared
-                          ? Arena::common("parameters", parameters * input.mesh.shard_size, *axes.gather)
-                          : Arena::shared("parameters", parameters, *axes.gather);
-  memory.owners_of_parameters = input.placement.shared ? input.mesh.shard_size : 1;
-  // The transport of a GPU fills slots by itself, and is fastest in memory that it has registered.
-  const bool fills_slots = axes.gather->gpu() != Collectives::kHostMemory;
-  memory.slots = fills_slots ? Arena::shared("slots", use[MemoryCategory::kSlots], *axes.gather)
-                             : Arena::plain("slots", use[MemoryCategory::kSlots], device);
+  const bool below = plan.parameters_below();
+  const int sharers = input.placement.shared ? input.mesh.shard_size : 1;
+  memory.owners_of_parameters = below ? 1 : sharers;
+  memory.owners_of_slots = below ? sharers : 1;
+  const std::int64_t parameters = use[MemoryCategory::kParameters], slots = use[MemoryCategory::kSlots];
+  memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
+                                                      : Arena::shared("parameters", parameters, *axes.gather);
+  // The transport of a GPU fills slots by itself, and is fastest in memory that it has registered. Parts that are brought
+  // to slots are sent from there.
+  const bool is_sent_from = below || axes.gather->gpu() != Collectives::kHostMemory;
+  memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
+                 : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)
+                                            : Arena::plain("slots", slots, device);
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
@@ -180,13 +232,14 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       group->parameter_part = owned(input.placement.parameters, input.mesh, numel);
       group->gradient_part = owned(input.placement.gradients, input.mesh, numel);
       group->optimizer_part = owned(input.placement.optimizer, input.mesh, numel);
-      place_parameters(*group, input.placement, memory.parameters);
+      place_parameters(*group, plan, memory.parameters);
       if (!group->trainable) continue;
       group->records = plan.records_of(group->shape());
       place_training_state(*group, memory, input);
     }
   }
-  memory.records = make_records(plan, units, directories, axes.world->rank());
+  memory.parameter_records = make_parameter_records(plan, units, directories, axes.world->rank());
+  memory.state_records = make_state_records(plan, units, directories, axes.world->rank());
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();
   return memory;
@@ -195,13 +248,15 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
 MemoryUse TrainingMemory::allocated() const {
   MemoryUse use;
   use[MemoryCategory::kParameters] = parameters.taken() / owners_of_parameters;
-  use[MemoryCategory::kSlots] = slots.bytes();
+  use[MemoryCategory::kSlots] = slots.bytes() / owners_of_slots;
   use[MemoryCategory::kGradients] = gradients.bytes();
   use[MemoryCategory::kBuckets] = buckets.bytes();
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes();
-  if (records) use[MemoryCategory::kRecords] = records->memory_bytes();
+  for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
+    if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
+  }
   return use;
 }
 

@@ -18,8 +18,10 @@ namespace tessera {
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  std::shared_ptr<StateRecords> records;  ///< null where nothing lies below memory
-  int owners_of_parameters = 1;           ///< ranks that hold `parameters` together
+  std::shared_ptr<StateRecords> parameter_records;  ///< null where no parameters lie below memory
+  std::shared_ptr<StateRecords> state_records;      ///< and no masters and states
+  int owners_of_parameters = 1;                     ///< ranks that hold `parameters` together
+  int owners_of_slots = 1;                          ///< likewise
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
   /// updated in backward, are left for the residency and the reducer to take. Records lie in `directories`. Collective. Throws tessera::Error: 73, 74, 77 if such a directory

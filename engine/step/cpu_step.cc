@@ -45,13 +45,13 @@ namespace {
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                  const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer,
-                 StateRecords* records)
+                 const TrainingMemory& memory)
     : strategy_(strategy),
       norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
-      update_(units, optimizer, plan, axes, records),
+      update_(units, optimizer, plan, axes, memory),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {

@@ -7,8 +7,12 @@
 namespace tessera {
 
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
-               const MeshAxes& axes, StateRecords* records)
-    : units_(units), optimizer_(optimizer), records_(records), publisher_(plan, axes) {
+               const MeshAxes& axes, const TrainingMemory& memory)
+    : units_(units),
+      optimizer_(optimizer),
+      passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
+              Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
+      publisher_(plan, axes) {
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {
@@ -31,8 +35,7 @@ std::span<Update::Group> Update::groups_of(const Unit& unit) {
 
 /// As if every parameter got a gradient, which is nearly always so.
 void Update::expect(std::span<const int> order) {
-  if (!records_) return;
-  order_.clear();
+  for (Pass& pass : passes_) pass.order.clear();
   if (order.empty()) {
     in_direction(0, groups_.size(), [&](std::size_t g) { announce(groups_[g], groups_[g].group->optimizer_part); });
   }
@@ -41,14 +44,14 @@ void Update::expect(std::span<const int> order) {
       announce(group, group.group->optimizer_part);
     }
   }
-  records_->begin_pass(order_);
+  begin_passes();
 }
 
 void Update::apply(const Rates& rates, const std::vector<char>& used) {
   const Span span("update");
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
-  if (records_) announce_runs();
+  announce_runs();
   in_direction(0, groups_.size(), [&](std::size_t g) { update_group(groups_[g], rates); });
   finish();
   direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
@@ -61,13 +64,17 @@ void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> u
     find_runs(group, used);
     used = used.subspan(group.group->parameters.size());
     update_group(group, rates);
-    if (records_) records_->pass(group.records_before);
+    for (std::size_t p = 0; p < passes_.size(); ++p) {
+      if (passes_[p].records) passes_[p].records->pass(group.records_before[p]);
+    }
   }
 }
 
 void Update::finish() {
   publisher_.finish();
-  if (records_) records_->end_pass();
+  for (const Pass& pass : passes_) {
+    if (pass.records) pass.records->end_pass();
+  }
 }
 
 void Update::update_group(const Group& group, const Rates& rates) {
@@ -106,16 +113,25 @@ void Update::find_runs(Group& group, std::span<const char> used) {
 
 /// So that they are read ahead.
 void Update::announce_runs() {
-  order_.clear();
+  for (Pass& pass : passes_) pass.order.clear();
   in_direction(0, groups_.size(), [&](std::size_t g) {
     in_direction(groups_[g].begin, groups_[g].end, [&](std::size_t r) { announce(groups_[g], runs_[r].extent); });
   });
-  records_->begin_pass(order_);
+  begin_passes();
 }
 
 void Update::announce(Group& group, Extent run) {
-  append_records(*group.group, run, direction_, order_);
-  group.records_before = order_.size();
+  for (std::size_t p = 0; p < passes_.size(); ++p) {
+    Pass& pass = passes_[p];
+    if (pass.records) append_records(*group.group, pass.kind, run, direction_, pass.order);
+    group.records_before[p] = pass.order.size();
+  }
+}
+
+void Update::begin_passes() {
+  for (const Pass& pass : passes_) {
+    if (pass.records) pass.records->begin_pass(pass.order);
+  }
 }
 
 void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {
@@ -139,7 +155,7 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
 
 void Update::update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const {
   for_each_state(
-      group, run, StateUse::kUpdate,
+      group, StateKind::kAll, run, StateUse::kUpdate,
       [&](const StateView& view) { optimizer_.step(scalars, optimizer_slice(group, view)); }, direction_);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "engine/memory/state_records.h"
 #include "engine/memory/state_views.h"
+#include "engine/memory/training_memory.h"
 #include "engine/step/publisher.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
@@ -17,13 +19,13 @@ namespace tessera {
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
 /// that hold copies of them. On the CPU; a GPU's is QueuedStep.
 ///
-/// Where states lie in records, steps go through the groups forward and backward by turns: the records that one step
+/// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
 /// used last are those that the next one uses first.
 class Update {
  public:
-  /// `records`: of the states that lie below memory, or null.
+  /// `memory`: has the records of what lies below memory.
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
-         const MeshAxes& axes, StateRecords* records);
+         const MeshAxes& axes, const TrainingMemory& memory);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
@@ -58,15 +60,22 @@ class Update {
   };
   struct Group {
     FlatGroup* group = nullptr;
-    std::size_t first_parameter = 0;  ///< among all trainable ones
-    std::size_t begin = 0, end = 0;   ///< of its runs in this step
-    std::size_t records_before = 0;   ///< among those announced, with its own
+    std::size_t first_parameter = 0;                 ///< among all trainable ones
+    std::size_t begin = 0, end = 0;                  ///< of its runs in this step
+    std::array<std::size_t, 2> records_before = {};  ///< by pass: among those announced, with its own
+  };
+  /// A step's way through the records of one kind.
+  struct Pass {
+    StateKind kind;
+    StateRecords* records;
+    std::vector<std::int64_t> order = {};  ///< of this step
   };
 
   std::span<Group> groups_of(const Unit& unit);
   void find_runs(Group& group, std::span<const char> used);
   void announce_runs();
   void announce(Group& group, Extent run);
+  void begin_passes();
   void update_group(const Group& group, const Rates& rates);
   void update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const;
   template <class Visit>
@@ -74,14 +83,13 @@ class Update {
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const Optimizer& optimizer_;
-  StateRecords* const records_;
+  std::array<Pass, 2> passes_;  ///< records are null where there are none
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   std::vector<Group> groups_;               ///< trainable, in unit order
   std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
   std::vector<Run> runs_;                   ///< of this step
   Direction direction_ = Direction::kForward;
-  std::vector<std::int64_t> order_;  ///< of this step's records
 };
 
 }  // namespace tessera

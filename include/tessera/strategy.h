@@ -103,6 +103,7 @@ struct OffloadedState {
 
 /// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.
 struct OffloadConfig {
+  OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
   OffloadedState moments;               ///< optimizer states
   std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them evenly
@@ -112,7 +113,9 @@ struct OffloadConfig {
   bool verify = false;                  ///< records are hashed, and compared when they come back
 
   /// Whether some state lies below memory, or may.
-  bool is_used() const { return masters.tier != Tier::kMemory || moments.tier != Tier::kMemory; }
+  bool is_used() const {
+    return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory;
+  }
 };
 
 enum class TransportChoice { kAuto, kHost, kGloo, kNccl, kCudaHost };

@@ -9,9 +9,9 @@ namespace {
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
 
 Condition with_nvme() {
-  return {"an offload tier nvme or auto", {"/offload/masters/tier", "/offload/moments/tier"}, [](const Strategy& s) {
-            return s.offload.is_used();
-          }};
+  return {"an offload tier nvme or auto",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
+          [](const Strategy& s) { return s.offload.is_used(); }};
 }
 
 Condition with_narrow_parameters() {
@@ -30,11 +30,29 @@ Condition with_states() {
 
 std::vector<StrategyKey> offload_keys() {
   return {
+      {.pointer = "/offload/parameters/tier",
+       .field = choice_field(AT(offload.parameters.tier), tiers()),
+       .default_json = R"("memory")",
+       .example_json = R"("nvme")",
+       .doc = "Where each rank's part of the parameters lies. Units are read from there before they are used, ahead as "
+              "\"prefetch\" says; ranks that share memory read each unit once together.",
+       .cost = "nvme: memory for units that are gathered only, on one rank too. Two reads a step for forward and "
+               "backward, and a read and a write for the update."},
+      {.pointer = "/offload/parameters/fraction",
+       .field = number_field(AT(offload.parameters.fraction)),
+       .range = {0, 1},
+       .default_json = "1.0",
+       .example_json = "0.75",
+       .doc = "Share of the parameters on that tier, as for masters.",
+       .cost = "Traffic in proportion.",
+       .only_if = {"offload.parameters.tier nvme",
+                   {"/offload/parameters/tier"},
+                   [](const Strategy& s) { return uses_nvme(s.offload.parameters); }}},
       {.pointer = "/offload/masters/tier",
        .field = choice_field(AT(offload.masters.tier), tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
-       .doc = "Where masters lie. Parameters that are fp32 are the masters, and stay in memory.",
+       .doc = "Where masters lie. Parameters that are fp32 are the masters: they lie where parameters do.",
        .cost = "nvme: 2 or 4 bytes a parameter less memory; as many are read and written a step.",
        .only_if = with_narrow_parameters()},
       {.pointer = "/offload/masters/fraction",
@@ -79,8 +97,10 @@ std::vector<StrategyKey> offload_keys() {
        .unit = "bytes",
        .default_json = "4194304",
        .example_json = R"("4MiB")",
-       .doc = "The most that is read or written with one operation: the masters and states of a run of parameters.",
-       .cost = "Memory: 2 x queue_depth + 1 records. Smaller ones cost time: a disk is fast from about 1 MiB on.",
+       .doc = "The most that is read or written with one operation: a run of parameters, or the masters and states of "
+              "one.",
+       .cost = "Memory: 2 x queue_depth + 1 records, of parameters and of states each. Smaller ones cost time: a disk "
+               "is fast from about 1 MiB on.",
        .only_if = with_nvme()},
       {.pointer = "/offload/cache",
        .field = bytes_field(AT(offload.cache_bytes)),
@@ -88,8 +108,8 @@ std::vector<StrategyKey> offload_keys() {
        .unit = "bytes",
        .default_json = "0",
        .example_json = R"("1GiB")",
-       .doc = "Memory of a rank for records that stay in memory from one step to the next. Steps go through the "
-              "records in alternate directions, so that what was last is first.",
+       .doc = "Memory of a rank for records that stay in memory from one step to the next, those of parameters first. "
+              "Steps go through the records in alternate directions, so that what was last is first.",
        .cost = "The memory.",
        .only_if = with_nvme()},
       {.pointer = "/offload/queue_depth",
@@ -99,7 +119,7 @@ std::vector<StrategyKey> offload_keys() {
        .default_json = "4",
        .example_json = "8",
        .doc = "Records that are read ahead of the update, and as many that are written behind it.",
-       .cost = "Memory: two records each.",
+       .cost = "Memory: two records each, of parameters and of states.",
        .only_if = with_nvme()},
       {.pointer = "/offload/verify",
        .field = boolean_field(AT(offload.verify)),

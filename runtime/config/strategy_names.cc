@@ -90,7 +90,8 @@ const std::vector<Named<Tier>>& tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
       {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
-      {Tier::kAuto, "auto", "as much of it on nvme as memory.limit makes necessary: moments before masters"}};
+      {Tier::kAuto, "auto",
+       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters"}};
   return list;
 }
 

@@ -144,7 +144,7 @@ StrategyRule schedule_length_rule() {
 }
 
 StrategyRule offload_paths_rule() {
-  return {{"/offload/paths", "/offload/masters/tier", "/offload/moments/tier"},
+  return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
           "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
             if (!s.offload.is_used() || !s.offload.paths.empty()) return "";
@@ -153,12 +153,35 @@ StrategyRule offload_paths_rule() {
 }
 
 StrategyRule offload_limit_rule() {
-  return {{"/memory/limit", "/offload/masters/tier", "/offload/moments/tier"},
+  return {{"/memory/limit", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
           "An offload tier auto needs memory.limit.",
           [](const Strategy& s) -> std::string {
-            const bool chooses = s.offload.masters.tier == Tier::kAuto || s.offload.moments.tier == Tier::kAuto;
+            const OffloadConfig& offload = s.offload;
+            const bool chooses = offload.parameters.tier == Tier::kAuto || offload.masters.tier == Tier::kAuto ||
+                                 offload.moments.tier == Tier::kAuto;
             if (!chooses || s.memory.limit_bytes > 0) return "";
             return "the tier auto needs a \"limit\" of memory to fit into, such as \"8GiB\"";
+          }};
+}
+
+StrategyRule offloaded_parameters_rule() {
+  return {{"/offload/parameters/tier", "/strategy"},
+          "Parameters on nvme go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
+          [](const Strategy& s) -> std::string {
+            const bool releases =
+                s.strategy == ShardingStrategy::kFullShard || s.strategy == ShardingStrategy::kHybridShard;
+            if (s.offload.parameters.tier == Tier::kMemory || releases) return "";
+            return "this strategy keeps all parameters gathered, so they need their memory anyway; with \"FULL_SHARD\" "
+                   "units are gathered when they are used, on one rank too";
+          }};
+}
+
+StrategyRule offloaded_parameters_world_rule() {
+  return {{"/offload/parameters/tier", "/optimizer/shard_over"},
+          "Parameters on nvme go without optimizer.shard_over \"world\".",
+          [](const Strategy& s) -> std::string {
+            if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
+            return "updated parameters cannot be gathered over replicas on disk yet: leave shard_over \"shard\"";
           }};
 }
 
@@ -192,6 +215,8 @@ const std::vector<StrategyRule>& strategy_rules() {
       schedule_length_rule(),
       offload_paths_rule(),
       offload_limit_rule(),
+      offloaded_parameters_rule(),
+      offloaded_parameters_world_rule(),
       in_backward_rule(
           "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
           "the norm of all gradients is known only when backward has ended"),

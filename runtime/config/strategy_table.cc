@@ -38,6 +38,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/optimizer", "The update of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
       {"/offload", "Training state on tiers below memory."},
+      {"/offload/parameters", "Each rank's part of the parameters."},
       {"/offload/masters", "What fp32 masters have beside bf16 or fp16 parameters."},
       {"/offload/moments", "Optimizer states."},
       {"/memory", "What a rank may use."},
@@ -47,8 +48,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
 }
 
 const std::vector<UnavailableKey>& unavailable_keys() {
-  static const std::vector<UnavailableKey> keys = {{"/offload/parameters", "parameters in host memory or on NVMe"},
-                                                   {"/offload/gradients", "gradients in host memory or on NVMe"},
+  static const std::vector<UnavailableKey> keys = {{"/offload/gradients", "gradients in host memory or on NVMe"},
                                                    {"/offload/activations", "activations in host memory or on NVMe"},
                                                    {"/reproducible", "the same bits on any number of ranks"},
                                                    {"/compression", "compressed gradients"},

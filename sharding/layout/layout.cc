@@ -32,7 +32,7 @@ Extent intersect(Extent a, Extent b) {
   return {begin, std::max<std::int64_t>(0, std::min(a.end(), b.end()) - begin)};
 }
 
-Layout Layout::pack(std::span<const std::int64_t> numels, int parts, SmallTensors small) {
+Layout Layout::pack(std::span<const std::int64_t> numels, int parts, SmallTensors small, std::int64_t multiple) {
   Layout layout;
   layout.parts_ = parts;
   layout.cut_ = cut_for(numels, small);
@@ -42,7 +42,8 @@ Layout Layout::pack(std::span<const std::int64_t> numels, int parts, SmallTensor
     layout.extents_.push_back({place(numel, next, layout.cut_, small), numel});
     next = layout.extents_.back().end();
   }
-  layout.shard_numel_ = round_up(std::max<std::int64_t>(1, (next + parts - 1) / parts), layout.cut_);
+  const std::int64_t least = std::max<std::int64_t>(1, (next + parts - 1) / parts);
+  layout.shard_numel_ = round_up(least, std::max(layout.cut_, multiple));
   layout.find_gaps();
   return layout;
 }

@@ -33,13 +33,13 @@ enum class SmallTensors {
 ///  1. Tensors lie in the order given and do not overlap.
 ///  2. A tensor of kBlock elements or more begins at a multiple of kBlock. A smaller one begins at a multiple of kAlign
 ///     and does not reach into a second block; with kOwnBlocks it begins a block, and is alone in it.
-///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut(). No shard boundary is inside a
+///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard boundary is inside a
 ///     tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and a small one never.
 ///  4. cut() is kBlock, but a smaller power of two where all tensors are so small: then none of them reaches over a
 ///     multiple of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
 ///  6. padding() is less than kBlock for each tensor that begins a block, max(kAlign, its numel) for each other one, and
-///     cut() for each part, added up.
+///     cut() (or `multiple`, if that is more) for each part, added up.
 class Layout {
  public:
   static constexpr std::int64_t kAlign = 32;     ///< 128 bytes of fp32
@@ -47,8 +47,9 @@ class Layout {
   static constexpr std::int64_t kBlock = 256;
 
   Layout() = default;
-  /// Of tensors of `numels` elements.
-  static Layout pack(std::span<const std::int64_t> numels, int parts, SmallTensors small = SmallTensors::kShareBlocks);
+  /// Of tensors of `numels` elements. `multiple`, a power of two: of what shards are.
+  static Layout pack(std::span<const std::int64_t> numels, int parts, SmallTensors small = SmallTensors::kShareBlocks,
+                     std::int64_t multiple = 1);
 
   int parts() const { return parts_; }
   std::int64_t numel() const { return parts_ * shard_numel_; }

@@ -55,23 +55,54 @@ std::int64_t UnitShape::trainable_parameters() const {
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameters();
   plan_gradients();
+  plan_parameter_records();
   plan_optimizer();
 }
 
+bool MemoryPlan::parameters_below() const {
+  const OffloadedState& parameters = input_.offload.parameters;
+  const bool has_slots = input_.placement.parameters.shard && !input_.placement.keep_gathered;
+  return has_slots && parameters.tier == Tier::kNvme && parameters.fraction > 0;
+}
+
+bool MemoryPlan::gathers() const {
+  if (!input_.placement.parameters.shard) return false;
+  return parameters_below() || (input_.mesh.shard_size > 1 && !input_.placement.shared);
+}
+
+std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
+  if (!gathers()) return 0;
+  const auto count = static_cast<std::int64_t>(input_.units.size()), i = static_cast<std::int64_t>(index);
+  if (i == 0 || input_.placement.keep_gathered || count - 1 <= shared_slots_) return 1;
+  // Forward leaves the last units gathered, backward the first.
+  const bool left_by_forward = i >= count - shared_slots_, left_by_backward = i <= shared_slots_;
+  const std::int64_t rounds = input_.accumulation;
+  return 1 + (left_by_forward ? 0 : rounds) + (left_by_backward ? 0 : rounds - 1);
+}
+
 void MemoryPlan::plan_parameters() {
-  const bool gathers = input_.placement.parameters.shard && input_.mesh.shard_size > 1;
+  const bool shard_only = input_.placement.parameters.shard && !input_.placement.keep_gathered;
   for (const UnitShape& unit : input_.units) {
-    const std::int64_t bytes = unit.gathered_bytes();
-    const bool shard_only = gathers && !input_.placement.keep_gathered;
-    use_[MemoryCategory::kParameters] += shard_only ? bytes / input_.mesh.shard_size : bytes;
+    for (const GroupShape& group : unit.groups) {
+      const auto element = static_cast<std::int64_t>(size_of(group.dtype));
+      const std::int64_t numel = shard_only ? parameter_chunks_of(group).before_records() : group.layout.numel();
+      use_[MemoryCategory::kParameters] += numel * element;
+    }
   }
-  if (!gathers || input_.placement.keep_gathered || input_.placement.shared) return;
+  if (!gathers() || input_.placement.keep_gathered) return;
   for (std::size_t i = 1; i < input_.units.size(); ++i) {
     slot_bytes_ = std::max(slot_bytes_, input_.units[i].gathered_bytes());
   }
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
   shared_slots_ = std::min(input_.prefetch + 1, others);
-  use_[MemoryCategory::kSlots] = input_.units[0].gathered_bytes() + shared_slots_ * slot_bytes_;
+  const std::int64_t all_slots = input_.units[0].gathered_bytes() + shared_slots_ * slot_bytes_;
+  use_[MemoryCategory::kSlots] = input_.placement.shared ? all_slots / input_.mesh.shard_size : all_slots;
+}
+
+Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {
+  return parameter_chunks(owned(input_.placement.parameters, input_.mesh, group.layout.numel()).numel,
+                          static_cast<std::int64_t>(size_of(group.dtype)), input_.offload.record_bytes,
+                          parameters_below() ? input_.offload.parameters.fraction : 0);
 }
 
 std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
@@ -185,7 +216,10 @@ void MemoryPlan::plan_optimizer() {
       }
     }
   }
-  if (!record_bytes.empty()) plan_records(record_bytes);
+  // Parameters are read more often than states, so they have the cache first.
+  const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
+  state_records_ = plan_pool(record_bytes, cache);
+  plan_updates(state_records_, record_bytes);
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
@@ -200,24 +234,59 @@ RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
   return {owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel, state};
 }
 
-void MemoryPlan::plan_records(const std::vector<std::int64_t>& bytes) {
-  records_ = static_cast<std::int64_t>(bytes.size());
-  record_bytes_ = *std::max_element(bytes.begin(), bytes.end());
-  cached_records_ = std::min(input_.offload.cache_bytes / record_bytes_, records_);
-  const std::int64_t others = records_ - cached_records_;
-  record_slots_ = std::min(2 * input_.offload.queue_depth + 1, others);
-  use_[MemoryCategory::kRecords] = (cached_records_ + record_slots_) * record_bytes_;
-  // A step reads all others but those that the slots hold from the last one, and writes all others.
-  const auto moving = std::span(bytes).subspan(static_cast<std::size_t>(cached_records_));
-  const auto sum = [](std::span<const std::int64_t> some) {
-    return std::accumulate(some.begin(), some.end(), std::int64_t{0});
-  };
-  const auto slots = static_cast<std::size_t>(record_slots_);
-  disk_.bytes = sum(moving);
+namespace {
+
+std::int64_t sum(std::span<const std::int64_t> bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
+  RecordPool pool;
+  if (bytes.empty()) return pool;
+  pool.records = static_cast<std::int64_t>(bytes.size());
+  pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
+  pool.cached = std::min(cache_bytes / pool.record_bytes, pool.records);
+  pool.slots = std::min(2 * input_.offload.queue_depth + 1, pool.records - pool.cached);
+  use_[MemoryCategory::kRecords] += pool.memory_bytes();
+  disk_.bytes += sum(std::span(bytes).subspan(static_cast<std::size_t>(pool.cached)));
+  return pool;
+}
+
+/// An update reads all records but those in memory, which are cached or still in the slots from the last one, and writes all
+/// that are not cached. `bytes`: of the records that updates go through, the pool's first ones.
+void MemoryPlan::plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes) {
+  const std::span<const std::int64_t> moving =
+      bytes.subspan(std::min(bytes.size(), static_cast<std::size_t>(pool.cached)));
+  const std::size_t held = std::min(static_cast<std::size_t>(pool.slots), moving.size());
   // Updates in backward go the same way in every step, so they find in the slots all records or none.
-  const bool finds_none = input_.updates_in_backward && record_slots_ < others;
-  disk_.read_in_two_steps = 2 * disk_.bytes - (finds_none ? 0 : sum(moving.first(slots)) + sum(moving.last(slots)));
-  disk_.written_in_two_steps = 2 * disk_.bytes;
+  const bool finds_none = input_.updates_in_backward && held < moving.size();
+  disk_.read_in_two_steps += 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
+  disk_.written_in_two_steps += 2 * sum(moving);
+}
+
+void MemoryPlan::plan_parameter_records() {
+  std::vector<std::int64_t> bytes, gathers;
+  std::size_t trainable = 0;
+  for (const bool trains : {true, false}) {
+    for (std::size_t i = 0; i < input_.units.size(); ++i) {
+      for (const GroupShape& group : input_.units[i].groups) {
+        if (group.trainable != trains) continue;
+        const Chunks chunks = parameter_chunks_of(group);
+        for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+          bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
+          gathers.push_back(gathers_in_step(i));
+        }
+      }
+    }
+    if (trains) trainable = bytes.size();
+  }
+  parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes);
+  plan_updates(parameter_records_, std::span(bytes).first(trainable));
+  for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
+    disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
+  }
 }
 
 std::string MemoryPlan::to_table() const {
@@ -245,9 +314,11 @@ std::string MemoryPlan::to_table() const {
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
   std::string text = table.to_string();
-  if (records_ > 0) {
+  const std::int64_t records = parameter_records_.records + state_records_.records;
+  if (records > 0) {
     text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
-            std::to_string(records_) + " records of at most " + format_bytes(record_bytes_) + "; a step reads " +
+            std::to_string(records) + " records of at most " +
+            format_bytes(std::max(parameter_records_.record_bytes, state_records_.record_bytes)) + "; a step reads " +
             format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
             "\n";
   }

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/base/state_dtype.h"
+#include "sharding/layout/chunks.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/record_layout.h"
@@ -64,6 +67,17 @@ struct StatePiece {
 };
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
+/// The records of one tier of a rank, of all its groups.
+struct RecordPool {
+  std::int64_t records = 0;       ///< 0 where all is in memory
+  std::int64_t record_bytes = 0;  ///< of the largest one
+  std::int64_t cached = 0;        ///< the first records, which stay in memory: as many as the cache has room for
+  /// Pieces of memory for the others: one that is used, as many as are read ahead, and as many as are written behind. After
+  /// a step they hold the records that it used last, with which the next one begins.
+  std::int64_t slots = 0;
+  std::int64_t memory_bytes() const { return (cached + slots) * record_bytes; }
+};
+
 /// The exact memory plan of one rank (every rank's is equal, since shards are). Sizes here are what the engine then
 /// allocates; it compares the two.
 class MemoryPlan {
@@ -77,9 +91,17 @@ class MemoryPlan {
   const PlanInput& input() const { return input_; }
   const MemoryUse& use() const { return use_; }
   BucketMode bucket_mode() const { return bucket_mode_; }
+  /// Whether parameters, or some of them, lie in records: then units are gathered from there, on a rank alone too.
+  bool parameters_below() const;
+  /// Whether units are gathered before they are used, by some rank that does not have all of their parameters.
+  bool gathers() const;
+  /// How often a step gathers unit `index`, where units are used in the order of their definition, from the second step
+  /// on. The root unit has a slot of its own and is gathered once. The others take turns in the shared slots: what a
+  /// direction left in them, the next one (which begins there) finds.
+  std::int64_t gathers_in_step(std::size_t index) const;
   /// Slots that sharded units share; each is `slot_bytes()`. The root unit has one of its own, since it is used first
-  /// and last in both directions. With Placement::keep_gathered and ::shared there are none: units stay in their
-  /// parameter memory.
+  /// and last in both directions. Where nothing is gathered, or in parameter memory (Placement::keep_gathered), there are
+  /// none. With Placement::shared the ranks of the shard axis have the slots together.
   std::int64_t shared_slots() const { return shared_slots_; }
   std::int64_t slot_bytes() const { return slot_bytes_; }
   std::int64_t shared_buckets() const { return shared_buckets_; }
@@ -112,15 +134,11 @@ class MemoryPlan {
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
-  /// Of all groups together; 0 where all is in memory.
-  std::int64_t records() const { return records_; }
-  /// The largest one.
-  std::int64_t record_bytes() const { return record_bytes_; }
-  /// The first records, which stay in memory: as many as the cache has room for.
-  std::int64_t cached_records() const { return cached_records_; }
-  /// Pieces of memory for the others: one that is used, as many as are read ahead, and as many as are written behind. After
-  /// a step they hold the records that it used last, with which the next one begins.
-  std::int64_t record_slots() const { return record_slots_; }
+  /// And this rank's part of its parameters. Without records where they are in memory.
+  Chunks parameter_chunks_of(const GroupShape& group) const;
+  const RecordPool& state_records() const { return state_records_; }
+  /// Those of groups that train come first, then the frozen ones, each in the order of units.
+  const RecordPool& parameter_records() const { return parameter_records_; }
   const DiskUse& disk() const { return disk_; }
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
@@ -133,7 +151,9 @@ class MemoryPlan {
   void plan_lag();
   std::int64_t affordable_lag() const;
   void plan_optimizer();
-  void plan_records(const std::vector<std::int64_t>& bytes);
+  void plan_parameter_records();
+  RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
+  void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes);
 
   PlanInput input_;
   MemoryUse use_;
@@ -142,7 +162,7 @@ class MemoryPlan {
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
-  std::int64_t records_ = 0, record_bytes_ = 0, record_slots_ = 0, cached_records_ = 0;
+  RecordPool state_records_, parameter_records_;
   DiskUse disk_;
 };
 

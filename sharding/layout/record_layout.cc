@@ -1,7 +1,6 @@
 #include "sharding/layout/record_layout.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace tessera {
 namespace {
@@ -21,24 +20,14 @@ std::int64_t elements_of(const TieredState& state) {
   return std::max<std::int64_t>(1, (state.record_bytes - lines) / bytes) * kStateBlock;
 }
 
-/// The first of `chunks` that lies below, where the last `share` of them do.
-std::int64_t first_below(std::int64_t chunks, double share, bool has_any) {
-  if (!has_any) return chunks;
-  return chunks - static_cast<std::int64_t>(std::ceil(share * static_cast<double>(chunks)));
-}
-
 }  // namespace
 
 RecordLayout::RecordLayout(std::int64_t numel, const TieredState& state)
-    : state_(state),
-      numel_(numel),
-      chunk_numel_(elements_of(state)),
-      chunks_((numel + chunk_numel_ - 1) / chunk_numel_),
-      first_master_(first_below(chunks_, state.masters_below, state.master_bytes > 0)),
-      first_state_(first_below(chunks_, state.states_below, state.states > 0)) {}
-
-Extent RecordLayout::chunk(std::int64_t index) const {
-  return intersect({index * chunk_numel_, chunk_numel_}, {0, numel_});
+    : Chunks(numel, elements_of(state)),
+      state_(state),
+      first_master_(first_below(state.master_bytes > 0 ? state.masters_below : 0)),
+      first_state_(first_below(state.states > 0 ? state.states_below : 0)) {
+  put_below(std::min(first_master_, first_state_));
 }
 
 RecordLayout::Record RecordLayout::record(std::int64_t chunk) const {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "runtime/base/state_dtype.h"
-#include "sharding/layout/layout.h"
+#include "sharding/layout/chunks.h"
 
 namespace tessera {
 
@@ -20,39 +20,20 @@ struct TieredState {
 /// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and
 /// writes each with one operation. Integers only.
 ///
-/// The part is cut into chunks of equal numbers of elements, the last one perhaps smaller. Of each kind of state the first
-/// chunks are in memory, and the rest below: there a chunk's record is
+/// Of each kind of state the first chunks are in memory, and the rest below: there a chunk's record is
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | scales of state 1]
 ///
 /// of what lies below, each beginning on a cache line, and the whole filled up to pages.
-class RecordLayout {
+class RecordLayout : public Chunks {
  public:
-  static constexpr std::int64_t kPage = 4096;  ///< what a disk reads and writes without copies by the kernel
-
   RecordLayout() = default;
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  std::int64_t numel() const { return numel_; }
-  std::int64_t chunks() const { return chunks_; }
-  std::int64_t chunk_numel() const { return chunk_numel_; }
-  /// Elements of a chunk, counted from the part's first.
-  Extent chunk(std::int64_t index) const;
-
   /// Of how many elements, from the part's first on, masters and states are in memory.
-  std::int64_t masters_in_memory() const {
-    return first_master_ * chunk_numel_ < numel_ ? first_master_ * chunk_numel_ : numel_;
-  }
-  std::int64_t states_in_memory() const {
-    return first_state_ * chunk_numel_ < numel_ ? first_state_ * chunk_numel_ : numel_;
-  }
-
-  /// The chunk that holds element `at` of the part.
-  std::int64_t chunk_of(std::int64_t at) const { return at / chunk_numel_; }
-  /// The first chunk that has a record; chunks() if none has.
-  std::int64_t first_record() const { return first_master_ < first_state_ ? first_master_ : first_state_; }
-  std::int64_t records() const { return chunks_ - first_record(); }
+  std::int64_t masters_in_memory() const { return numel_before(first_master_); }
+  std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
   /// A piece of a record. `bytes` is 0 where the chunk keeps it in memory, or does not have it.
   struct Piece {
@@ -70,7 +51,6 @@ class RecordLayout {
 
  private:
   TieredState state_;
-  std::int64_t numel_ = 0, chunk_numel_ = 1, chunks_ = 0;
   std::int64_t first_master_ = 0, first_state_ = 0;  ///< the first chunks that lie below
 };
 

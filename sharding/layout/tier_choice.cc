@@ -28,10 +28,15 @@ void choose(PlanInput& input, OffloadedState& state, std::int64_t limit) {
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit) {
   OffloadedState& masters = input.offload.masters;
   OffloadedState& moments = input.offload.moments;
-  const bool chooses_masters =
-      std::exchange(masters.tier, masters.tier == Tier::kAuto ? Tier::kMemory : masters.tier) == Tier::kAuto;
+  OffloadedState& parameters = input.offload.parameters;
+  // What is chosen later is in memory at first.
+  const auto is_open = [](OffloadedState& state) {
+    return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;
+  };
+  const bool chooses_masters = is_open(masters), chooses_parameters = is_open(parameters);
   if (moments.tier == Tier::kAuto) choose(input, moments, limit);
   if (chooses_masters) choose(input, masters, limit);
+  if (chooses_parameters) choose(input, parameters, limit);
   return input;
 }
 

@@ -8,7 +8,8 @@ namespace tessera {
 
 /// `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as possible lies on
 /// disk: all in memory if that fits; else a share of the moments, in steps of 1/256; else all of them and a share of the
-/// masters. If nothing fits, all of both lies on disk, and the plan shows what is too much.
+/// masters; else all of both and a share of the parameters. If nothing fits, all of it lies on disk, and the plan shows
+/// what is too much.
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit);
 
 }  // namespace tessera

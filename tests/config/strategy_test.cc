@@ -37,6 +37,7 @@ const std::vector<std::string>& surroundings() {
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
       R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})",
       R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}}})",
+      R"({"offload": {"paths": ["a"], "parameters": {"tier": "nvme"}}})",
       R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})"};
   return files;
 }

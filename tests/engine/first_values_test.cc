@@ -64,8 +64,7 @@ auto with_seed(std::uint64_t seed, const Build& build) {
 
 Strategy strategy_of(const Placed& placed, DType dtype, bool bucketed) {
   Strategy strategy;
-  strategy.strategy = placed.kind;
-  strategy.host_sharing = placed.shared;
+  place(strategy, placed);
   strategy.mixed_precision.param = dtype;
   if (bucketed) {
     strategy.units.bucket_cap_mb = 0.01;

@@ -1,5 +1,5 @@
-// A model whose training state is four times what the process may allocate trains, with masters and moments on disk and
-// updates in backward.
+// A model whose training state is many times what the process may allocate trains, with masters and moments on disk and
+// updates in backward; and one whose parameters alone are twice that, with these on disk too.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -39,14 +39,17 @@ struct LayersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layers);
 
-Strategy strategy(bool offloads) {
+enum class OnDisk { kNothing, kStates, kAll };
+
+Strategy strategy(OnDisk on_disk) {
   Strategy s;
   s.strategy = ShardingStrategy::kFullShard;
   s.units.classes = {"Linear"};
   s.mixed_precision.param = DType::kBF16;
-  if (!offloads) return s;
+  if (on_disk == OnDisk::kNothing) return s;
   s.optimizer.in_backward = true;
   s.offload.masters = s.offload.moments = {Tier::kNvme, 1.0};
+  if (on_disk == OnDisk::kAll) s.offload.parameters.tier = Tier::kNvme;
   s.offload.paths = {std::filesystem::temp_directory_path().string()};
   s.offload.record_bytes = 1 << 20;
   return s;
@@ -60,21 +63,22 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate a quarter of the state beside what it has now; ends the process with 0, or with
-/// the error's exit code and its text on standard error.
-[[noreturn]] void train_in_little_memory(bool offloads) {
+/// Trains in a process that may allocate `bytes` beside what it has now; ends the process with 0, or with the error's exit
+/// code and its text on standard error.
+[[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // what LibTorch takes once
-  const rlim_t limit = static_cast<rlim_t>(allocated_now() + kStateBytes / 4);
+  const rlim_t limit = static_cast<rlim_t>(allocated_now() + bytes);
   const rlimit both{limit, limit};
   try {
     if (setrlimit(RLIMIT_DATA, &both) != 0) throw std::runtime_error("setrlimit failed");
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      torch::set_num_threads(1);  // a setting of each thread; another's stack is memory too
       Layers model = [] {
         const DeferredInitScope deferred;
         return Layers();
       }();
-      Engine engine(model, strategy(offloads), mesh);
+      Engine engine(model, strategy(on_disk), mesh);
       const at::Tensor x = at::ones({1, kWidth}, at::kBFloat16);
       double first = 0, last = 0;
       for (int step = 0; step < 3; ++step) {
@@ -96,14 +100,20 @@ std::int64_t allocated_now() {
 
 TEST(LittleMemory, TrainsAModelWhoseStateIsFourTimesIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(train_in_little_memory(/*offloads=*/true), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(train_in(kStateBytes / 4, OnDisk::kStates), ::testing::ExitedWithCode(0), "");
 }
 
-// So that the limit is one.
-TEST(LittleMemory, WhichFailsByNameWithAllStateInMemory) {
+TEST(LittleMemory, TrainsAModelWhoseParametersAreTwiceIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(train_in_little_memory(/*offloads=*/false),
-              ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource)), "cannot allocate .* for ");
+  EXPECT_EXIT(train_in(kParameters, OnDisk::kAll), ::testing::ExitedWithCode(0), "");  // they are of 2 bytes
+}
+
+// So that the limits are some.
+TEST(LittleMemory, WhichFailsByNameWithMoreInMemory) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fails = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource));
+  EXPECT_EXIT(train_in(kStateBytes / 4, OnDisk::kNothing), fails, "cannot allocate .* for ");
+  EXPECT_EXIT(train_in(kParameters, OnDisk::kStates), fails, "cannot allocate .* for ");
 }
 
 }  // namespace

@@ -4,71 +4,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <optional>
 #include <string>
 
 #include "tessera/error.h"
-#include "tests/support/session.h"
+#include "tests/support/offloaded.h"
 
 namespace tessera::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-struct Kept {
-  DType param;
-  MasterKind master;
-  StateDType state;
-};
-constexpr Kept kKept[] = {
-    {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
-    {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
-    {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-
-std::string name_of(const Kept& kept) {
-  return std::string(tessera::name_of(kept.param)) + (kept.master == MasterKind::kF32 ? ", whole masters, " : ", ") +
-         tessera::name_of(kept.state);
-}
-
-/// What lies on disk, and how little memory moves it.
-struct Below {
-  double masters, moments;
-  std::int64_t record_bytes, cache_bytes, queue_depth;
-};
-constexpr Below kBelow[] = {{1, 1, 4096, 0, 1},       // everything, as many records as can be
-                            {1, 1, 16384, 20000, 2},  // some of it cached
-                            {0.5, 0.3, 4096, 0, 3},   // records with masters and without
-                            {0, 1, 4 << 20, 0, 4}};   // a record a group
-
-void put_below(Strategy& s, const Below& below) {
-  const auto state = [](double fraction) {
-    return fraction > 0 ? OffloadedState{Tier::kNvme, fraction} : OffloadedState{};
-  };
-  s.offload.masters = state(below.masters);
-  s.offload.moments = state(below.moments);
-  s.offload.paths = {std::filesystem::temp_directory_path().string()};
-  s.offload.record_bytes = below.record_bytes;
-  s.offload.cache_bytes = below.cache_bytes;
-  s.offload.queue_depth = below.queue_depth;
-}
-
-Adjust adjusted_to(const Kept& kept, const Below* below) {
-  return [&kept, below](Strategy& s) {
-    s.mixed_precision.master = kept.master;
-    s.optimizer.state_dtype = kept.state;
-    if (below) put_below(s, *below);
-  };
-}
-
-Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr) {
-  return strategy_for(placed, adjusted_to(kept, below), kept.param);
-}
-
-// Wide enough for several records a group; a frozen block, an unused one and a tied head cut runs inside records.
-constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
-constexpr TinyOptions kAwkward{
-    .vocab = 32, .width = 32, .hidden = 64, .tied_head = true, .frozen_first_block = true, .unused_block = true};
+constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // everything, as many records as can be
+                            {0, 1, 1, 16384, 20000, 2},  // some of it cached
+                            {0, 0.5, 0.3, 4096, 0, 3},   // records with masters and without
+                            {0, 0, 1, 4 << 20, 0, 4}};   // a record a group
 
 TEST(Offload, TrainingHasTheBitsOfTheRunWithout) {
   for (const Kept& kept : kKept) {

@@ -135,9 +135,9 @@ TEST(MemoryPlan, WhatLiesOnDiskIsNotInMemory) {
   const MemoryPlan plan(with_moments_on_disk(input, 256 << 10, 0, 1.0));
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 0);
   EXPECT_GE(plan.disk().bytes, all[MemoryCategory::kOptimizer]);
-  EXPECT_LT(plan.disk().bytes, all[MemoryCategory::kOptimizer] + plan.records() * RecordLayout::kPage);
-  EXPECT_EQ(plan.record_slots(), 5);  // one used, two read ahead, two written behind
-  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.record_bytes());
+  EXPECT_LT(plan.disk().bytes, all[MemoryCategory::kOptimizer] + plan.state_records().records * RecordLayout::kPage);
+  EXPECT_EQ(plan.state_records().slots, 5);  // one used, two read ahead, two written behind
+  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.state_records().record_bytes);
   for (const MemoryCategory same :
        {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kBuckets}) {
     EXPECT_EQ(plan.use()[same], all[same]);
@@ -157,10 +157,10 @@ TEST(MemoryPlan, AFractionOnDiskLeavesTheRestInMemory) {
 TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
   const PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   const MemoryPlan without(with_moments_on_disk(input, 256 << 10, 0, 1.0));
-  const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.record_bytes(), 1.0));
-  EXPECT_EQ(without.cached_records(), 0);
-  EXPECT_EQ(with.cached_records(), 6);
-  EXPECT_EQ(with.use()[MemoryCategory::kRecords], 11 * with.record_bytes());
+  const MemoryPlan with(with_moments_on_disk(input, 256 << 10, 6 * without.state_records().record_bytes, 1.0));
+  EXPECT_EQ(without.state_records().cached, 0);
+  EXPECT_EQ(with.state_records().cached, 6);
+  EXPECT_EQ(with.use()[MemoryCategory::kRecords], 11 * with.state_records().record_bytes);
   for (const MemoryPlan* plan : {&without, &with}) {
     EXPECT_EQ(plan->disk().written_in_two_steps, 2 * plan->disk().bytes);
     EXPECT_LT(plan->disk().read_in_two_steps, plan->disk().written_in_two_steps);
@@ -170,7 +170,7 @@ TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
 
 TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
-  EXPECT_EQ(plan.record_slots(), plan.records());
+  EXPECT_EQ(plan.state_records().slots, plan.state_records().records);
   EXPECT_EQ(plan.disk().read_in_two_steps, 0);
 }
 

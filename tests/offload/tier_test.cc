@@ -34,6 +34,8 @@ FileTierOptions small_tier(const ScratchFolder& folder, std::int64_t records) {
           .verify = true};
 }
 
+constexpr std::uint64_t kTag = 7;
+
 /// What the tier should hold: a number a record, 0 for zeros.
 struct Model {
   explicit Model(RecordTier& tier) : tier(tier), seeds(static_cast<std::size_t>(tier.num_records())) {}
@@ -59,8 +61,30 @@ struct Model {
     return absl::InternalError("record " + std::to_string(record) + " has wrong bytes");
   }
 
+  /// Begins to copy a record.
+  absl::Status start_copy(std::int64_t record) {
+    Copy& copy =
+        copies.emplace_back(seeds[static_cast<std::size_t>(record)], AlignedMemory::make(kBlockBytes, "test").value());
+    return tier.start_copy(record, copy.memory.span(), kTag);
+  }
+  /// Looks at the bytes of all copies.
+  absl::Status end_copies() {
+    TESSERA_RETURN_IF_ERROR(tier.end_copies(kTag));
+    for (const Copy& copy : copies) {
+      if (!std::ranges::equal(copy.memory.span().first(kRecordBytes), bytes_of(copy.seed, kRecordBytes)))
+        return absl::InternalError("a copy has wrong bytes");
+    }
+    copies.clear();
+    return absl::OkStatus();
+  }
+
+  struct Copy {
+    std::uint64_t seed = 0;
+    AlignedMemory memory;
+  };
   RecordTier& tier;
   std::vector<std::uint64_t> seeds;
+  std::vector<Copy> copies;
 };
 
 struct TierVariant {
@@ -109,7 +133,8 @@ TEST_P(TierTest, RecordsAreZerosAtFirst) {
   EXPECT_EQ(tier->counters().hits, 4);
 }
 
-// Any order of fetches, gets, puts, releases and flushes gives what a plain array would.
+// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has what the record held
+// when it began.
 TEST_P(TierTest, AnyOrderKeepsTheBytes) {
   ScratchFolder folder;
   for (const std::int64_t records : {1, 4, 30}) {
@@ -119,10 +144,18 @@ TEST_P(TierTest, AnyOrderKeepsTheBytes) {
     const auto any = [&] { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(records)); };
     for (std::uint64_t i = 1; i <= 600; ++i) {
       const std::int64_t record = any();
-      switch (random() % 8) {
+      switch (random() % 10) {
         case 0:
           ASSERT_TRUE(tier->flush().ok());
           break;
+        case 8:
+          ASSERT_TRUE(model.start_copy(record).ok());
+          break;
+        case 9: {
+          const absl::Status status = model.end_copies();
+          ASSERT_TRUE(status.ok()) << status;
+          break;
+        }
         case 1: {
           const absl::Status status = model.look(record);
           ASSERT_TRUE(status.ok()) << status;
@@ -148,12 +181,55 @@ TEST_P(TierTest, AnyOrderKeepsTheBytes) {
         }
       }
     }
+    ASSERT_TRUE(model.end_copies().ok());
     for (std::int64_t record = 0; record < records; ++record) {
       const absl::Status status = model.look(record);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_TRUE(tier->release(record).ok());
     }
   }
+}
+
+// What is read does not depend on what the slots hold, and a copy takes none of them.
+TEST_P(TierTest, CopiesReadWhatIsOnDiskAndLeaveTheSlotsAlone) {
+  ScratchFolder folder;
+  const auto tier = GetParam().make(folder, 12).value();
+  Model model(*tier);
+  for (std::int64_t record = 0; record < 11; ++record)
+    ASSERT_TRUE(model.update(record, static_cast<std::uint64_t>(record) + 1).ok());
+  const TierCounters before = tier->counters();
+  for (int times = 0; times < 2; ++times) {
+    for (std::int64_t record = 0; record < 12; ++record)
+      ASSERT_TRUE(model.start_copy(record).ok());  // one was never put
+    ASSERT_TRUE(model.end_copies().ok());
+  }
+  const TierCounters after = tier->counters();
+  EXPECT_EQ(after.gets - before.gets, 24);
+  EXPECT_EQ((after.reads - before.reads) + (after.hits - before.hits), 24);
+  EXPECT_EQ((after.bytes_read - before.bytes_read), (after.reads - before.reads) * static_cast<int>(kBlockBytes));
+  EXPECT_EQ(after.bytes_written, before.bytes_written);
+  for (const std::int64_t record : {10, 9}) {  // put last
+    ASSERT_TRUE(model.look(record).ok());
+    ASSERT_TRUE(tier->release(record).ok());
+  }
+  EXPECT_EQ(tier->counters().reads, after.reads);
+}
+
+// The first error is named, every copy has ended, and nothing is given out any more.
+TEST_P(TierTest, ACopyThatCannotBeReadIsAnErrorThatStays) {
+  ScratchFolder folder;
+  const auto tier = GetParam().make(folder, 12).value();
+  if (tier->most_held() == 12) return;  // in memory
+  Model model(*tier);
+  for (std::int64_t record = 0; record < 12; ++record) ASSERT_TRUE(model.update(record, 5).ok());
+  ASSERT_TRUE(tier->flush().ok());
+  ScopedFaults faults({{.site = FaultSite::kRead, .nth = 3, .action = FaultAction::kErrno, .number = EIO}});
+  for (std::int64_t record = 5; record < 12; ++record) ASSERT_TRUE(model.start_copy(record).ok());
+  const absl::Status status = model.end_copies();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kIo) << status;
+  EXPECT_THAT(message_of(status), HasSubstr("layers.7.weight"));
+  EXPECT_FALSE(model.start_copy(6).ok());
+  EXPECT_FALSE(tier->get(6).ok());
 }
 
 // A write that takes long, and the same record wanted at once: it is what was put, and is not read.
@@ -175,12 +251,18 @@ TEST_P(TierTest, ARecordThatIsBeingWrittenIsNotReadBack) {
 
 TEST_P(TierTest, WrongUseIsAnErrorThatStays) {
   ScratchFolder folder;
-  for (int kind = 0; kind < 4; ++kind) {
+  for (int kind = 0; kind < 6; ++kind) {
     const auto tier = GetParam().make(folder, 8).value();
     const auto record = [&]() -> absl::Status {
       if (kind == 0) return tier->put(3);
       if (kind == 1) return tier->release(3);
       if (kind == 2) return tier->get(8).status();
+      const AlignedMemory memory = AlignedMemory::make(kBlockBytes, "test").value();
+      if (kind == 3) return tier->start_copy(8, memory.span(), kTag);
+      if (kind == 4) {
+        TESSERA_RETURN_IF_ERROR(tier->get(6).status());
+        return tier->start_copy(6, memory.span(), kTag);
+      }
       for (std::int64_t i = 0; i <= tier->most_held() && i < 8; ++i) TESSERA_RETURN_IF_ERROR(tier->get(i).status());
       return tier->get(-1).status();
     };

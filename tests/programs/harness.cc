@@ -61,12 +61,14 @@ void run_cell(const Cell& cell, const Program& program, const ProgramOptions& op
 }  // namespace
 
 bool Scene::is_sharded() const {
-  if (is_plain() || mesh_->world_size() == 1 || strategy_.host_sharing) return false;
+  if (is_plain()) return false;
+  if (strategy_.offload.parameters.tier == Tier::kNvme) return true;
+  if (mesh_->world_size() == 1 || strategy_.host_sharing) return false;
   return strategy_.strategy == ShardingStrategy::kFullShard || strategy_.strategy == ShardingStrategy::kShardGradOp;
 }
 
 bool Scene::shares_parameters() const {
-  return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing &&
+  return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing && !is_sharded() &&
          strategy_.strategy != ShardingStrategy::kNoShard;  // its optimizer is not cut
 }
 
@@ -104,9 +106,13 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
 void for_each_cell(const std::function<void(const Cell&)>& body) {
   for (int ranks : {1, 2, 3}) {
     for (bool shared : {true, false}) {
+      std::vector<Placed> row = {Placed(ShardingStrategy::kFullShard, shared, /*on_disk=*/true)};
       for (ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
                                     ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
-        const Cell cell{ranks, Placed(kind, shared)};
+        row.push_back(Placed(kind, shared));
+      }
+      for (const Placed& placed : row) {
+        const Cell cell{ranks, placed};
         SCOPED_TRACE(cell.name());
         body(cell);
       }

@@ -91,7 +91,8 @@ struct Cell {
   Placed placed;
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
-/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
+/// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS,
+/// NO_SHARD}.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
 struct ProgramOptions {

@@ -119,7 +119,7 @@ enum class Where { kFullShard, kGathered, kSeveralRanks };
 void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where::kGathered) {
   on_matrix(
       [&](Scene& scene) {
-        if (where == Where::kSeveralRanks ? scene.mesh().world_size() == 1 : !scene.is_sharded()) return;
+        if (scene.mesh().world_size() == 1 || (where != Where::kSeveralRanks && !scene.is_sharded())) return;
         if (where == Where::kFullShard && scene.strategy().strategy != ShardingStrategy::kFullShard) return;
         const auto begin = std::chrono::steady_clock::now();
         scene.refused([&] { body(scene); }, {{"rank"}, std::nullopt});

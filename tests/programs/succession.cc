@@ -46,7 +46,7 @@ TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
 
 /// All placements, one after the other.
 Adjust placed_as(const Placed& placed) {
-  return [=](Strategy& s) { s.strategy = placed.kind, s.host_sharing = placed.shared; };
+  return [=](Strategy& s) { place(s, placed); };
 }
 
 TEST(Parameters, EnginesInSuccessionKeepValues) {
@@ -124,7 +124,7 @@ TEST(Parameters, WritesBetweenTwoEnginesCount) {
           Mlp model = mlp(5, 9, 3);
           for (std::int64_t round = 0; round < 2; ++round) {
             const Adjust adjust = [&](Strategy& s) {
-              if (round == 0) s.strategy = ShardingStrategy::kNoShard;
+              if (round == 0) place(s, Placed(ShardingStrategy::kNoShard, s.host_sharing));
             };
             const auto trainer = scene.trainer(model, adjust);
             const at::ScalarType type = model->first->weight.scalar_type();
@@ -140,7 +140,9 @@ TEST(Parameters, WritesBetweenTwoEnginesCount) {
     expect_like_plain(
         [&](Scene& scene) {
           Mlp model = mlp(5, 9, 3);
-          scene.trainer(model, [&](Strategy& s) { s.strategy = ShardingStrategy::kShardGradients; }).reset();
+          scene
+              .trainer(model, [&](Strategy& s) { place(s, Placed(ShardingStrategy::kShardGradients, s.host_sharing)); })
+              .reset();
           {
             const at::NoGradGuard no_grad;
             model->second->weight.mul_(0.5);
@@ -160,14 +162,14 @@ TEST(Parameters, WhatAnEngineShardedIsRefusedOnceItIsGone) {
         Mlp model = mlp(5, 9, 3);
         scene.trainer(model).reset();
         const ShardingStrategy kind = scene.strategy().strategy;
-        const bool sharded = scene.mesh().world_size() > 1 &&
-                             (kind == ShardingStrategy::kFullShard || kind == ShardingStrategy::kShardGradOp);
+        const bool several = kind == ShardingStrategy::kFullShard || kind == ShardingStrategy::kShardGradOp;
+        const bool sharded = scene.is_sharded() || (several && scene.mesh().world_size() > 1);
         const at::NoGradGuard no_grad;
         for (const auto& call : std::vector<Trainer::Action>{[&] { model->first->weight.mul_(0.5); },
                                                              [&] { (void)model->first->weight.sum(); },
                                                              [&] { (void)model->forward(noise(0, 5)); }}) {
           if (sharded) {
-            scene.refused(call, {{"first", "sharded by an Engine that is gone", "hint"}, std::nullopt});
+            scene.refused(call, {{"first", "by an Engine that is gone", "hint"}, std::nullopt});
           } else {
             EXPECT_NO_THROW(call());
           }

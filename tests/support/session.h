@@ -10,9 +10,13 @@
 namespace tessera::testing {
 
 /// One strategy for each placement of parameters and gradients.
-inline const Placed kOnePerPlacement[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
-                                          ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard,
-                                          Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+inline const Placed kOnePerPlacement[] = {ShardingStrategy::kNoShard,
+                                          ShardingStrategy::kShardGradients,
+                                          ShardingStrategy::kShardGradOp,
+                                          ShardingStrategy::kFullShard,
+                                          Placed(ShardingStrategy::kFullShard, /*shared=*/true),
+                                          Placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true),
+                                          Placed(ShardingStrategy::kFullShard, /*shared=*/true, /*on_disk=*/true)};
 
 using Adjust = std::function<void(Strategy&)>;
 using Values = std::vector<std::pair<std::string, at::Tensor>>;

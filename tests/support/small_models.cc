@@ -4,6 +4,7 @@
 #include <torch/utils.h>
 
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "tessera/deferred_init.h"
@@ -69,12 +70,24 @@ Tiny make_tiny(const TinyOptions& options, bool deferred) {
   return deferred ? deferred_init(make) : make();
 }
 
-std::string name_of(const Placed& placed) { return tessera::name_of(placed.kind) + (placed.shared ? ", shared" : ""); }
+std::string name_of(const Placed& placed) {
+  return tessera::name_of(placed.kind) + (placed.shared ? ", shared" : "") + (placed.on_disk ? ", on disk" : "");
+}
+
+void place(Strategy& strategy, const Placed& placed) {
+  strategy.strategy = placed.kind;
+  strategy.host_sharing = placed.shared;
+  strategy.offload.parameters = {};
+  if (!placed.on_disk) return;
+  strategy.offload.parameters.tier = Tier::kNvme;
+  strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
+  strategy.offload.record_bytes = 4096;
+  strategy.offload.queue_depth = 2;
+}
 
 Strategy tiny_strategy(const Placed& placed, DType dtype) {
   Strategy result;
-  result.strategy = placed.kind;
-  result.host_sharing = placed.shared;
+  place(result, placed);
   result.units.classes = {"Block"};
   result.mixed_precision.param = dtype;
   if (dtype == DType::kF16) result.mixed_precision.loss_scale.initial = 1024;

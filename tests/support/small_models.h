@@ -55,13 +55,18 @@ std::vector<Batch> make_batches(std::int64_t count, std::int64_t batch, std::int
 /// Makes the model from a fixed seed. Ranks are threads and share LibTorch's default generator: this takes a lock.
 Tiny make_tiny(const TinyOptions& options, bool deferred);
 
-/// A strategy's name, and whether ranks hold one copy of the parameters together (threads can) or private ones.
+/// A strategy's name, whether ranks hold one copy of the parameters together (threads can) or private ones, and whether
+/// parameters lie on disk.
 struct Placed {
-  Placed(ShardingStrategy kind_given, bool shared_given = false) : kind(kind_given), shared(shared_given) {}  // NOLINT
+  Placed(ShardingStrategy kind_given, bool shared_given = false,
+         bool on_disk_given = false)  // NOLINT: a strategy is one
+      : kind(kind_given), shared(shared_given), on_disk(on_disk_given) {}
   ShardingStrategy kind;
-  bool shared;
+  bool shared, on_disk;
 };
 std::string name_of(const Placed& placed);
+/// `strategy`, placed so: its other offloaded state stays.
+void place(Strategy& strategy, const Placed& placed);
 
 /// A strategy that cuts Tiny into a root and one unit a block.
 Strategy tiny_strategy(const Placed& placed, DType dtype = DType::kF32);

@@ -10,12 +10,14 @@
 
 namespace tessera {
 
-/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines. From 2 MiB on it is of huge pages
-/// where the kernel grants them, and all of them are there from the start.
+/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines, and from a page on to pages. From 2 MiB
+/// on it is of huge pages where the kernel grants them, and all of them are there from the start.
 class PlainBuffer : public CommBuffer {
  public:
   explicit PlainBuffer(std::size_t bytes)
-      : alignment_(bytes >= kHugePage ? kHugePage : kLine),
+      : alignment_(bytes >= kHugePage ? kHugePage
+                   : bytes >= kPage   ? kPage
+                                      : kLine),
         data_(static_cast<std::byte*>(::operator new(bytes + 1, std::align_val_t(alignment_))), Delete{alignment_}),
         bytes_(bytes) {
     if (bytes >= kHugePage) madvise(data_.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a wish
@@ -25,7 +27,7 @@ class PlainBuffer : public CommBuffer {
   std::size_t bytes() const override { return bytes_; }
 
  private:
-  static constexpr std::size_t kLine = 64, kHugePage = 2 << 20;
+  static constexpr std::size_t kLine = 64, kPage = 4096, kHugePage = 2 << 20;
   struct Delete {
     std::size_t alignment;
     void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t(alignment)); }

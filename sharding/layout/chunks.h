@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks lie below
+/// memory, in a record each.
+class Chunks {
+ public:
+  static constexpr std::int64_t kPage = 4096;  ///< what a disk reads and writes without copies by the kernel
+
+  Chunks() = default;
+  Chunks(std::int64_t numel, std::int64_t chunk_numel);
+
+  std::int64_t numel() const { return numel_; }
+  std::int64_t chunks() const { return chunks_; }
+  std::int64_t chunk_numel() const { return chunk_numel_; }
+  /// Elements of a chunk, counted from the run's first.
+  Extent chunk(std::int64_t index) const;
+  /// The chunk that holds element `at` of the run.
+  std::int64_t chunk_of(std::int64_t at) const { return at / chunk_numel_; }
+
+  /// The first chunk that has a record; chunks() if none has.
+  std::int64_t first_record() const { return first_record_; }
+  std::int64_t records() const { return chunks_ - first_record_; }
+  /// Elements in front of the first chunk that has a record.
+  std::int64_t before_records() const { return numel_before(first_record_); }
+
+  /// The first of the chunks that lie below memory if `share` of them do, 0 to 1, rounded up.
+  std::int64_t first_below(double share) const;
+  void put_below(std::int64_t first_record) { first_record_ = first_record; }
+
+ protected:
+  std::int64_t numel_before(std::int64_t chunk) const {
+    return chunk * chunk_numel_ < numel_ ? chunk * chunk_numel_ : numel_;
+  }
+
+ private:
+  std::int64_t numel_ = 0, chunk_numel_ = 1, chunks_ = 0, first_record_ = 0;
+};
+
+/// A rank's part of a group's parameters, where units are gathered from records: `numel` elements of `element_bytes`, of
+/// which `share` lies below memory. The part is whole pages (partition), so its records are too, and are read straight to
+/// where the unit is gathered.
+Chunks parameter_chunks(std::int64_t numel, std::int64_t element_bytes, std::int64_t record_bytes, double share);
+
+}  // namespace tessera

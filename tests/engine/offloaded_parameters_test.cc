@@ -1,0 +1,274 @@
+// Parameters on disk: training has the bits of the run with all in memory, whether each rank gathers units for itself or the
+// ranks of a host have the slots together; memory and traffic are the plan's; and what a program does around a step reaches
+// the disk too.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "tessera/error.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, as many records as can be
+                            {1, 1, 1, 4096, 0, 2},      // everything
+                            {0.5, 0.3, 1, 8192, 0, 3},  // shards with a part in memory
+                            {1, 1, 1, 8192, 60000, 2},  // some of the parameters cached
+                            {1, 1, 1, 4 << 20, 0, 4}};  // a record a group
+
+const Placed kPlaced[] = {ShardingStrategy::kFullShard, Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+
+std::string name_of(const Kept& kept, const Placed& placed, int ranks, const Below& below) {
+  return name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks, records of " +
+         std::to_string(below.record_bytes);
+}
+
+TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
+  for (const Kept& kept : kKept) {
+    for (const TinyOptions& model : {kWide, kAwkward}) {
+      for (int ranks : {1, 2, 3}) {
+        for (const Placed& placed : kPlaced) {
+          const TrainOptions options{.model = model, .steps = 5};
+          const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
+          for (const Below& below : kBelow) {
+            const std::string what = name_of(kept, placed, ranks, below);
+            const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed, &below), options);
+            expect_same_bits(trained, wanted, what);
+            for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OffloadedParameters, ReplicasHaveThemToo) {
+  for (const Kept& kept : kKept) {
+    for (const bool shared : {false, true}) {
+      const auto train = [&](const Below* below) {
+        Strategy strategy = strategy_of(kept, Placed(ShardingStrategy::kHybridShard, shared), below);
+        strategy.mesh.replicate = 2;
+        return train_on_threads({.ranks = 4}, strategy, {.model = kAwkward, .steps = 4});
+      };
+      expect_same_bits(train(&kBelow[1]), train(nullptr), name_of(kept) + (shared ? ", shared" : ""));
+    }
+  }
+}
+
+TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsChangeNothing) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const Placed& placed : kPlaced) {
+      for (const std::int64_t prefetch : {0, 1, 3}) {
+        const auto train = [&](bool offloads) {
+          return train_on_threads({.ranks = 2},
+                                  strategy_for(
+                                      placed,
+                                      [&](Strategy& s) {
+                                        s.prefetch = prefetch;
+                                        s.gradient_accumulation = 2;
+                                        s.mixed_precision.loss_scale.initial =
+                                            4294967296.0;  // the first steps overflow
+                                        if (offloads) put_below(s, kBelow[1]);
+                                      },
+                                      dtype),
+                                  {.model = kWide, .steps = 24});
+        };
+        const Trained wanted = train(false);
+        EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
+        expect_same_bits(train(true), wanted, name_of(placed) + ", prefetch " + std::to_string(prefetch));
+      }
+    }
+  }
+}
+
+TEST(OffloadedParameters, UpdatesInBackwardHaveTheSameBits) {
+  for (const Kept& kept : kKept) {
+    if (kept.param == DType::kF16) continue;  // refused
+    for (const Placed& placed : kPlaced) {
+      for (const int ranks : {1, 2}) {
+        const auto train = [&](const Below* below) {
+          Strategy strategy = strategy_of(kept, placed, below);
+          update_in_backward(strategy);
+          return train_on_threads({.ranks = ranks}, strategy, {.model = kWide, .steps = 5});
+        };
+        const Trained wanted = train(nullptr);
+        for (const Below& below : kBelow) expect_same_bits(train(&below), wanted, name_of(kept, placed, ranks, below));
+      }
+    }
+  }
+}
+
+TEST(OffloadedParameters, AutoFitsTheLimitAndKeepsTheBits) {
+  const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+  const TrainOptions options{.model = kWide, .steps = 5};
+  const Trained wanted = train_on_threads({.ranks = 2}, strategy_of(kept, ShardingStrategy::kFullShard), options);
+  Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard, &kBelow[0]);
+  const auto planned = [&](double parameters) {
+    Below below = kBelow[0];
+    below.parameters = parameters, below.masters = below.moments = 1;
+    put_below(strategy, below);
+    return train_on_threads({.ranks = 2}, strategy, options).steps[0].planned.total();
+  };
+  const std::int64_t most = planned(0.1), least = planned(1);
+  ASSERT_LT(least, most);
+  OffloadConfig& offload = strategy.offload;
+  offload.parameters.tier = offload.masters.tier = offload.moments.tier = Tier::kAuto;
+  for (const double share : {0.0, 0.5, 1.0}) {
+    strategy.memory.limit_bytes = least + static_cast<std::int64_t>(share * static_cast<double>(most - least));
+    const Trained trained = train_on_threads({.ranks = 2}, strategy, options);
+    expect_same_bits(trained, wanted, std::to_string(share));
+    EXPECT_LE(trained.steps[0].planned.total(), strategy.memory.limit_bytes);
+    EXPECT_GT(trained.traffic.disk_bytes_read, 0);
+  }
+}
+
+TEST(OffloadedParameters, BytesMovedAreThePlans) {
+  for (const Kept& kept : kKept) {
+    for (const Below& below : kBelow) {
+      for (const Placed& placed : kPlaced) {
+        for (const int ranks : {1, 2}) {
+          for (const bool in_backward : {false, true}) {
+            if (in_backward && kept.param == DType::kF16) continue;
+            run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+              Strategy strategy = strategy_of(kept, placed, &below);
+              if (in_backward) update_in_backward(strategy);
+              Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+              expect_planned_disk_traffic(session, name_of(kept, placed, ranks, below));
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+/// What `body` leaves under each placement, on 1 and 2 ranks, must be what it leaves with all in memory.
+template <class Body>
+void expect_values_as_in_memory(const Kept& kept, const Body& body) {
+  for (const Placed& placed : kPlaced) {
+    for (const int ranks : {1, 2}) {
+      std::optional<Values> wanted;
+      for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[1], &kBelow[2]}) {
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          const Values values = body(mesh, strategy_of(kept, placed, below));
+          if (mesh.rank() != 0) return;
+          if (!wanted) wanted = values;
+          EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept) << ", " << name_of(placed) << ", " << ranks;
+        });
+      }
+    }
+  }
+}
+
+TEST(OffloadedParameters, AreWrittenByGathered) {
+  for (const Kept& kept : kKept) {
+    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
+      Session session(mesh, strategy, kWide);
+      for (std::size_t i = 0; i < 2; ++i) session.train(i);
+      {
+        Gathered guard(session.engine, Gathered::kWrite);
+        const torch::NoGradGuard no_grad;
+        for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(1.001953125);
+      }
+      for (std::size_t i = 2; i < 4; ++i) session.train(i);
+      return session.values();
+    });
+  }
+}
+
+TEST(OffloadedParameters, AreTakenFromTheDiskByTheNextEngine) {
+  for (const Kept& kept : kKept) {
+    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
+      Tiny model = make_tiny(kWide, true);
+      const std::vector<Batch> batches = make_batches(6, 24, 5, kWide.vocab);
+      const auto train = [&](Engine& engine, std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) {
+          engine.backward(model->forward(rows_of(batches[i].tokens, mesh), rows_of(batches[i].targets, mesh)));
+          engine.step();
+        }
+      };
+      {
+        Engine first(model.ptr(), strategy, mesh);
+        train(first, 0, 3);
+      }
+      Engine second(model.ptr(), strategy, mesh);
+      train(second, 3, 6);
+      const Gathered guard(second);
+      return values_of(*model);
+    });
+  }
+}
+
+TEST(OffloadedParameters, StayWhenWhatTrainsChanges) {
+  for (const Kept& kept : kKept) {
+    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
+      Session session(mesh, strategy, kWide);
+      for (std::size_t i = 0; i < 2; ++i) session.train(i);
+      session.engine.set_trainable("*.weight", false);
+      for (std::size_t i = 2; i < 4; ++i) session.train(i);
+      session.engine.set_trainable("*.weight", true);
+      for (std::size_t i = 4; i < 6; ++i) session.train(i);
+      return session.values();
+    });
+  }
+}
+
+// Evaluation gathers in other orders, and leaves gathers under way when a step begins.
+TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
+  expect_values_as_in_memory(kKept[2], [](const Mesh& mesh, Strategy strategy) {
+    strategy.prefetch = 2;
+    Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 6});
+    for (std::size_t i = 0; i < 6; ++i) {
+      session.engine.backward(session.loss(i));
+      {
+        const torch::NoGradGuard no_grad;
+        session.loss(i + 1);
+      }
+      session.engine.step();
+      if (i % 2 == 0) {
+        const std::vector<std::size_t> batches = {i, i + 2};
+        session.engine.evaluate(batches, [&](std::size_t batch) { return session.loss(batch); });
+      }
+    }
+    return session.values();
+  });
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.msg();
+  }
+  return "";
+}
+
+// With a part on disk, parameters are not in memory when the Engine is gone, on one rank either.
+TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Tiny model = make_tiny(kWide, true);
+    { const Engine engine(model.ptr(), strategy_of(kKept[0], ShardingStrategy::kFullShard, &kBelow[0]), mesh); }
+    EXPECT_THAT(error_of([&] { model->parameters()[0].sum(); }), HasSubstr("an Engine that is gone"));
+  });
+}
+
+TEST(OffloadedParameters, NeedAStrategyThatReleasesThem) {
+  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                      ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp}) {
+    const std::string error = error_of([&] {
+      run_ranks({.ranks = 1},
+                [&](const Mesh& mesh) { const Session session(mesh, strategy_of(kKept[0], kind, &kBelow[0]), kWide); });
+    });
+    EXPECT_THAT(error, HasSubstr("/offload/parameters/tier"));
+    EXPECT_THAT(error, HasSubstr("FULL_SHARD"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

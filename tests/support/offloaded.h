@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+
+/// What a rank keeps for a parameter.
+struct Kept {
+  DType param;
+  MasterKind master;
+  StateDType state;
+};
+inline constexpr Kept kKept[] = {
+    {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
+    {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
+    {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
+std::string name_of(const Kept& kept);
+
+/// Which share of it lies on disk, and how little memory moves it.
+struct Below {
+  double parameters, masters, moments;
+  std::int64_t record_bytes, cache_bytes, queue_depth;
+};
+void put_below(Strategy& strategy, const Below& below);
+
+/// `below`: null for all in memory.
+Adjust adjusted_to(const Kept& kept, const Below* below);
+Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
+
+/// Wide enough for several records a group.
+inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
+/// And with a frozen block, an unused one and a tied head, which cut runs inside records.
+inline constexpr TinyOptions kAwkward{
+    .vocab = 32, .width = 32, .hidden = 64, .tied_head = true, .frozen_first_block = true, .unused_block = true};
+
+}  // namespace tessera::testing

@@ -51,7 +51,7 @@ Strategy strategy(OnDisk on_disk) {
   s.offload.masters = s.offload.moments = {Tier::kNvme, 1.0};
   if (on_disk == OnDisk::kAll) s.offload.parameters.tier = Tier::kNvme;
   s.offload.paths = {std::filesystem::temp_directory_path().string()};
-  s.offload.record_bytes = 1 << 20;
+  s.offload.record_bytes = 256 << 10;
   return s;
 }
 

@@ -32,31 +32,44 @@ class OffloadCommand : public Workplace {
   }
 };
 
+constexpr char kParametersToo[] = R"(, "parameters": {"tier": "nvme"})";
+constexpr char kNotShared[] = R"(, "host_sharing": false)";
+
 TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
   const Words six = {"--steps", "6"};
   run(launch(2) + train(strategy("FULL_SHARD"), "memory", six));
-  run(launch(2) + train(strategy("FULL_SHARD", offload(R"(, "verify": true)")), "disk", six));
-  EXPECT_EQ(losses("disk"), losses("memory"));
-  EXPECT_EQ(losses("disk").size(), 6u);
-  const json planned = plan();
-  const auto lines = steps("disk");
-  EXPECT_EQ(lines.back().at("bytes_allocated"), planned.at("total_bytes"));
-  EXPECT_LT(planned.at("total_bytes"), steps("memory").back().at("bytes_allocated"));
-  const auto in_two_steps = [&](const char* what) {
-    return lines[4].at(what).get<std::int64_t>() + lines[5].at(what).get<std::int64_t>();
-  };
-  EXPECT_GT(planned.at("disk").at("read_in_two_steps"), 0);
-  EXPECT_EQ(in_two_steps("disk_bytes_read"), planned.at("disk").at("read_in_two_steps"));
-  EXPECT_EQ(in_two_steps("disk_bytes_written"), planned.at("disk").at("written_in_two_steps"));
-  EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << "files have no names";
+  const std::string verify = R"(, "verify": true)";
+  const std::string variants[] = {offload(verify), offload(verify + kParametersToo),
+                                  offload(verify + kParametersToo) + kNotShared};
+  for (std::size_t i = 0; i < std::size(variants); ++i) {
+    const std::string out = "disk" + std::to_string(i + 2);
+    run(launch(2) + train(strategy("FULL_SHARD", variants[i]), out, six));
+    EXPECT_EQ(losses(out), losses("memory"));
+    EXPECT_EQ(losses(out).size(), 6u);
+    const json planned = plan();
+    const auto lines = steps(out);
+    EXPECT_EQ(lines.back().at("bytes_allocated"), planned.at("total_bytes"));
+    EXPECT_LT(planned.at("total_bytes"), steps("memory").back().at("bytes_allocated"));
+    const auto in_two_steps = [&](const char* what) {
+      return lines[4].at(what).get<std::int64_t>() + lines[5].at(what).get<std::int64_t>();
+    };
+    EXPECT_GT(planned.at("disk").at("read_in_two_steps"), 0);
+    EXPECT_EQ(in_two_steps("disk_bytes_read"), planned.at("disk").at("read_in_two_steps"));
+    EXPECT_EQ(in_two_steps("disk_bytes_written"), planned.at("disk").at("written_in_two_steps"));
+    EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << "files have no names";
+  }
 }
 
 TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
-  const Ended ended =
-      run_program(launch(2) + train(strategy("FULL_SHARD", offload()), "failed", {"--steps", "6"}), path("run"),
-                  /*seconds=*/60, {{"TESSERA_TEST_FAULTS", "cqe nth=40 errno=EIO"}});
-  EXPECT_EQ(ended.code, 74) << ended.err;
-  EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
+  for (const std::string& variant : {offload(), offload(kParametersToo), offload(kParametersToo) + kNotShared}) {
+    for (const char* nth : {"20", "40", "61", "150"}) {  // in set-up, in forward, in backward, in a step
+      const Ended ended = run_program(
+          launch(2) + train(strategy("FULL_SHARD", variant), "failed", {"--steps", "6", "--overwrite"}), path("run"),
+          /*seconds=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe nth=") + nth + " errno=EIO"}});
+      EXPECT_EQ(ended.code, 74) << ended.err;
+      EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
+    }
+  }
 }
 
 TEST_F(OffloadCommand, ADirectoryThatIsNotThereIsRefusedBeforeTheFirstStep) {

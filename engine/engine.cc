@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <list>
 #include <utility>
@@ -13,7 +14,9 @@
 #include "engine/expect.h"
 #include "engine/memory/state_records.h"
 #include "engine/mesh_shape.h"
+#include "engine/parameter_groups.h"
 #include "engine/run_scope.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/partition.h"
@@ -144,6 +147,27 @@ at::Device Engine::device() const { return state_->accelerator.device.device; }
 
 std::optional<std::int64_t> Engine::activation_bytes() const { return state_->activation_bytes; }
 
+void Engine::set_lr(double lr) { state_->set_lr("", lr); }
+void Engine::set_lr(const std::string& group, double lr) {
+  expect(!group.empty(), "set_lr wants the name of a group of optimizer.groups, got an empty one");
+  state_->set_lr(group, lr);
+}
+
+void Engine::State::set_lr(const std::string& group, double lr) {
+  expect(strategy.lr_schedule.type == LrScheduleType::kManual,
+         "set_lr: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
+  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr);
+  expect_not_updated("set_lr");
+  if (group.empty()) return step->set_lr(lr, std::nullopt);
+  const std::vector<ParameterGroup>& groups = strategy.optimizer.groups;
+  const auto found = std::ranges::find(groups, group, &ParameterGroup::name);
+  std::vector<std::string> names;
+  for (const ParameterGroup& each : groups) names.push_back(each.name);
+  expect(found != groups.end(), "set_lr: no group of optimizer.groups is named \"", group, "\"",
+         did_you_mean(group, names));
+  step->set_lr(lr, static_cast<std::size_t>(found - groups.begin()));
+}
+
 std::int64_t Engine::steps_applied() const { return state_->step->applied(); }
 
 double Engine::loss_scale() const { return state_->step->loss_scale(); }
@@ -188,6 +212,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
   const auto units = partition(module, strategy, parts_for(strategy, position));
+  assign_groups(units, strategy.optimizer);
   return make_plan(units, strategy, scene, *optimizer);
 }
 

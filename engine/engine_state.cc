@@ -9,6 +9,7 @@
 #include "engine/memory/kept_group.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
+#include "engine/parameter_groups.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/queued_step.h"
@@ -109,6 +110,7 @@ void Engine::State::look_at_module() {
   expect_forward_writes_nothing(*module);
   optimizer = make_optimizer(strategy.optimizer);
   units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master);
+  assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
 }
 
@@ -147,7 +149,7 @@ void Engine::State::set_up() {
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, *optimizer, memory);
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory);
   }
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
@@ -197,6 +199,7 @@ void Engine::State::report_plan() const {
        << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
        << plan.to_table();
+  if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
   log_info(text.str());
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");

@@ -51,6 +51,8 @@ struct Engine::State {
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
   /// Throws tessera::Error (64) between backward and step where backward has updated units already. `what`: the call.
   void expect_not_updated(const char* what) const;
+  /// Of a group by name; of all, if it is empty.
+  void set_lr(const std::string& group, double lr);
   /// All of a backward but the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);

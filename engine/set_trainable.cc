@@ -1,5 +1,3 @@
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -10,6 +8,7 @@
 #include "engine/engine_state.h"
 #include "engine/expect.h"
 #include "engine/memory/carried_states.h"
+#include "engine/parameter_groups.h"
 #include "runtime/base/text.h"
 
 namespace tessera {
@@ -24,11 +23,10 @@ struct Named {
 Named named(const std::vector<std::unique_ptr<Unit>>& units, const std::string& pattern, bool trainable) {
   Named found;
   std::vector<std::string> names;
-  const auto fits = [&](const std::string& name) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     names.push_back(parameter.name);
-    if (!fits(parameter.name) && std::none_of(parameter.aliases.begin(), parameter.aliases.end(), fits)) return;
+    if (!is_named(parameter, pattern)) return;
     found.tensors.push_back(parameter.tensor);
     found.replans |= group.trainable != trainable;
   });

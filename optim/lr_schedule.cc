@@ -29,6 +29,7 @@ double one_cycle_ratio(const LrScheduleConfig& config, double step) {
 }
 
 double ratio_at(const LrScheduleConfig& config, double step) {
+  if (config.type == LrScheduleType::kManual) return 1.0;
   if (config.type == LrScheduleType::kOneCycle) return one_cycle_ratio(config, step);
   const auto warmup = static_cast<double>(config.warmup_steps);
   if (step < warmup) return (step + 1.0) / (warmup + 1.0);
@@ -48,6 +49,7 @@ double ratio_at(const LrScheduleConfig& config, double step) {
       const double decay_begin = total - static_cast<double>(config.decay_steps);
       return linear(1.0, config.min_ratio, share_of(step, std::max(decay_begin, warmup), total));
     }
+    case LrScheduleType::kManual:
     case LrScheduleType::kOneCycle:
       break;  // returned above
   }

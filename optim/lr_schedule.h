@@ -15,6 +15,7 @@ namespace tessera {
 /// Then, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
 ///
 ///   constant      peak
+///   manual        base_lr, always
 ///   linear        peak * (1 - (1 - r) * x)
 ///   cosine        peak * (r + (1 - r) * (1 + cos(pi x)) / 2)       Loshchilov and Hutter, arXiv 1608.03983, eq. 5
 ///   inverse_sqrt  peak * max(r, sqrt((w + 1) / (step + 1)))         Vaswani et al., arXiv 1706.03762, eq. 3

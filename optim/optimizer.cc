@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "optim/adamw.h"
 #include "optim/optimizer_checks.h"
@@ -78,6 +79,15 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
       return std::make_unique<Sgd>(config);
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
+}
+
+OptimizerConfig config_of(const OptimizerConfig& optimizer, const ParameterGroup& group) {
+  OptimizerConfig config = optimizer;
+  config.groups.clear();
+  config.weight_decay = group.weight_decay.value_or(optimizer.weight_decay);
+  config.eps = group.eps.value_or(optimizer.eps);
+  if (group.betas) std::tie(config.beta1, config.beta2) = *group.betas;
+  return config;
 }
 
 }  // namespace tessera

@@ -64,4 +64,7 @@ class Optimizer {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
+/// `optimizer` with a group's own numbers. Its rate is not among them.
+OptimizerConfig config_of(const OptimizerConfig& optimizer, const ParameterGroup& group);
+
 }  // namespace tessera

@@ -22,14 +22,17 @@ class Unit;
 
 /// A parameter of the user's module and where it lives now.
 struct FlatParameter {
+  static constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
+
   at::Tensor tensor;                         ///< the user's own; keeps its TensorImpl for good
   std::string name;                          ///< "layers.3.attention.weight": the first name it was found under
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
-  std::uint64_t hash = 0;     ///< of this rank's part, likewise; 0: not looked at
-  std::uint32_t version = 0;  ///< of `tensor`, when it last was as the Engine left it
-  std::int64_t number = 0;    ///< in order of registration, of all the module's parameters; the same whatever units are
+  std::uint64_t hash = 0;        ///< of this rank's part, likewise; 0: not looked at
+  std::uint32_t version = 0;     ///< of `tensor`, when it last was as the Engine left it
+  std::size_t group = kNoGroup;  ///< among OptimizerConfig::groups
+  std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
 };
 
 /// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.

@@ -274,6 +274,11 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
         "(comm.transport \"host\" or \"gloo\")");
   }
+  if (scene.is_queued && !strategy.optimizer.groups.empty()) {
+    throw Error(ExitCode::kConfig,
+                "/optimizer/groups: a GPU updates all parameters with the same numbers as yet. hint: leave \"groups\" "
+                "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
+  }
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);

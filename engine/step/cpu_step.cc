@@ -44,14 +44,13 @@ namespace {
 }  // namespace
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer,
-                 const TrainingMemory& memory)
+                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory)
     : strategy_(strategy),
       norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
-      update_(units, optimizer, plan, axes, memory),
+      update_(units, strategy.optimizer, plan, axes, memory),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {
@@ -67,7 +66,7 @@ void CpuStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
 }
 
 double CpuStep::lr(std::int64_t samples) const {
-  return lr_at(strategy_.lr_schedule, strategy_.optimizer.lr, applied_, samples);
+  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied_, samples);
 }
 
 void CpuStep::expect_update(std::span<const int> order) {
@@ -79,12 +78,13 @@ void CpuStep::update(Unit& unit, std::span<const char> used, bool ranks_agree) {
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, {static_cast<float>(1.0 / microbatches_), static_cast<float>(lr(/*samples=*/0))}, used);
+  update_.apply(unit, {static_cast<float>(1.0 / microbatches_), lr(/*samples=*/0)}, used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
   LocalStep told = local;
   told.loss = loss_;
+  told.rates = update_.learning_rates().all();
   loss_ = 0;
   const AgreedStep& agreed = agreement_.agree(told);
   used_ = &agreed.used;
@@ -102,14 +102,15 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     warn_of_overflow(result.step, result.loss_scale);
   } else {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-    update_.apply({static_cast<float>(mean * clip), static_cast<float>(result.lr)}, agreed.used);
+    update_.apply({static_cast<float>(mean * clip), result.lr}, agreed.used);
     ++applied_;
   }
   if (scales_loss_) scaler_.update(result.overflow);
 }
 
 StepProgress CpuStep::progress() const {
-  StepProgress progress{applied_, scaler_.state(), {}};
+  const std::span<const double> rates = update_.learning_rates().all();
+  StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}};
   update_.write_counts(progress.updates);
   return progress;
 }
@@ -118,6 +119,7 @@ void CpuStep::resume(const StepProgress& progress) {
   applied_ = progress.applied;
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
+  if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
 }
 
 double CpuStep::communication_seconds() const { return agreement_.exchange_seconds() + update_.publish_seconds(); }

@@ -15,14 +15,14 @@ class CpuStep final : public Step {
  public:
   /// `norm` sees the gradients that `reducer` makes.
   CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const Optimizer& optimizer,
-          const TrainingMemory& memory);
+          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
   void expect_update(std::span<const int> order) override;
   void update(Unit& unit, std::span<const char> used, bool ranks_agree) override;
   void run(const LocalStep& local, StepResult& result) override;
+  void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }
   void forget_losses() override { loss_ = 0; }
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }

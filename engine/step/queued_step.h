@@ -41,6 +41,7 @@ class QueuedStep final : public Step {
   /// On a GPU no plan has updates in backward (make_plan).
   void update(Unit&, std::span<const char>, bool) override;
   void run(const LocalStep& local, StepResult& result) override;
+  void set_lr(double lr, std::optional<std::size_t>) override { request_.base_lr = lr; }  // without groups
   void forget_losses() override;
   /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< of each trainable parameter
+  std::vector<double> rates;                               ///< as set by hand: everybody's, then each group's
 };
 
 /// The largest power of two that fp16 holds.
@@ -52,6 +54,9 @@ class Step {
   /// Agrees with the other ranks, decides (overflow, clip, learning rate) and updates. Fills in what is known when it
   /// returns. Collective. Throws tessera::Error (70) where ranks gathered units in different orders.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
+
+  /// Sets the rate of a group, or everybody's, of which groups then have their share again.
+  virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;

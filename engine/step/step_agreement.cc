@@ -1,5 +1,9 @@
 #include "engine/step/step_agreement.h"
 
+#include <c10/util/StringUtil.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +19,11 @@ struct Header {
   std::int64_t tokens = 0, samples = 0;
   std::int64_t finite = 1;
   std::uint64_t gathers = 0;
+  std::uint64_t rates = 0;  ///< digest
+  double lr = 0.0;          ///< the first of them
 };
+
+std::uint64_t digest_of(std::span<const double> rates) { return XXH3_64bits(rates.data(), rates.size_bytes()); }
 
 }  // namespace
 
@@ -62,12 +70,19 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local) {
   std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
   for (int rank = 0; rank < axes_.world->size(); ++rank) read_message(rank);
   check_gathers(local.gathered);
+  check_rates(local.rates);
   agreed_.sum_of_squares = totals_.add_up(sums_, agreed_.squares);
   return agreed_;
 }
 
 void StepAgreement::write_message(const LocalStep& local) {
-  Header header{local.loss, local.tokens, local.samples, 1, digest_of_gathers(local.gathered)};
+  Header header{.loss = local.loss,
+                .tokens = local.tokens,
+                .samples = local.samples,
+                .finite = 1,
+                .gathers = digest_of_gathers(local.gathered),
+                .rates = digest_of(local.rates),
+                .lr = local.rates.empty() ? 0.0 : local.rates[0]};
   std::byte* flag = message_.data() + sizeof(Header);
   std::byte* place = message_.data() + sums_offset_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
@@ -106,6 +121,19 @@ void StepAgreement::check_gathers(std::span<const int> own) const {
   };
   for (int rank = 0; rank < axes_.world->size(); ++rank) {
     if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
+  }
+}
+
+void StepAgreement::check_rates(std::span<const double> own) const {
+  for (int rank = 0; rank < axes_.world->size(); ++rank) {
+    Header header;
+    std::memcpy(&header, message_of(rank), sizeof header);
+    if (header.rates == digest_of(own)) continue;
+    const bool is_group = header.lr == own[0];
+    throw Error(ExitCode::kUsage,
+                c10::str("set_lr: ranks have different learning rates", is_group ? " of a group; everybody's" : "",
+                         ": ", own[0], " on rank ", axes_.world->rank(), ", ", header.lr, " on rank ", rank,
+                         ". hint: all ranks call set_lr alike"));
   }
 }
 

@@ -21,6 +21,7 @@ struct LocalStep {
   double loss = 0.0;  ///< mean over this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;  ///< units gathered in this step, in order (Residency::gathered)
+  std::span<const double> rates;  ///< LearningRates::all
 };
 
 /// What all ranks agree on before the update: the same bits everywhere.
@@ -46,7 +47,8 @@ class StepAgreement {
   StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                 const Reducer& reducer, GradientNorm& norm);
 
-  /// Collective. The result is valid until the next call. Throws (70) where ranks gathered units in different orders.
+  /// Collective. The result is valid until the next call. Throws where ranks gathered units in different orders (70), or
+  /// were given different learning rates (64).
   const AgreedStep& agree(const LocalStep& local);
 
   /// Spent so far on the exchange of messages.
@@ -57,6 +59,7 @@ class StepAgreement {
   void exchange();
   void read_message(int rank);
   void check_gathers(std::span<const int> own) const;
+  void check_rates(std::span<const double> own) const;
   const std::byte* message_of(int rank) const {
     return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
   }

@@ -6,13 +6,17 @@
 
 namespace tessera {
 
-Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory)
+Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer,
+               const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory)
     : units_(units),
-      optimizer_(optimizer),
+      learning_rates_(optimizer),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       publisher_(plan, axes) {
+  static_assert(FlatParameter::kNoGroup + 1 == 0);
+  optimizers_.push_back(make_optimizer(optimizer));
+  for (const ParameterGroup& group : optimizer.groups)
+    optimizers_.push_back(make_optimizer(config_of(optimizer, group)));
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {
@@ -78,9 +82,7 @@ void Update::finish() {
 }
 
 void Update::update_group(const Group& group, const Rates& rates) {
-  in_direction(group.begin, group.end, [&](std::size_t r) {
-    update_run(*group.group, {rates.gradient_scale, rates.lr, runs_[r].step}, runs_[r].extent);
-  });
+  in_direction(group.begin, group.end, [&](std::size_t r) { update_run(*group.group, rates, runs_[r]); });
   publisher_.publish(*group.group);
 }
 
@@ -90,23 +92,29 @@ void Update::in_direction(std::size_t begin, std::size_t end, const Visit& visit
   for (std::size_t i = begin; i < end; ++i) visit(direction_ == Direction::kForward ? i : end - 1 - (i - begin));
 }
 
-/// A group whose parameters have all taken part in equally many steps is one run. `used`: of its parameters, and more.
+/// Neighbours that have taken part in equally many steps are one run, with the padding between them. `used`: of the group's
+/// parameters, and more.
 void Update::find_runs(Group& group, std::span<const char> used) {
   const FlatGroup& flat = *group.group;
   const std::size_t count = flat.parameters.size();
   std::int64_t* const steps = steps_.data() + group.first_parameter;
   const std::span<const char> takes_part = used.first(count);
   for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
-  const bool as_one = std::ranges::all_of(takes_part, [](char u) { return u != 0; }) &&
-                      std::all_of(steps, steps + count, [&](std::int64_t s) { return s == steps[0]; });
+  const auto goes_with = [&](std::size_t i, std::size_t j) {
+    return takes_part[i] && takes_part[j] && steps[i] == steps[j] &&
+           flat.parameters[i].group == flat.parameters[j].group;
+  };
   group.begin = runs_.size();
-  if (as_one) {
-    runs_.push_back({flat.optimizer_part, steps[0]});
-  } else {
-    for (std::size_t i = 0; i < count; ++i) {
-      const Extent run = intersect(flat.layout.extent(i), flat.optimizer_part);
-      if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i]});
-    }
+  for (std::size_t i = 0; i < count;) {
+    std::size_t end = i + 1;
+    while (end < count && goes_with(i, end)) ++end;
+    const bool is_all = i == 0 && end == count;
+    const std::int64_t begin = flat.layout.extent(i).offset;
+    const Extent extent =
+        is_all ? Extent{0, flat.layout.numel()} : Extent{begin, flat.layout.extent(end - 1).end() - begin};
+    const Extent run = intersect(extent, flat.optimizer_part);
+    if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i], flat.parameters[i].group});
+    i = end;
   }
   group.end = runs_.size();
 }
@@ -153,10 +161,13 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
   });
 }
 
-void Update::update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const {
+void Update::update_run(const FlatGroup& group, const Rates& rates, const Run& run) const {
+  const Optimizer& optimizer = optimizer_of(run.group);
+  const StepScalars scalars{rates.gradient_scale, static_cast<float>(learning_rates_.of(rates.lr, run.group)),
+                            run.step};
   for_each_state(
-      group, StateKind::kAll, run, StateUse::kUpdate,
-      [&](const StateView& view) { optimizer_.step(scalars, optimizer_slice(group, view)); }, direction_);
+      group, StateKind::kAll, run.extent, StateUse::kUpdate,
+      [&](const StateView& view) { optimizer.step(scalars, optimizer_slice(group, view)); }, direction_);
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "engine/memory/state_records.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/learning_rates.h"
 #include "engine/step/publisher.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
@@ -24,13 +25,17 @@ namespace tessera {
 class Update {
  public:
   /// `memory`: has the records of what lies below memory.
-  Update(const std::vector<std::unique_ptr<Unit>>& units, const Optimizer& optimizer, const MemoryPlan& plan,
+  Update(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer, const MemoryPlan& plan,
          const MeshAxes& axes, const TrainingMemory& memory);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
-    float gradient_scale = 1.0F, lr = 0.0F;
+    float gradient_scale = 1.0F;
+    double lr = 0.0;  ///< what the schedule makes of everybody's
   };
+
+  LearningRates& learning_rates() { return learning_rates_; }
+  const LearningRates& learning_rates() const { return learning_rates_; }
 
   /// Backward begins, and the update of all units will follow: the first records of it are read ahead. `order`: the units'
   /// indices in the order in which `apply` will see them, where they are updated in backward.
@@ -53,10 +58,11 @@ class Update {
   double publish_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A run of elements that have taken part in equally many steps.
+  /// A run of elements that have taken part in equally many steps, and are updated with the same numbers.
   struct Run {
     Extent extent;
-    std::int64_t step = 0;  ///< this one, counted from 1
+    std::int64_t step = 0;                        ///< this one, counted from 1
+    std::size_t group = FlatParameter::kNoGroup;  ///< FlatParameter::group
   };
   struct Group {
     FlatGroup* group = nullptr;
@@ -77,12 +83,14 @@ class Update {
   void announce(Group& group, Extent run);
   void begin_passes();
   void update_group(const Group& group, const Rates& rates);
-  void update_run(const FlatGroup& group, const StepScalars& scalars, Extent run) const;
+  void update_run(const FlatGroup& group, const Rates& rates, const Run& run) const;
+  const Optimizer& optimizer_of(std::size_t group) const { return *optimizers_[group + 1]; }
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const Optimizer& optimizer_;
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
+  LearningRates learning_rates_;
   std::array<Pass, 2> passes_;  ///< records are null where there are none
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter

@@ -132,6 +132,13 @@ class Engine {
   /// parameters. Throws if called early.
   StepResult step();
 
+  /// The learning rate from the next step on, with lr_schedule.type "manual": everybody's, of which each group of
+  /// optimizer.groups has its lr_ratio; or that of the group of this name alone, until everybody's is set again. All ranks
+  /// call it alike. Throws Error (64): another schedule, a number that is no rate, no such group; and at the next step where
+  /// ranks have different rates (not looked at on a GPU).
+  void set_lr(double lr);
+  void set_lr(const std::string& group, double lr);
+
   /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
   void zero_grad();
 

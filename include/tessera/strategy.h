@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtype.h"
@@ -22,7 +23,7 @@ enum class ShardingStrategy {
 };
 
 enum class OptimizerType { kAdamW, kAdam, kSgd };
-enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd };
+enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
 /// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
 struct MeshConfig {
@@ -58,6 +59,18 @@ struct MixedPrecisionConfig {
   LossScaleConfig loss_scale;                          ///< used when param is fp16
 };
 
+/// Parameters that are updated with other numbers than the rest: those with a name, one of their aliases included, that
+/// some pattern of `match` fits, and of at most `max_dim` dimensions. What is not said is as in OptimizerConfig.
+struct ParameterGroup {
+  std::string name = {};                     ///< for Engine::set_lr and messages; empty: none
+  std::vector<std::string> match = {"*"};    ///< of names such as "layers.3.bias"; `*` and `?` as in file names
+  std::optional<std::int64_t> max_dim = {};  ///< 1: biases and the weights of norms
+  double lr_ratio = 1.0;                     ///< the rate as a share of everybody's
+  std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: adamw and adam
+  std::optional<std::pair<double, double>> betas = {};
+  friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
@@ -70,6 +83,7 @@ struct OptimizerConfig {
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
+  std::vector<ParameterGroup> groups = {};  ///< each parameter is in one at most
 };
 
 struct LrScheduleConfig {

@@ -30,6 +30,108 @@ Condition with_warmup_share() {
           }};
 }
 
+/// Keys of one ParameterGroup. Ranges are those of the keys that they stand in for.
+std::vector<StrategyKey> parameter_group_keys() {
+  const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
+  const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}}; };
+  return {{.pointer = member("name"),
+           .field = of_kind(ValueKind::kName),
+           .default_json = R"("")",
+           .example_json = R"("head")",
+           .doc = "What Engine::set_lr and messages call the group.",
+           .cost = "None."},
+          {.pointer = member("match"),
+           .field = of_kind(ValueKind::kNames),
+           .default_json = R"(["*"])",
+           .example_json = R"(["*.bias", "*norm*"])",
+           .doc = "Patterns of parameter names, with * and ? as in file names.",
+           .cost = "None."},
+          {.pointer = member("max_dim"),
+           .field = of_kind(ValueKind::kInteger),
+           .range = {0, 64},
+           .unit = "dimensions",
+           .default_json = "64",
+           .example_json = "1",
+           .doc = "Only parameters of at most so many dimensions; 1: biases and the weights of norms.",
+           .cost = "None."},
+          {.pointer = member("lr_ratio"),
+           .field = of_kind(ValueKind::kNumber),
+           .range = {0, 1000},
+           .default_json = "1.0",
+           .example_json = "0.1",
+           .doc = "The group's learning rate as a share of everybody's.",
+           .cost = "Too high: the loss diverges."},
+          {.pointer = member("weight_decay"),
+           .field = of_kind(ValueKind::kNumber),
+           .range = {0, 1000},
+           .default_json = "0.01",
+           .example_json = "0.0",
+           .doc = "As optimizer.weight_decay, whose value is the default.",
+           .cost = "Too high: the model underfits."},
+          {.pointer = member("eps"),
+           .field = of_kind(ValueKind::kNumber),
+           .range = {1e-30, 1},
+           .default_json = "1e-08",
+           .example_json = "1e-6",
+           .doc = "As optimizer.eps, whose value is the default.",
+           .cost = "Smaller steps where gradients are small.",
+           .only_if = with_adam()},
+          {.pointer = member("betas"),
+           .field = of_kind(ValueKind::kNumberPair),
+           .range = {0, 1, false, true},
+           .default_json = "[0.9, 0.999]",
+           .example_json = "[0.9, 0.95]",
+           .doc = "As optimizer.betas, whose value is the default.",
+           .cost = "A longer memory: slower to follow a change.",
+           .only_if = with_adam()}};
+}
+
+ParameterGroup group_from(const nlohmann::json& object) {
+  ParameterGroup group;
+  const auto take = [&](const char* name, auto& to) {
+    if (object.contains(name)) to = object.at(name).get<typename std::decay_t<decltype(to)>>();
+  };
+  const auto take_optional = [&](const char* name, auto& to) {
+    if (object.contains(name)) to = object.at(name).get<typename std::decay_t<decltype(to)>::value_type>();
+  };
+  take("name", group.name);
+  take("match", group.match);
+  take("lr_ratio", group.lr_ratio);
+  take_optional("max_dim", group.max_dim);
+  take_optional("weight_decay", group.weight_decay);
+  take_optional("eps", group.eps);
+  take_optional("betas", group.betas);
+  return group;
+}
+
+/// What a group says, and nothing that it leaves to the optimizer.
+nlohmann::ordered_json json_of(const ParameterGroup& group) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  if (!group.name.empty()) object["name"] = group.name;
+  object["match"] = group.match;
+  if (group.max_dim) object["max_dim"] = *group.max_dim;
+  if (group.weight_decay) object["weight_decay"] = *group.weight_decay;
+  object["lr_ratio"] = group.lr_ratio;
+  if (group.eps) object["eps"] = *group.eps;
+  if (group.betas) object["betas"] = *group.betas;
+  return object;
+}
+
+StrategyField parameter_groups_field() {
+  return {ValueKind::kObjects,
+          {},
+          [](Strategy& s, const nlohmann::json& list) {
+            s.optimizer.groups.clear();
+            for (const nlohmann::json& object : list) s.optimizer.groups.push_back(group_from(object));
+          },
+          [](const Strategy& s) {
+            nlohmann::ordered_json list = nlohmann::ordered_json::array();
+            for (const ParameterGroup& group : s.optimizer.groups) list.push_back(json_of(group));
+            return list;
+          },
+          parameter_group_keys()};
+}
+
 }  // namespace
 
 std::vector<StrategyKey> step_keys() {
@@ -127,6 +229,13 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc = "How moments and momentum are kept. What is rounded is right on average, and the same on every number of "
               "ranks.",
        .cost = "Fewer bytes: a smaller and faster step, and noise in the moments."},
+      {.pointer = "/optimizer/groups",
+       .field = parameter_groups_field(),
+       .default_json = "[]",
+       .example_json = R"([{"match": ["*.bias", "*norm*"], "max_dim": 1, "weight_decay": 0.0, "lr_ratio": 0.5}])",
+       .doc = "Parameters that are updated with other numbers than the rest. Each pattern must fit some parameter, and "
+              "a parameter may be in one group only.",
+       .cost = "None: they are updated in the same pass."},
       {.pointer = "/optimizer/shard_over",
        .field = choice_field(AT(optimizer.shard_over_world), shard_overs()),
        .default_json = R"("shard")",
@@ -166,7 +275,8 @@ std::vector<StrategyKey> schedule_keys() {
        .example_json = "500",
        .doc = "The rate rises over so many steps first: in a straight line from near 0; with one_cycle, from "
               "initial_ratio.",
-       .cost = "Steps at a low rate."},
+       .cost = "Steps at a low rate.",
+       .only_if = with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
       {.pointer = "/lr_schedule/total_steps",
        .field = integer_field(AT(lr_schedule.total_steps)),
        .range = {0, kMany},
@@ -192,7 +302,7 @@ std::vector<StrategyKey> schedule_keys() {
        .example_json = "0.1",
        .doc = "Lowest rate as a share of optimizer.lr.",
        .cost = "A noisier end.",
-       .only_if = with_schedule("other than constant", {kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
+       .only_if = with_schedule("other than constant and manual", {kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
       {.pointer = "/lr_schedule/initial_ratio",
        .field = number_field(AT(lr_schedule.initial_ratio)),
        .range = {0, 1},
@@ -216,7 +326,8 @@ std::vector<StrategyKey> schedule_keys() {
        .default_json = "0",
        .example_json = "256",
        .doc = "Above 0: linear scaling, lr x (global batch / this) (arXiv 1706.02677).",
-       .cost = "A lower rate."},
+       .cost = "A lower rate.",
+       .only_if = with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
   };
 }
 

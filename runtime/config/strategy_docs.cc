@@ -22,6 +22,9 @@ void add_range(Json& schema, const Range& range) {
   schema[range.open_most ? "exclusiveMaximum" : "maximum"] = number_json(range.most);
 }
 
+Json schema_of(const StrategyKey& key);
+Json empty_object_schema(const std::string& doc);
+
 void add_type(Json& schema, const StrategyKey& key) {
   switch (key.field.kind) {
     case ValueKind::kInteger:
@@ -44,6 +47,9 @@ void add_type(Json& schema, const StrategyKey& key) {
       schema["type"] = {"integer", "string"};
       schema["pattern"] = std::string(kBytesPattern);
       return add_range(schema, key.range);
+    case ValueKind::kName:
+      schema["type"] = "string";
+      return;
     case ValueKind::kNames:
       schema["type"] = "array";
       schema["items"] = {{"type", "string"}, {"minLength", 1}};
@@ -54,6 +60,13 @@ void add_type(Json& schema, const StrategyKey& key) {
       schema["items"]["type"] = "number";
       add_range(schema["items"], key.range);
       schema["minItems"] = schema["maxItems"] = 2;
+      return;
+    case ValueKind::kObjects:
+      schema["type"] = "array";
+      schema["items"] = empty_object_schema(key.doc);
+      for (const StrategyKey& member : key.field.members) {
+        schema["items"]["properties"][member.name()] = schema_of(member);
+      }
       return;
   }
 }
@@ -109,14 +122,24 @@ std::string choices_of(const StrategyKey& key) {
   return text;
 }
 
+constexpr char kTableHead[] =
+    "| key | meaning | allowed | default | example | what raising it costs |\n|---|---|---|---|---|---|\n";
+
+std::string members_of(const StrategyKey& key) {
+  std::string text = fmt::format("\nKeys of an object in {}:\n\n{}", code(key.name()), kTableHead);
+  for (const StrategyKey& member : key.field.members) text += row_of(member);
+  return text;
+}
+
 std::string section_of(const std::string& group, const std::string& title, const std::string& doc) {
   std::string text = fmt::format("## {}\n\n{}\n\n", title, doc);
-  text += "| key | meaning | allowed | default | example | what raising it costs |\n|---|---|---|---|---|---|\n";
+  text += kTableHead;
   std::string choices;
   for (const StrategyKey& key : strategy_keys()) {
     if (key.group() != group) continue;
     text += row_of(key);
     if (key.field.kind == ValueKind::kChoice) choices += choices_of(key);
+    if (key.field.kind == ValueKind::kObjects) choices += members_of(key);
   }
   return text + choices + "\n";
 }

@@ -83,10 +83,14 @@ std::string describe_allowed(const StrategyKey& key) {
       return "true or false";
     case ValueKind::kBytes:
       return "a number of bytes (" + bytes_range(key.range) + "), or a string such as \"8GiB\" or \"500MB\"";
+    case ValueKind::kName:
+      return "a string";
     case ValueKind::kNames:
       return "a list of different non-empty strings";
     case ValueKind::kNumberPair:
       return "a list of two numbers, each " + describe_range(key.range);
+    case ValueKind::kObjects:
+      return "a list of objects, each with some of the keys below";
     case ValueKind::kChoice:
       break;
   }

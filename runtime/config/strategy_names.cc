@@ -82,7 +82,8 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
       {kCosine, "cosine", "falls along half a cosine, reaching min_ratio at total_steps (arXiv 1608.03983)"},
       {kOneCycle, "one_cycle", "rises from initial_ratio, then falls to min_ratio (arXiv 1708.07120)"},
       {kInverseSqrt, "inverse_sqrt", "falls with one over the square root of the step (arXiv 1706.03762)"},
-      {kWsd, "wsd", "warm-up, stable, then a decay over the last decay_steps (arXiv 2404.06395)"}};
+      {kWsd, "wsd", "warm-up, stable, then a decay over the last decay_steps (arXiv 2404.06395)"},
+      {kManual, "manual", "stays where Engine::set_lr put it last, optimizer.lr at first"}};
   return list;
 }
 

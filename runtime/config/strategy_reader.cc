@@ -33,10 +33,14 @@ class ValueReader {
         return choice(node);
       case ValueKind::kBytes:
         return node.value.is_string() ? bytes(node) : number(node, true);
+      case ValueKind::kName:
+        return node.value.is_string() ? node.value : refuse(node);
       case ValueKind::kNames:
         return names(node);
       case ValueKind::kNumberPair:
         return number_pair(node);
+      case ValueKind::kObjects:
+        return objects(node);
     }
     return std::nullopt;
   }
@@ -108,6 +112,47 @@ class ValueReader {
       }
     }
     return pair.size() == 2 ? Result(pair) : std::nullopt;
+  }
+
+  Result objects(const JsonNode& node) {
+    if (!node.is_list()) return refuse(node);
+    nlohmann::json list = nlohmann::json::array();
+    bool all_right = true;
+    for (std::size_t i = 0; i < node.children.size(); ++i) {
+      list.push_back(nlohmann::json::object());
+      all_right = object(node.children[i], json_pointer(key_.pointer, std::to_string(i)), list.back()) && all_right;
+    }
+    return all_right ? Result(list) : std::nullopt;
+  }
+
+  /// Fills `result` from one object of the list; false if something is wrong with it.
+  bool object(const JsonNode& node, const std::string& pointer, nlohmann::json& result) {
+    std::vector<std::string> allowed;
+    for (const StrategyKey& member : key_.field.members) allowed.push_back(member.name());
+    if (!node.is_object()) {
+      diagnostics_.add(node.offset, pointer,
+                       fmt::format("must be an object (keys: {}), got {}", joined(allowed), describe(node)));
+      return false;
+    }
+    bool all_right = true;
+    for (const JsonNode& child : node.children) {
+      const auto found = std::find(allowed.begin(), allowed.end(), child.key);
+      if (found == allowed.end()) {
+        const std::string hint = did_you_mean(child.key, allowed);
+        diagnostics_.add(child.key_offset, json_pointer(pointer, child.key),
+                         "unknown key" + (hint.empty() ? "; known here: " + joined(allowed) : hint));
+        all_right = false;
+        continue;
+      }
+      StrategyKey member = key_.field.members[static_cast<std::size_t>(found - allowed.begin())];
+      member.pointer = json_pointer(pointer, child.key);
+      if (const auto value = ValueReader(member, diagnostics_).read(child)) {
+        result[child.key] = *value;
+      } else {
+        all_right = false;
+      }
+    }
+    return all_right;
   }
 
   const StrategyKey& key_;

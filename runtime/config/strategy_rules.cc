@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <set>
+
 #include "runtime/config/strategy_table.h"
 
 namespace tessera {
@@ -110,7 +112,8 @@ StrategyRule state_dtype_rule() {
 }
 
 bool needs_total_steps(LrScheduleType type) {
-  return type != LrScheduleType::kConstant && type != LrScheduleType::kInverseSqrt;
+  using enum LrScheduleType;
+  return type == kLinear || type == kCosine || type == kOneCycle || type == kWsd;
 }
 
 StrategyRule total_steps_rule() {
@@ -185,6 +188,33 @@ StrategyRule offloaded_parameters_world_rule() {
           }};
 }
 
+std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
+  if (group.match.empty()) return "has an empty \"match\", which fits nothing; leave it out to mean all parameters";
+  const bool is_adam = s.optimizer.type == OptimizerType::kAdamW || s.optimizer.type == OptimizerType::kAdam;
+  if (!is_adam && (group.eps || group.betas)) return "has eps or betas, which only adamw and adam have";
+  return "";
+}
+
+StrategyRule groups_rule() {
+  return {
+      {"/optimizer/groups", "/optimizer/type"},
+      "Groups of optimizer.groups have different names, at least one pattern, and eps and betas only with adamw and "
+      "adam.",
+      [](const Strategy& s) -> std::string {
+        std::set<std::string> names;
+        for (std::size_t i = 0; i < s.optimizer.groups.size(); ++i) {
+          const ParameterGroup& group = s.optimizer.groups[i];
+          if (const std::string problem = problem_of_group(group, s); !problem.empty()) {
+            return fmt::format("group {} {}", i, problem);
+          }
+          if (!group.name.empty() && !names.insert(group.name).second) {
+            return fmt::format("two groups are named \"{}\"", group.name);
+          }
+        }
+        return "";
+      }};
+}
+
 /// What an update in backward cannot wait for, or cannot take back.
 StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why) {
@@ -215,6 +245,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       schedule_length_rule(),
       offload_paths_rule(),
       offload_limit_rule(),
+      groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
       in_backward_rule(

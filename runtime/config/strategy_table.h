@@ -20,9 +20,11 @@ enum class ValueKind {
   kBoolean,         ///< true or false
   kChoice,          ///< one of StrategyField::choices
   kBytes,           ///< integer, or string that parse_bytes reads
+  kName,            ///< string
   kNames,           ///< list of different non-empty strings
   kNumberPair,      ///< list of two numbers
   kOptionalNumber,  ///< JSON number, or null: not given
+  kObjects,         ///< list of objects, each with some of StrategyField::members
 };
 
 struct Choice {
@@ -30,12 +32,15 @@ struct Choice {
   std::string doc;
 };
 
+struct StrategyKey;
+
 /// Where in the struct a key lives. `set` takes JSON of the right kind and range (bytes as an integer).
 struct StrategyField {
   ValueKind kind = ValueKind::kInteger;
   std::vector<Choice> choices;
   std::function<void(Strategy&, const nlohmann::json&)> set;
   std::function<nlohmann::ordered_json(const Strategy&)> get;
+  std::vector<StrategyKey> members = {};  ///< kObjects: keys of an object, read into JSON and set as a whole
 };
 
 /// least <= x <= most; an end that is `open` is itself excluded.

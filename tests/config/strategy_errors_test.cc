@@ -113,7 +113,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -243,7 +243,7 @@ const BadFile kCombinations[] = {
     {"StepsOfAConstant", R"({"lr_schedule": {"total_steps": 10, "min_ratio": 0.5}})",
      R"(s.json:1:33: /lr_schedule/total_steps: 10 has no effect: it needs lr_schedule.type linear, cosine, one_cycle or wsd; leave it out, or change that)"
      "\n"
-     R"(s.json:1:50: /lr_schedule/min_ratio: 0.5 has no effect: it needs lr_schedule.type other than constant; leave it out, or change that)"},
+     R"(s.json:1:50: /lr_schedule/min_ratio: 0.5 has no effect: it needs lr_schedule.type other than constant and manual; leave it out, or change that)"},
     {"TwoWarmups",
      R"({"lr_schedule": {"type": "one_cycle", "total_steps": 9, "warmup_steps": 3, "warmup_share": 0.5}})",
      R"(s.json:1:92: /lr_schedule/warmup_share: 0.5 has no effect: it needs lr_schedule.type one_cycle and warmup_steps 0; leave it out, or change that)"},

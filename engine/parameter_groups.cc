@@ -1,0 +1,90 @@
+#include "engine/parameter_groups.h"
+
+#include <c10/util/StringUtil.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "optim/optimizer.h"
+#include "runtime/base/text.h"
+#include "runtime/base/text_table.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(ExitCode::kConfig, "/optimizer/groups: " + what); }
+
+[[noreturn]] void throw_fits_nothing(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer,
+                                     std::size_t index, const std::string& pattern) {
+  std::vector<std::string> names;
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) { names.push_back(group.parameters[i].name); });
+  const std::optional<std::int64_t> most = optimizer.groups[index].max_dim;
+  refuse(name_of_group(optimizer, index) + ": \"" + pattern + "\" fits no parameter" +
+         (most ? c10::str(" of at most ", *most, " dimensions") : std::string()) + did_you_mean(pattern, names));
+}
+
+}  // namespace
+
+bool is_named(const FlatParameter& parameter, const std::string& pattern) {
+  const auto fits = [&](const std::string& name) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+  return fits(parameter.name) || std::ranges::any_of(parameter.aliases, fits);
+}
+
+std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index) {
+  const std::string& name = optimizer.groups[index].name;
+  return "group " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
+}
+
+void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
+  for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
+    const ParameterGroup& wanted = optimizer.groups[index];
+    const auto most = static_cast<std::size_t>(wanted.max_dim.value_or(64));
+    for (const std::string& pattern : wanted.match) {
+      bool fits_some = false;
+      for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
+        FlatParameter& parameter = group.parameters[i];
+        if (parameter.sizes.size() > most || !is_named(parameter, pattern)) return;
+        fits_some = true;
+        if (parameter.group != FlatParameter::kNoGroup && parameter.group != index) {
+          refuse("parameter " + parameter.name + " is in " + name_of_group(optimizer, parameter.group) + " and in " +
+                 name_of_group(optimizer, index) + ". hint: narrower patterns, or \"max_dim\"");
+        }
+        parameter.group = index;
+      });
+      if (!fits_some) throw_fits_nothing(units, optimizer, index, pattern);
+    }
+  }
+}
+
+std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
+  if (optimizer.groups.empty()) return "";
+  using Align = TextTable::Align;
+  TextTable table({{"group"},
+                   {"parameters", Align::kRight},
+                   {"elements", Align::kRight},
+                   {"of the rate", Align::kRight},
+                   {"weight decay", Align::kRight},
+                   {"betas", Align::kRight},
+                   {"eps", Align::kRight}});
+  const auto add = [&](std::size_t index, const std::string& name, double lr_ratio, const OptimizerConfig& config) {
+    std::int64_t parameters = 0, elements = 0;
+    for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+      if (!group.trainable || group.parameters[i].group != index) return;
+      ++parameters;
+      elements += group.parameters[i].numel;
+    });
+    const bool is_adam = config.type != OptimizerType::kSgd;
+    table.add_row({name, std::to_string(parameters), std::to_string(elements), c10::str(lr_ratio),
+                   c10::str(config.weight_decay), is_adam ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
+                   is_adam ? c10::str(config.eps) : std::string()});
+  };
+  for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
+    const ParameterGroup& group = optimizer.groups[index];
+    add(index, name_of_group(optimizer, index), group.lr_ratio, config_of(optimizer, group));
+  }
+  add(FlatParameter::kNoGroup, "the rest", 1.0, optimizer);
+  return table.to_string();
+}
+
+}  // namespace tessera

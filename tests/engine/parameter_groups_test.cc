@@ -1,0 +1,355 @@
+// Parameter groups and learning rates set by hand: the numbers are PyTorch's, and their bits those of every strategy.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "optim/lr_schedule.h"
+#include "tessera/error.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kSteps = 20;
+constexpr TinyOptions kTied{.tied_head = true};
+
+/// Vectors without decay, blocks at a tenth of the rate, the rest.
+std::vector<ParameterGroup> three_kinds() {
+  ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0};
+  ParameterGroup blocks{.name = "blocks", .match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.1};
+  blocks.weight_decay = 0.3;
+  blocks.eps = 1e-2;
+  blocks.betas = {0.8, 0.95};
+  return {vectors, blocks};
+}
+
+void with_groups(Strategy& s) {
+  s.optimizer.groups = three_kinds();
+  s.optimizer.eps = 1e-3;  // so that roundings of small gradients do not become steps
+  s.gradient_clipping = 0;
+}
+
+/// The same groups for PyTorch: [vectors, matrices of blocks, the rest].
+std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, const OptimizerConfig& config) {
+  const auto options = [&](double lr, double decay, double eps, std::tuple<double, double> betas) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(lr).weight_decay(decay).eps(eps).betas(betas));
+  };
+  std::vector<at::Tensor> kinds[3];
+  for (const auto& item : model->named_parameters()) {
+    const bool is_block = item.key().starts_with("blocks.");
+    if (item.key() == "head" && model->options.tied_head) continue;
+    kinds[item.value().dim() == 1 ? 0 : is_block ? 1 : 2].push_back(item.value());
+  }
+  const std::tuple<double, double> betas{config.beta1, config.beta2};
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(kinds[0], options(config.lr, 0, config.eps, betas));
+  groups.emplace_back(kinds[1], options(0.1 * config.lr, 0.3, 1e-2, {0.8, 0.95}));
+  groups.emplace_back(kinds[2], options(config.lr, config.weight_decay, config.eps, betas));
+  return groups;
+}
+
+/// 20 steps of torch::optim::AdamW on the whole batch. `adjust(step, optimizer)` before each step.
+Values train_plainly(const TinyOptions& options, const Strategy& strategy,
+                     const std::function<void(std::size_t, torch::optim::AdamW&)>& adjust = nullptr) {
+  Tiny model = make_tiny(options, /*deferred=*/false);
+  torch::optim::AdamW optimizer(plain_groups(model, strategy.optimizer), torch::optim::AdamWOptions(1));
+  const auto batches = make_batches(6, 24, 5, options.vocab);
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    if (adjust) adjust(i, optimizer);
+    const Batch& batch = batches[i % batches.size()];
+    optimizer.zero_grad();
+    model->forward(batch.tokens, batch.targets).backward();
+    optimizer.step();
+  }
+  return values_of(*model);
+}
+
+void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const at::Tensor difference = (got[i].second - wanted[i].second).abs() / (wanted[i].second.abs() + 1);
+    EXPECT_LE(difference.max().item<double>(), tolerance) << what << ", " << got[i].first;
+  }
+}
+
+TEST(ParameterGroups, AreThoseOfPyTorch) {
+  for (const TinyOptions& model : {TinyOptions{}, kTied}) {
+    std::optional<Values> wanted;
+    for (const int ranks : {1, 2, 3}) {
+      on_each_placement(
+          ranks,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy, model);
+            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
+            const Values values = session.values();
+            if (mesh.rank() != 0) return;
+            if (!wanted) wanted = train_plainly(model, strategy);
+            expect_close(values, *wanted, 1e-5, std::to_string(ranks) + " ranks");
+          },
+          with_groups);
+    }
+  }
+}
+
+TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
+  for (const Kept& kept : kKept) {
+    for (const bool in_backward : {false, true}) {
+      if (in_backward && kept.param == DType::kF16) continue;
+      std::optional<Values> wanted;
+      on_each_placement(
+          2,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy, kAwkward);
+            for (std::size_t i = 0; i < 5; ++i) session.train(i);
+            const Values values = session.values();
+            if (mesh.rank() != 0) return;
+            if (!wanted) wanted = values;
+            EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
+          },
+          [&](Strategy& s) {
+            adjusted_to(kept, nullptr)(s);
+            with_groups(s);
+            s.optimizer.in_backward = in_backward;
+          },
+          kept.param);
+    }
+  }
+}
+
+// A group that says what everybody has changes nothing, however runs are cut by it.
+TEST(ParameterGroups, AGroupForEachParameterWithTheSameNumbersHasTheBitsOfNone) {
+  const auto train = [](const Kept& kept, bool grouped) {
+    return train_on_threads({.ranks = 2},
+                            strategy_for(
+                                ShardingStrategy::kFullShard,
+                                [&](Strategy& s) {
+                                  adjusted_to(kept, nullptr)(s);
+                                  if (!grouped) return;
+                                  const Tiny model = make_tiny({}, false);
+                                  for (const auto& item : model->named_parameters())
+                                    s.optimizer.groups.push_back({.match = {item.key()}});
+                                },
+                                kept.param),
+                            {.model = {}, .steps = 5});
+  };
+  for (const Kept& kept : kKept) expect_same_bits(train(kept, true), train(kept, false), name_of(kept));
+}
+
+TEST(ParameterGroups, OfSgdHaveTheirOwnRateAndDecay) {
+  const auto adjust = [](Strategy& s) {
+    s.gradient_clipping = 0;
+    s.optimizer.type = OptimizerType::kSgd;
+    s.optimizer.momentum = 0.9;
+    s.optimizer.groups = {{.match = {"*.bias"}, .lr_ratio = 2, .weight_decay = 0.0}};
+  };
+  on_each_placement(
+      2,
+      [&](const Mesh& mesh, const Strategy& strategy) {
+        Session session(mesh, strategy);
+        for (std::size_t i = 0; i < 6; ++i) session.train(i);
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        Tiny model = make_tiny({}, false);
+        std::vector<at::Tensor> kinds[2];
+        for (const auto& item : model->named_parameters()) {
+          kinds[item.key().ends_with(".bias") ? 0 : 1].push_back(item.value());
+        }
+        const auto options = [&](double lr, double decay) {
+          return std::make_unique<torch::optim::SGDOptions>(
+              torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(decay));
+        };
+        const OptimizerConfig& config = strategy.optimizer;
+        std::vector<torch::optim::OptimizerParamGroup> groups;
+        groups.emplace_back(kinds[0], options(2 * config.lr, 0));
+        groups.emplace_back(kinds[1], options(config.lr, config.weight_decay));
+        torch::optim::SGD optimizer(groups, torch::optim::SGDOptions(1));
+        for (std::size_t i = 0; i < 6; ++i) {
+          optimizer.zero_grad();
+          model->forward(session.batches[i].tokens, session.batches[i].targets).backward();
+          optimizer.step();
+        }
+        expect_close(values, values_of(*model), 1e-5, "sgd");
+      },
+      adjust);
+}
+
+std::string refusal_of(const std::vector<ParameterGroup>& groups, OptimizerType type = OptimizerType::kAdamW) {
+  try {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) {
+                              s.optimizer.groups = groups;
+                              s.optimizer.type = type;
+                            }));
+    });
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return error.message();
+  }
+  return "";
+}
+
+TEST(ParameterGroups, ThatCannotBeMeantAreRefusedByName) {
+  EXPECT_THAT(refusal_of({{.match = {"*.bais"}}}), HasSubstr("\"*.bais\" fits no parameter"));
+  EXPECT_THAT(refusal_of({{.match = {"embeding.weight"}}}), HasSubstr("embedding.weight"));
+  EXPECT_THAT(refusal_of({{.match = {"head"}, .max_dim = 1}}), HasSubstr("of at most 1 dimensions"));
+  const std::string twice = refusal_of({{.name = "a", .match = {"*.bias"}}, {.match = {"blocks.0.*"}}});
+  EXPECT_THAT(twice, HasSubstr("is in group 0 (a) and in group 1"));
+  EXPECT_THAT(twice, HasSubstr("parameter blocks.0."));
+  EXPECT_THAT(refusal_of({{.match = {}}}), HasSubstr("empty \"match\""));
+  EXPECT_THAT(refusal_of({{.name = "a", .match = {"head"}}, {.name = "a", .match = {"*.bias"}}}),
+              HasSubstr("named \"a\""));
+  EXPECT_THAT(refusal_of({{.match = {"head"}, .eps = 1e-3}}, OptimizerType::kSgd), HasSubstr("adamw"));
+}
+
+// ---- Rates set by hand -----------------------------------------------------------------------------------------------
+
+double rate_at(std::size_t step) { return 1e-2 / (1.0 + 0.3 * static_cast<double>(step)); }
+
+void by_hand(Strategy& s) {
+  with_groups(s);
+  s.lr_schedule.type = LrScheduleType::kManual;
+}
+
+TEST(SetLr, IsThatOfPyTorchForAllAndForAGroup) {
+  std::optional<Values> wanted;
+  on_each_placement(
+      2,
+      [&](const Mesh& mesh, const Strategy& strategy) {
+        Session session(mesh, strategy);
+        for (std::size_t i = 0; i < kSteps; ++i) {
+          session.engine.set_lr(rate_at(i));
+          if (i % 2 == 1) session.engine.set_lr("blocks", 3e-3);
+          EXPECT_EQ(session.train(i).lr, rate_at(i));
+        }
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        if (!wanted) {
+          wanted = train_plainly({}, strategy, [](std::size_t i, torch::optim::AdamW& optimizer) {
+            auto& groups = optimizer.param_groups();
+            for (auto& group : groups) group.options().set_lr(rate_at(i));
+            groups[1].options().set_lr(i % 2 == 1 ? 3e-3 : 0.1 * rate_at(i));
+          });
+        }
+        expect_close(values, *wanted, 1e-5, "by hand");
+      },
+      by_hand);
+}
+
+TEST(SetLr, ByHandHasTheBitsOfTheScheduleWithTheSameRates) {
+  LrScheduleConfig cosine;
+  cosine.type = LrScheduleType::kCosine;
+  cosine.warmup_steps = 2, cosine.total_steps = 8;
+  for (const bool in_backward : {false, true}) {
+    std::optional<Values> wanted;
+    for (const bool manual : {false, true}) {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Strategy strategy = strategy_for(ShardingStrategy::kFullShard, manual ? by_hand : with_groups);
+        strategy.optimizer.in_backward = in_backward;
+        if (!manual) strategy.lr_schedule = cosine;
+        Session session(mesh, strategy);
+        for (std::int64_t i = 0; i < 8; ++i) {
+          if (manual) session.engine.set_lr(lr_at(cosine, strategy.optimizer.lr, i, 0));
+          session.train(static_cast<std::size_t>(i));
+        }
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        if (!wanted) wanted = values;
+        EXPECT_TRUE(all_same_bits(values, *wanted)) << in_backward;
+      });
+    }
+  }
+}
+
+TEST(SetLr, StaysWhenWhatTrainsChanges) {
+  std::optional<Values> wanted;
+  for (const bool replans : {false, true}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, by_hand), {.unused_block = true});
+      session.engine.set_lr(3e-3);
+      session.engine.set_lr("vectors", 1e-3);
+      session.train(0);
+      const std::string unused = "blocks." + std::to_string(session.model->blocks->size() - 1) + ".*";
+      if (replans) session.engine.set_trainable(unused, false);
+      if (replans) session.engine.set_trainable(unused, true);
+      for (std::size_t i = 1; i < 4; ++i) session.train(i);
+      const Values values = session.values();
+      if (mesh.rank() != 0) return;
+      if (!wanted) wanted = values;
+      EXPECT_TRUE(all_same_bits(values, *wanted));
+    });
+  }
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kUsage) << error.message();
+    return error.message();
+  }
+  return "";
+}
+
+TEST(SetLr, CallsThatCannotBeMeantAreRefusedAndHarmless) {
+  on_each_placement(
+      2,
+      [](const Mesh& mesh, const Strategy& strategy) {
+        Session session(mesh, strategy);
+        Engine& engine = session.engine;
+        EXPECT_THAT(error_of([&] { engine.set_lr("vector", 1e-3); }), HasSubstr("did you mean \"vectors\"?"));
+        EXPECT_THAT(error_of([&] { engine.set_lr("", 1e-3); }), HasSubstr("an empty one"));
+        for (const double wrong : {-1.0, std::nan(""), HUGE_VAL, 2000.0})
+          EXPECT_THAT(error_of([&] { engine.set_lr(wrong); }), HasSubstr("from 0 to 1000"));
+        session.train(0);
+        engine.backward(session.loss(1));
+        engine.set_lr(2e-3);  // between backward and step: counts at once
+        EXPECT_EQ(engine.step().lr, 2e-3);
+      },
+      by_hand);
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    EXPECT_THAT(error_of([&] { session.engine.set_lr(1e-3); }), HasSubstr("\"manual\""));
+    session.train(0);
+  });
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
+                      by_hand(s);
+                      s.optimizer.in_backward = true;
+                    }));
+    session.engine.backward(session.loss(0));
+    EXPECT_THAT(error_of([&] { session.engine.set_lr(1e-3); }), HasSubstr("in_backward"));
+    session.engine.step();
+  });
+}
+
+TEST(SetLr, RanksWithDifferentRatesAreToldAtTheStep) {
+  for (const std::string group : {"", "blocks"}) {
+    std::string told;
+    try {
+      run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(ShardingStrategy::kShardGradients, by_hand));
+        session.train(0);
+        const double lr = mesh.rank() == 2 ? 2e-3 : 1e-3;
+        group.empty() ? session.engine.set_lr(lr) : session.engine.set_lr(group, lr);
+        session.train(1);
+      });
+    } catch (const Error& error) {
+      told = error.message();
+    }
+    EXPECT_THAT(told, HasSubstr("set_lr: ranks have different learning rates"));
+    EXPECT_THAT(told, HasSubstr("on rank 2"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

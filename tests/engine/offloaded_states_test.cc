@@ -24,7 +24,7 @@ TEST(Offload, TrainingHasTheBitsOfTheRunWithout) {
   for (const Kept& kept : kKept) {
     for (const TinyOptions& model : {kWide, kAwkward}) {
       for (int ranks : {1, 2, 3}) {
-        for (const Placed& placed : kOnePerPlacement) {
+        for (const Placed& placed : kInMemory) {
           const TrainOptions options{.model = model, .steps = 5};
           const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
           for (const Below& below : kBelow) {
@@ -117,7 +117,7 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
   for (const Kept& kept : kKept) {
     std::optional<Values> wanted;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[2]}) {
-      for (const Placed& placed : kOnePerPlacement) {
+      for (const Placed& placed : kInMemory) {
         run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
           const Strategy strategy = strategy_of(kept, placed, below);
           Tiny model = make_tiny(kWide, true);

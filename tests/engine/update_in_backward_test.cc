@@ -74,7 +74,7 @@ TEST(UpdateInBackward, HasTheBitsOfTheUpdateAfterIt) {
   for (const Formats& formats : kFormats) {
     for (const TinyOptions& model : {kWide, kAwkward, kRecomputed}) {
       for (int ranks : {1, 2, 3}) {
-        for (const Placed& placed : kOnePerPlacement) {
+        for (const Placed& placed : kInMemory) {
           const std::string what = name_of(formats, placed, ranks);
           const Trained wanted = train(formats, placed, ranks, model, false);
           for (const std::int64_t record_bytes : {0, 4096, 4 << 20}) {
@@ -106,7 +106,7 @@ TEST(UpdateInBackward, HasTheSameBitsOnTwoAxes) {
 }
 
 TEST(UpdateInBackward, HasTheSameBitsUnderChecksOfValues) {
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     const Trained wanted = train({}, placed, 2, kWide, false);
     Strategy strategy = strategy_for(placed, with({}, true));
     strategy.check.values = strategy.check.as_across_hosts = true;
@@ -116,7 +116,7 @@ TEST(UpdateInBackward, HasTheSameBitsUnderChecksOfValues) {
 
 // Several steps' sums would need as much as all gradients; those of the units under way need less.
 TEST(UpdateInBackward, KeepsSumsOfAFewUnits) {
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     for (int ranks : {1, 2}) {
       const auto gradients = [&](bool in_backward) {
         return train({}, placed, ranks, {.width = 64, .hidden = 256, .blocks = 24}, in_backward)
@@ -149,7 +149,7 @@ TEST(UpdateInBackward, MovesThePlansBytes) {
 template <class Body>
 std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   std::vector<Error> errors;
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     try {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_for(placed, with({}, true)), model);
@@ -167,7 +167,7 @@ std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
 TEST(UpdateInBackward, RecomputationOfASharedModuleIsRefusedByName) {
   TinyOptions model = kRecomputed;
   model.shared_block = true;  // recomputed twice, apart: its gradients are complete after the first time
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     try {
       train({}, placed, 2, model, true);
       ADD_FAILURE() << "no error under " << tessera::testing::name_of(placed);
@@ -225,7 +225,7 @@ std::string error_of_late_reader(const Placed& placed, bool late) {
 }
 
 TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     EXPECT_EQ(error_of_late_reader(placed, false), "") << tessera::testing::name_of(placed);
     EXPECT_THAT(error_of_late_reader(placed, true),
                 AllOf(HasSubstr("unit second"), HasSubstr("being updated"), HasSubstr("in_backward")))
@@ -245,7 +245,7 @@ std::string error_of(const Call& call) {
 
 // And after the refusals the step goes on as if nothing had been asked.
 TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
-  for (const Placed& placed : kOnePerPlacement) {
+  for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       std::vector<double> wanted;
       {

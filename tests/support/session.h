@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,9 @@ inline const Placed kOnePerPlacement[] = {ShardingStrategy::kNoShard,
                                           Placed(ShardingStrategy::kFullShard, /*shared=*/true),
                                           Placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true),
                                           Placed(ShardingStrategy::kFullShard, /*shared=*/true, /*on_disk=*/true)};
+
+/// Those of them that have all parameters in memory.
+inline const std::span<const Placed> kInMemory = std::span(kOnePerPlacement).first(5);
 
 using Adjust = std::function<void(Strategy&)>;
 using Values = std::vector<std::pair<std::string, at::Tensor>>;

@@ -25,12 +25,6 @@
 namespace tessera {
 namespace {
 
-/// Units whose parameters cannot be reached without a gather.
-std::vector<Unit*> to_be_gathered(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan) {
-  if (!plan.gathers()) return {};
-  return pointers_to(units);
-}
-
 /// Whether an Engine that is gone left fp32 values of a parameter that it had made narrow.
 bool has_kept_master(const at::Tensor& parameter) {
   const auto kept = kept_of(parameter);
@@ -159,10 +153,10 @@ void Engine::State::set_up() {
     });
   }
   log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
-  if (auto sharded = to_be_gathered(units, plan); !sharded.empty()) {
+  if (plan.gathers()) {
     if (memory.parameter_records) shards.emplace(memory.parameter_records);
     residency.emplace(
-        plan, std::move(sharded), *axes.gather, std::move(memory.slots), device, *log,
+        plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log,
         [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); },
         shards ? &*shards : nullptr);
     if (strategy.check.values && !device.is_queued) residency->check_values();

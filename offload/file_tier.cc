@@ -249,11 +249,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
   read.memory = memory.data();
   read.tag = kCopies + ++copies_begun_;
   copies_.push_back({record, memory, tag, read.tag, /*ended=*/false});
-  ++counters_.reads;
-  counters_.bytes_read += static_cast<std::int64_t>(read.bytes);
-  if (absl::Status status = ring_->submit(read); !status.ok()) return fail(record, status);
-  if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
-  return absl::OkStatus();
+  return hand_over(record, read);
 }
 
 absl::Status FileTier::end_copies(std::uint64_t tag) {
@@ -371,6 +367,16 @@ IoRequest FileTier::request_of(std::int64_t record) const {
           .tag = 0};
 }
 
+// Begins and counts it.
+absl::Status FileTier::hand_over(std::int64_t record, const IoRequest& request) {
+  const bool is_read = request.kind == IoKind::kRead;
+  ++(is_read ? counters_.reads : counters_.writes);
+  (is_read ? counters_.bytes_read : counters_.bytes_written) += static_cast<std::int64_t>(request.bytes);
+  if (absl::Status status = ring_->submit(request); !status.ok()) return fail(record, status);
+  if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
+  return absl::OkStatus();
+}
+
 // ---- Reading ---------------------------------------------------------------------------------------------------------
 
 absl::Status FileTier::start_read(std::size_t index, std::int64_t record) {
@@ -378,12 +384,7 @@ absl::Status FileTier::start_read(std::size_t index, std::int64_t record) {
   slot.state = SlotState::kFetched;
   slot.reading = slot.was_read = true;
   ++fetched_;
-  const IoRequest read = request(IoKind::kRead, index);
-  ++counters_.reads;
-  counters_.bytes_read += static_cast<std::int64_t>(read.bytes);
-  if (absl::Status status = ring_->submit(read); !status.ok()) return fail(record, status);
-  if (absl::Status status = ring_->start(); !status.ok()) return fail(record, status);
-  return absl::OkStatus();
+  return hand_over(record, request(IoKind::kRead, index));
 }
 
 absl::Status FileTier::end_read(std::size_t index) {
@@ -474,11 +475,7 @@ absl::Status FileTier::start_write(std::size_t index) {
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;
-  const IoRequest write = request(IoKind::kWrite, index);
-  ++counters_.writes;
-  counters_.bytes_written += static_cast<std::int64_t>(write.bytes);
-  if (absl::Status status = ring_->submit(write); !status.ok()) return fail(slot.record, status);
-  if (absl::Status status = ring_->start(); !status.ok()) return fail(slot.record, status);
+  TESSERA_RETURN_IF_ERROR(hand_over(slot.record, request(IoKind::kWrite, index)));
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 

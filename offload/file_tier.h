@@ -133,6 +133,7 @@ class FileTier final : public RecordTier {
   }
   IoRequest request(IoKind kind, std::size_t slot) const;
   IoRequest request_of(std::int64_t record) const;
+  absl::Status hand_over(std::int64_t record, const IoRequest& request);
   std::size_t next_free() const;
 
   absl::Status start_read(std::size_t slot, std::int64_t record);

@@ -84,7 +84,7 @@ struct Place {
 
 Place place_of(const Tiered& tiered, std::int64_t element) {
   const std::int64_t begin = tiered.part.offset;
-  const std::int64_t in_memory = tiered.records ? tiered.chunks.before_records() : tiered.part.numel;
+  const std::int64_t in_memory = tiered.chunks.before_records();
   if (element < begin + in_memory) return {{begin, in_memory}};
   const std::int64_t chunk = tiered.chunks.chunk_of(element - begin);
   const Extent place = tiered.chunks.chunk(chunk);

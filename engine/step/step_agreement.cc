@@ -23,6 +23,12 @@ struct Header {
   double lr = 0.0;          ///< the first of them
 };
 
+Header header_of(const std::byte* message) {
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  return header;
+}
+
 std::uint64_t digest_of(std::span<const double> rates) { return XXH3_64bits(rates.data(), rates.size_bytes()); }
 
 }  // namespace
@@ -102,8 +108,7 @@ void StepAgreement::exchange() {
 
 void StepAgreement::read_message(int rank) {
   const std::byte* message = message_of(rank);
-  Header header;
-  std::memcpy(&header, message, sizeof header);
+  const Header header = header_of(message);
   agreed_.loss += header.loss / axes_.world->size();
   agreed_.tokens += header.tokens;
   agreed_.samples += header.samples;
@@ -114,21 +119,17 @@ void StepAgreement::read_message(int rank) {
 
 /// Compares the ranks of one shard group, which gather together. Other groups may have gathered in another order.
 void StepAgreement::check_gathers(std::span<const int> own) const {
-  const auto gathers_of = [&](int rank) {
-    Header header;
-    std::memcpy(&header, message_of(rank), sizeof header);
-    return header.gathers;
-  };
+  const auto gathers_of = [&](int rank) { return header_of(message_of(rank)).gathers; };
   for (int rank = 0; rank < axes_.world->size(); ++rank) {
     if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
   }
 }
 
 void StepAgreement::check_rates(std::span<const double> own) const {
+  const std::uint64_t digest = digest_of(own);
   for (int rank = 0; rank < axes_.world->size(); ++rank) {
-    Header header;
-    std::memcpy(&header, message_of(rank), sizeof header);
-    if (header.rates == digest_of(own)) continue;
+    const Header header = header_of(message_of(rank));
+    if (header.rates == digest) continue;
     const bool is_group = header.lr == own[0];
     throw Error(ExitCode::kUsage,
                 c10::str("set_lr: ranks have different learning rates", is_group ? " of a group; everybody's" : "",

@@ -22,6 +22,11 @@ Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
           }};
 }
 
+Condition with_any_schedule() {
+  using enum LrScheduleType;
+  return with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd});
+}
+
 Condition with_warmup_share() {
   return {"lr_schedule.type one_cycle and warmup_steps 0",
           {"/lr_schedule/type", "/lr_schedule/warmup_steps"},
@@ -30,7 +35,10 @@ Condition with_warmup_share() {
           }};
 }
 
-/// Keys of one ParameterGroup. Ranges are those of the keys that they stand in for.
+// Of an optimizer's own numbers, and of a group's in their place.
+constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0, 1, false, true};
+
+/// Keys of one ParameterGroup.
 std::vector<StrategyKey> parameter_group_keys() {
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
   const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}}; };
@@ -63,14 +71,14 @@ std::vector<StrategyKey> parameter_group_keys() {
            .cost = "Too high: the loss diverges."},
           {.pointer = member("weight_decay"),
            .field = of_kind(ValueKind::kNumber),
-           .range = {0, 1000},
+           .range = kDecayRange,
            .default_json = "0.01",
            .example_json = "0.0",
            .doc = "As optimizer.weight_decay, whose value is the default.",
            .cost = "Too high: the model underfits."},
           {.pointer = member("eps"),
            .field = of_kind(ValueKind::kNumber),
-           .range = {1e-30, 1},
+           .range = kEpsRange,
            .default_json = "1e-08",
            .example_json = "1e-6",
            .doc = "As optimizer.eps, whose value is the default.",
@@ -78,7 +86,7 @@ std::vector<StrategyKey> parameter_group_keys() {
            .only_if = with_adam()},
           {.pointer = member("betas"),
            .field = of_kind(ValueKind::kNumberPair),
-           .range = {0, 1, false, true},
+           .range = kBetaRange,
            .default_json = "[0.9, 0.999]",
            .example_json = "[0.9, 0.95]",
            .doc = "As optimizer.betas, whose value is the default.",
@@ -178,7 +186,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .cost = "Too high: the loss diverges."},
       {.pointer = "/optimizer/betas",
        .field = number_pair_field(AT(optimizer.beta1), AT(optimizer.beta2)),
-       .range = {0, 1, false, true},
+       .range = kBetaRange,
        .default_json = "[0.9, 0.999]",
        .example_json = "[0.9, 0.95]",
        .doc = "Decay of the running mean of gradients, and of their squares.",
@@ -186,7 +194,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .only_if = with_adam()},
       {.pointer = "/optimizer/eps",
        .field = number_field(AT(optimizer.eps)),
-       .range = {1e-30, 1},
+       .range = kEpsRange,
        .default_json = "1e-08",
        .example_json = "1e-6",
        .doc = "Added to the root of the second moment.",
@@ -194,7 +202,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .only_if = with_adam()},
       {.pointer = "/optimizer/weight_decay",
        .field = number_field(AT(optimizer.weight_decay)),
-       .range = {0, 1000},
+       .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
        .doc = "Pull towards zero: decoupled for adamw, added to the gradient for adam and sgd.",
@@ -276,7 +284,7 @@ std::vector<StrategyKey> schedule_keys() {
        .doc = "The rate rises over so many steps first: in a straight line from near 0; with one_cycle, from "
               "initial_ratio.",
        .cost = "Steps at a low rate.",
-       .only_if = with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
+       .only_if = with_any_schedule()},
       {.pointer = "/lr_schedule/total_steps",
        .field = integer_field(AT(lr_schedule.total_steps)),
        .range = {0, kMany},
@@ -327,7 +335,7 @@ std::vector<StrategyKey> schedule_keys() {
        .example_json = "256",
        .doc = "Above 0: linear scaling, lr x (global batch / this) (arXiv 1706.02677).",
        .cost = "A lower rate.",
-       .only_if = with_schedule("other than manual", {kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd})},
+       .only_if = with_any_schedule()},
   };
 }
 

@@ -167,56 +167,15 @@ void expect_values_as_in_memory(const Kept& kept, const Body& body) {
 }
 
 TEST(OffloadedParameters, AreWrittenByGathered) {
-  for (const Kept& kept : kKept) {
-    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
-      Session session(mesh, strategy, kWide);
-      for (std::size_t i = 0; i < 2; ++i) session.train(i);
-      {
-        Gathered guard(session.engine, Gathered::kWrite);
-        const torch::NoGradGuard no_grad;
-        for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(1.001953125);
-      }
-      for (std::size_t i = 2; i < 4; ++i) session.train(i);
-      return session.values();
-    });
-  }
+  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, written_under_gathered);
 }
 
 TEST(OffloadedParameters, AreTakenFromTheDiskByTheNextEngine) {
-  for (const Kept& kept : kKept) {
-    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
-      Tiny model = make_tiny(kWide, true);
-      const std::vector<Batch> batches = make_batches(6, 24, 5, kWide.vocab);
-      const auto train = [&](Engine& engine, std::size_t begin, std::size_t end) {
-        for (std::size_t i = begin; i < end; ++i) {
-          engine.backward(model->forward(rows_of(batches[i].tokens, mesh), rows_of(batches[i].targets, mesh)));
-          engine.step();
-        }
-      };
-      {
-        Engine first(model.ptr(), strategy, mesh);
-        train(first, 0, 3);
-      }
-      Engine second(model.ptr(), strategy, mesh);
-      train(second, 3, 6);
-      const Gathered guard(second);
-      return values_of(*model);
-    });
-  }
+  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, trained_by_two_engines);
 }
 
 TEST(OffloadedParameters, StayWhenWhatTrainsChanges) {
-  for (const Kept& kept : kKept) {
-    expect_values_as_in_memory(kept, [](const Mesh& mesh, const Strategy& strategy) {
-      Session session(mesh, strategy, kWide);
-      for (std::size_t i = 0; i < 2; ++i) session.train(i);
-      session.engine.set_trainable("*.weight", false);
-      for (std::size_t i = 2; i < 4; ++i) session.train(i);
-      session.engine.set_trainable("*.weight", true);
-      for (std::size_t i = 4; i < 6; ++i) session.train(i);
-      return session.values();
-    });
-  }
+  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, trained_with_weights_frozen_for_a_while);
 }
 
 // Evaluation gathers in other orders, and leaves gathers under way when a step begins.
@@ -254,7 +213,7 @@ TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Tiny model = make_tiny(kWide, true);
     { const Engine engine(model.ptr(), strategy_of(kKept[0], ShardingStrategy::kFullShard, &kBelow[0]), mesh); }
-    EXPECT_THAT(error_of([&] { model->parameters()[0].sum(); }), HasSubstr("an Engine that is gone"));
+    EXPECT_THAT(error_of([&] { model->parameters()[0].sum(); }), HasSubstr("put on disk by an Engine that is gone"));
   });
 }
 

@@ -95,15 +95,7 @@ TEST(Offload, MastersBelowAreWrittenByGathered) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy, kWide);
-            for (std::size_t i = 0; i < 2; ++i) session.train(i);
-            {
-              Gathered guard(session.engine, Gathered::kWrite);
-              const torch::NoGradGuard no_grad;
-              for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(1.001953125);
-            }
-            for (std::size_t i = 2; i < 4; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = written_under_gathered(mesh, strategy);
             if (mesh.rank() != 0) return;
             if (!wanted) wanted = values;
             EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
@@ -119,24 +111,8 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[2]}) {
       for (const Placed& placed : kInMemory) {
         run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-          const Strategy strategy = strategy_of(kept, placed, below);
-          Tiny model = make_tiny(kWide, true);
-          const std::vector<Batch> batches = make_batches(6, 24, 5, kWide.vocab);
-          const auto train = [&](Engine& engine, std::size_t begin, std::size_t end) {
-            for (std::size_t i = begin; i < end; ++i) {
-              engine.backward(model->forward(rows_of(batches[i].tokens, mesh), rows_of(batches[i].targets, mesh)));
-              engine.step();
-            }
-          };
-          {
-            Engine first(model.ptr(), strategy, mesh);
-            train(first, 0, 3);
-          }
-          Engine second(model.ptr(), strategy, mesh);
-          train(second, 3, 6);
-          const Gathered guard(second);
+          const Values values = trained_by_two_engines(mesh, strategy_of(kept, placed, below));
           if (mesh.rank() != 0) return;
-          const Values values = values_of(*model);
           if (!wanted) wanted = values;
           EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept) << ", " << name_of(placed);
         });
@@ -152,13 +128,7 @@ TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy, kWide);
-            for (std::size_t i = 0; i < 2; ++i) session.train(i);
-            session.engine.set_trainable("*.weight", false);
-            for (std::size_t i = 2; i < 4; ++i) session.train(i);
-            session.engine.set_trainable("*.weight", true);
-            for (std::size_t i = 4; i < 6; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = trained_with_weights_frozen_for_a_while(mesh, strategy);
             if (mesh.rank() != 0) return;
             if (!wanted) wanted = values;
             EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);

@@ -169,7 +169,7 @@ TEST(Parameters, WhatAnEngineShardedIsRefusedOnceItIsGone) {
                                                              [&] { (void)model->first->weight.sum(); },
                                                              [&] { (void)model->forward(noise(0, 5)); }}) {
           if (sharded) {
-            scene.refused(call, {{"first", "by an Engine that is gone", "hint"}, std::nullopt});
+            scene.refused(call, {{"first", refusal_after(scene.strategy()), "hint"}, std::nullopt});
           } else {
             EXPECT_NO_THROW(call());
           }

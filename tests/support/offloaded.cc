@@ -34,4 +34,45 @@ Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below)
   return strategy_for(placed, adjusted_to(kept, below), kept.param);
 }
 
+Values written_under_gathered(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy, kWide);
+  for (std::size_t i = 0; i < 2; ++i) session.train(i);
+  {
+    Gathered guard(session.engine, Gathered::kWrite);
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(1.001953125);
+  }
+  for (std::size_t i = 2; i < 4; ++i) session.train(i);
+  return session.values();
+}
+
+Values trained_by_two_engines(const Mesh& mesh, const Strategy& strategy) {
+  Tiny model = make_tiny(kWide, true);
+  const std::vector<Batch> batches = make_batches(6, 24, 5, kWide.vocab);
+  const auto train = [&](Engine& engine, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      engine.backward(model->forward(rows_of(batches[i].tokens, mesh), rows_of(batches[i].targets, mesh)));
+      engine.step();
+    }
+  };
+  {
+    Engine first(model.ptr(), strategy, mesh);
+    train(first, 0, 3);
+  }
+  Engine second(model.ptr(), strategy, mesh);
+  train(second, 3, 6);
+  const Gathered guard(second);
+  return values_of(*model);
+}
+
+Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy, kWide);
+  for (std::size_t i = 0; i < 2; ++i) session.train(i);
+  session.engine.set_trainable("*.weight", false);
+  for (std::size_t i = 2; i < 4; ++i) session.train(i);
+  session.engine.set_trainable("*.weight", true);
+  for (std::size_t i = 4; i < 6; ++i) session.train(i);
+  return session.values();
+}
+
 }  // namespace tessera::testing

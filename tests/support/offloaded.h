@@ -30,6 +30,14 @@ void put_below(Strategy& strategy, const Below& below);
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 
+// What programs do around steps, and the values that they leave. Each is run with state in memory and on disk.
+/// Writes all parameters under Gathered.
+Values written_under_gathered(const Mesh& mesh, const Strategy& strategy);
+/// Trains on with a second Engine, which takes what the first one left.
+Values trained_by_two_engines(const Mesh& mesh, const Strategy& strategy);
+/// Freezes and unfreezes weights.
+Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy& strategy);
+
 /// Wide enough for several records a group.
 inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
 /// And with a frozen block, an unused one and a tied head, which cut runs inside records.

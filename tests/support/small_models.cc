@@ -74,6 +74,11 @@ std::string name_of(const Placed& placed) {
   return tessera::name_of(placed.kind) + (placed.shared ? ", shared" : "") + (placed.on_disk ? ", on disk" : "");
 }
 
+std::string refusal_after(const Strategy& strategy) {
+  const bool on_disk = strategy.offload.parameters.tier == Tier::kNvme;
+  return std::string(on_disk ? "put on disk" : "sharded") + " by an Engine that is gone";
+}
+
 void place(Strategy& strategy, const Placed& placed) {
   strategy.strategy = placed.kind;
   strategy.host_sharing = placed.shared;

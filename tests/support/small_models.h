@@ -65,6 +65,8 @@ struct Placed {
   bool shared, on_disk;
 };
 std::string name_of(const Placed& placed);
+/// What parameters say that an Engine under `strategy` left without memory.
+std::string refusal_after(const Strategy& strategy);
 /// `strategy`, placed so: its other offloaded state stays.
 void place(Strategy& strategy, const Placed& placed);
 

@@ -130,6 +130,18 @@ int run_table(const std::string& section, const BenchCommand& command,
   });
 }
 
+InstructionSet instruction_set_of(const std::string& name) {
+  if (name.empty()) return best_instruction_set();
+  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (name_of(set) != name) continue;
+    if (supports(set)) return set;
+    throw Error(ExitCode::kUnavailable, "--isa " + name +
+                                            ": this processor does not have it. hint: the best it has is " +
+                                            std::string(name_of(best_instruction_set())));
+  }
+  throw Error(ExitCode::kUsage, "--isa wants portable, avx2 or avx512, got \"" + name + "\"");
+}
+
 }  // namespace
 
 int run_bench_collectives(const BenchCommand& command) {
@@ -149,11 +161,12 @@ int run_bench_optimizer(const BenchCommand& command) {
     check_outputs(command);
     const std::size_t numel = std::size_t{command.quick ? 1u : command.gpu ? 1024u : 32u} << 20;
     const int rounds = command.quick ? 3 : 9;
+    const InstructionSet set = instruction_set_of(command.isa);
     const auto timings =
-        command.gpu ? value_or_throw(bench_device_optimizer(numel, rounds)) : bench_optimizer(numel, rounds);
+        command.gpu ? value_or_throw(bench_device_optimizer(numel, rounds)) : bench_optimizer(numel, rounds, set);
     write_json(to_json(timings), command);
-    std::printf("%s; the mixed steps take the gradient's norm first\n%s", command.gpu ? "GPU" : "one thread",
-                table_of(timings).c_str());
+    std::printf("%s; the mixed steps take the gradient's norm first\n%s",
+                command.gpu ? "GPU" : ("one thread, " + std::string(name_of(set))).c_str(), table_of(timings).c_str());
   });
 }
 

@@ -71,6 +71,7 @@ struct BenchCommand {
   int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
   bool gpu = false;                                 ///< the optimizer's step on the GPU
+  std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
 };

@@ -141,7 +141,10 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
-  optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
+  CLI::Option* gpu = optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
+  optimizer
+      ->add_option("--isa", bench.isa, "loops for portable, avx2 or avx512 (default: the best that the processor has)")
+      ->excludes(gpu);
   CLI::App* offload = command->add_subcommand("offload", "passes over a disk, and optimizer steps with states on it");
   offload->add_option("--dir", bench.directory, "directory for private scratch files")->required()->check(not_empty());
   offload->add_option("--size", bench.disk_bytes, "bytes of a pass over the disk")

@@ -43,6 +43,7 @@ Engine::~Engine() {
 void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
   expect(microbatch < strategy.gradient_accumulation, "backward was called ", microbatch + 1,
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
+  expect_weights("backward");
   expect(open_writes == 0,
          "backward under Gathered(kWrite): close that guard first, so that all ranks train the same values");
   expect(!updates_in_backward() || !info.retain_graph,
@@ -62,6 +63,11 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
          ", got one on ", loss.device(), ": move the module's inputs there");
   expect(strategy.lr_schedule.base_batch_size == 0 || info.samples > 0,
          "lr_schedule.base_batch_size needs the number of samples: pass MicrobatchInfo::samples to backward");
+}
+
+void Engine::State::expect_weights(const char* what) const {
+  expect(!shows_ema, what,
+         " under EmaWeights or Gathered(kEma): close that guard first, since parameters are averages there");
 }
 
 void Engine::State::expect_not_updated(const char* what) const {
@@ -123,6 +129,7 @@ StepResult Engine::step() {
   State& s = *state_;
   expect(step_is_due(), "step wants ", s.strategy.gradient_accumulation,
          " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
+  s.expect_weights("step");
   expect(s.open_guards == 0, "step under Gathered: close that guard first, since step changes what it shows");
   return s.or_abort("step", [&] { return s.take_step(); });
 }
@@ -147,25 +154,29 @@ at::Device Engine::device() const { return state_->accelerator.device.device; }
 
 std::optional<std::int64_t> Engine::activation_bytes() const { return state_->activation_bytes; }
 
-void Engine::set_lr(double lr) { state_->set_lr("", lr); }
-void Engine::set_lr(const std::string& group, double lr) {
-  expect(!group.empty(), "set_lr wants the name of a group of optimizer.groups, got an empty one");
-  state_->set_lr(group, lr);
-}
+void Engine::set_lr(double lr) { state_->set_lr(nullptr, lr); }
+void Engine::set_lr(const std::string& group, double lr) { state_->set_lr(&group, lr); }
 
-void Engine::State::set_lr(const std::string& group, double lr) {
-  expect(strategy.lr_schedule.type == LrScheduleType::kManual,
-         "set_lr: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
-  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr);
-  expect_not_updated("set_lr");
-  if (group.empty()) return step->set_lr(lr, std::nullopt);
+double Engine::lr() const { return state_->step->lr(std::nullopt); }
+double Engine::lr(const std::string& group) const { return state_->step->lr(state_->index_of_group("lr", group)); }
+
+std::size_t Engine::State::index_of_group(const char* what, const std::string& group) const {
   const std::vector<ParameterGroup>& groups = strategy.optimizer.groups;
   const auto found = std::ranges::find(groups, group, &ParameterGroup::name);
   std::vector<std::string> names;
   for (const ParameterGroup& each : groups) names.push_back(each.name);
-  expect(found != groups.end(), "set_lr: no group of optimizer.groups is named \"", group, "\"",
+  expect(!group.empty(), what, " wants the name of a group of optimizer.groups, got an empty one");
+  expect(found != groups.end(), what, ": no group of optimizer.groups is named \"", group, "\"",
          did_you_mean(group, names));
-  step->set_lr(lr, static_cast<std::size_t>(found - groups.begin()));
+  return static_cast<std::size_t>(found - groups.begin());
+}
+
+void Engine::State::set_lr(const std::string* group, double lr) {
+  expect(strategy.lr_schedule.type == LrScheduleType::kManual,
+         "set_lr: the schedule sets the learning rate. hint: set lr_schedule.type to \"manual\"");
+  expect(std::isfinite(lr) && lr >= 0 && lr <= 1000, "set_lr wants a rate from 0 to 1000, got ", lr);
+  expect_not_updated("set_lr");
+  step->set_lr(lr, group ? std::optional(index_of_group("set_lr", *group)) : std::nullopt);
 }
 
 std::int64_t Engine::steps_applied() const { return state_->step->applied(); }
@@ -206,7 +217,7 @@ std::vector<std::string> Engine::unit_names() const {
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
-  const auto optimizer = make_optimizer(strategy.optimizer);
+  const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema);
   PlanScene scene{position};
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;

@@ -102,7 +102,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 void Engine::State::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
-  optimizer = make_optimizer(strategy.optimizer);
+  optimizer = make_optimizer(strategy.optimizer, strategy.ema);
   units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master);
   assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
@@ -325,7 +325,11 @@ void Engine::State::begin_next_step() {
   const std::vector<char>* const used = updates_in_backward() ? nullptr : step->known_used();
   if (used) reducer->expect(*used);
   for (auto& unit : units) unit->reopen();
-  // Graphs made before the update must not be run backward on the new values.
+  accept_new_values();
+}
+
+void Engine::State::accept_new_values() {
+  // Graphs made before must not be run backward on the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
   });

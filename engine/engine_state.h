@@ -51,8 +51,14 @@ struct Engine::State {
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
   /// Throws tessera::Error (64) between backward and step where backward has updated units already. `what`: the call.
   void expect_not_updated(const char* what) const;
-  /// Of a group by name; of all, if it is empty.
-  void set_lr(const std::string& group, double lr);
+  /// Throws tessera::Error (64) while parameters are averages.
+  void expect_weights(const char* what) const;
+  /// Parameters have other values than graphs and checks know.
+  void accept_new_values();
+  /// Of a group by name; of all, if it is null.
+  void set_lr(const std::string* group, double lr);
+  /// Among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
+  std::size_t index_of_group(const char* what, const std::string& group) const;
   /// All of a backward but the backward itself.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
@@ -103,6 +109,7 @@ struct Engine::State {
 
   int open_guards = 0;          ///< Gathered guards that live
   int open_writes = 0;          ///< Gathered(kWrite) guards that live
+  bool shows_ema = false;       ///< parameters and their averages have changed places
   std::int64_t microbatch = 0;  ///< since the last step
   std::int64_t attempts = 0;
   LocalStep local;

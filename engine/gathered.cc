@@ -64,9 +64,11 @@ class PrivateCopies {
 }  // namespace
 
 struct Gathered::State {
-  State(Engine::State& engine_given, Mode mode_given, std::vector<Unit*> units_given)
-      : engine(engine_given), mode(mode_given), units(std::move(units_given)) {
+  State(Engine& owner, Mode mode_given, std::vector<Unit*> units_given)
+      : engine(*owner.state_), mode(mode_given), units(std::move(units_given)) {
+    if (mode == kEma) average.emplace(owner);
     engine.expect_not_updated("Gathered");
+    if (mode == kWrite) engine.expect_weights("Gathered(kWrite)");
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
       for (Unit* unit : units) {
@@ -79,7 +81,7 @@ struct Gathered::State {
       }
     });
     ++engine.open_guards;
-    if (mode == kRead) return;
+    if (mode != kWrite) return;
     ++engine.open_writes;
     for (Unit* unit : units) unit->gathered_hash = 0;
   }
@@ -96,6 +98,7 @@ struct Gathered::State {
   Engine::State& engine;
   Mode mode;
   std::vector<Unit*> units;
+  std::optional<EmaWeights> average;  ///< kEma
   std::optional<PrivateCopies> copies;
   const int exceptions_at_start = std::uncaught_exceptions();
 };
@@ -119,10 +122,10 @@ std::vector<Unit*> units_with(const std::vector<std::unique_ptr<Unit>>& units,
 }  // namespace
 
 Gathered::Gathered(Engine& engine, Mode mode)
-    : state_(std::make_unique<State>(*engine.state_, mode, pointers_to(engine.state_->units))) {}
+    : state_(std::make_unique<State>(engine, mode, pointers_to(engine.state_->units))) {}
 
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
-    : state_(std::make_unique<State>(*engine.state_, mode, units_with(engine.state_->units, parameters))) {}
+    : state_(std::make_unique<State>(engine, mode, units_with(engine.state_->units, parameters))) {}
 
 void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *engine.axes.control);
@@ -142,6 +145,7 @@ void Gathered::close() {
     if (state->engine.residency) state->engine.residency->give_back_overflow();
     throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
   });
+  if (state->average) state->average->close();
 }
 
 /// Where an exception passes by, nothing is written back: the other ranks may not be coming.

@@ -8,6 +8,7 @@
 #include "optim/optimizer.h"
 #include "runtime/base/text.h"
 #include "runtime/base/text_table.h"
+#include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -74,10 +75,10 @@ std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, con
       ++parameters;
       elements += group.parameters[i].numel;
     });
-    const bool is_adam = config.type != OptimizerType::kSgd;
     table.add_row({name, std::to_string(parameters), std::to_string(elements), c10::str(lr_ratio),
-                   c10::str(config.weight_decay), is_adam ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
-                   is_adam ? c10::str(config.eps) : std::string()});
+                   c10::str(config.weight_decay),
+                   has_betas(config.type) ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
+                   has_eps(config.type) ? c10::str(config.eps) : std::string()});
   };
   for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
     const ParameterGroup& group = optimizer.groups[index];

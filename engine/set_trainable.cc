@@ -40,6 +40,7 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
   State& s = *state_;
   std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
   expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
+  s.expect_weights("set_trainable");
   expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
   s.or_abort("set_trainable", [&] {
     s.expect_parameters();

@@ -23,6 +23,8 @@ class DeviceKernels {
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
+  /// Exchanges a run's masters and averages, of the parameters that some step has updated.
+  virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 
   /// A place in a queue of the device: everything that was queued before it is "before the mark".
   class Mark {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/base/state_dtype.h"
 #include "tessera/dtype.h"
@@ -15,8 +17,15 @@ namespace tessera {
 /// What one step needs beside the tensors. All parameters of a step share them.
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< every gradient is multiplied by it: clip / (ranks * microbatches * loss scale)
+  float clip_value = 0.0f;      ///< after that, each is cut off at -clip_value and clip_value; 0: not
   float lr = 0.0f;
   std::int64_t step = 1;  ///< counts applied steps from 1: bias correction
+};
+
+/// A state that an optimizer keeps of each element.
+struct StateInfo {
+  std::string name;  ///< "exp_avg", "exp_avg_sq", "momentum_buffer": as PyTorch names it; "ema"
+  StateDType dtype = StateDType::kF32;
 };
 
 /// Memory of one state for a run of parameters; state_bytes (runtime/base/state_dtype.h) says how much.
@@ -37,8 +46,7 @@ struct OptimizerSlice {
   void* parameter = nullptr;
   DType parameter_dtype = DType::kF32;
 
-  StateSlice state0 = {};  ///< [n] first moment, or momentum buffer; empty if num_states() < 1
-  StateSlice state1 = {};  ///< [n] second moment; empty if num_states() < 2
+  std::array<StateSlice, kMostStates> states = {};  ///< [n] each, as Optimizer::states; the others are empty
 
   /// Where the run lies, which is all that stochastic rounding may depend on beside the step: the index of the run's
   /// first element in its group, and a number of the group. k8Bit: first_element is a multiple of 256, and no element
@@ -54,15 +62,20 @@ struct OptimizerSlice {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Numbers kept a parameter beside the master: adam 2, sgd with momentum 1, sgd 0.
-  virtual int num_states() const = 0;
-  /// "exp_avg", "exp_avg_sq", "momentum_buffer": as PyTorch names them.
-  virtual std::string state_name(int index) const = 0;
+  /// At most kMostStates, beside the master. All begin with zeros. Where weights are averaged, the average comes last.
+  virtual const std::vector<StateInfo>& states() const = 0;
+  StateFormats state_formats() const;
   /// Throws `std::invalid_argument` if the slice's parts do not fit each other or this optimizer.
   virtual void step(const StepScalars& scalars, const OptimizerSlice& slice) const = 0;
+  /// A step that leaves these parameters alone, though some step before did not: moves the average of the masters and nothing
+  /// else. Gradients are not read. Throws as `step`.
+  virtual void average(const OptimizerSlice& slice) const = 0;
+  /// Exchanges the masters and their averages; parameters are rounded from what the masters are then. Twice is as never: bit
+  /// for bit, but that a split master's NaNs become one. REQUIRES: there are averages. Throws as `step`.
+  virtual void swap_average(const OptimizerSlice& slice) const = 0;
 };
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
 /// `optimizer` with a group's own numbers. Its rate is not among them.
 OptimizerConfig config_of(const OptimizerConfig& optimizer, const ParameterGroup& group);

@@ -5,6 +5,7 @@
 
 #include "optim/block_codes.h"
 #include "optim/rounding.h"
+#include "optim/rules/rule.h"
 #include "optim/simd.h"
 #include "optim/step_arguments.h"
 #include "runtime/base/state_dtype.h"
@@ -16,7 +17,8 @@ namespace {
 // the values of one block. A loop goes through blocks of kStateBlock elements; for each it calls
 //   open(i)                          i: the block's first element
 //   load(i, count)                   the values of elements i to i + count
-//   store(i, count, values, noise)   their new values; noise: 16 random bits an element, where kNoisyStore
+//   store(i, count, values, noise)   their new values; noise: 16 random bits an element, where kNoisyStore. RootBlockState
+//                                    takes their square roots
 // and then, where kEncodesBlocks, which is where a code needs the block's largest value,
 //   close(i)
 //   encode(i, count, noise)          for all elements of the block once more
@@ -119,11 +121,32 @@ struct RootBlockState : BlockValues<V, RootBlockCode<V>> {
   TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
     return Code::decode(V::widen(V::stream(data + i, count)), Base::scale);
   }
-  TESSERA_ALWAYS_INLINE void store_root(std::size_t i, typename V::Float root) { Base::keep(i, root); }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, typename V::Float root, typename V::Bits) {
+    Base::keep(i, root);
+  }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
     V::store(data + i, count, V::template narrow<std::uint8_t>(Code::encode(Base::kept(i), Base::inverse, noise)));
   }
 };
+
+template <class V, StateDType kDType, StateCode kCode>
+struct StateStreamOf {
+  using Type = F32State<V>;
+};
+template <class V, StateCode kCode>
+requires(kCode != StateCode::kExact) struct StateStreamOf<V, StateDType::kBF16, kCode> {
+  using Type = BF16State<V>;
+};
+template <class V>
+struct StateStreamOf<V, StateDType::k8Bit, StateCode::kSigned> {
+  using Type = SignedBlockState<V>;
+};
+template <class V>
+struct StateStreamOf<V, StateDType::k8Bit, StateCode::kRoot> {
+  using Type = RootBlockState<V>;
+};
+template <class V, StateDType kDType, StateCode kCode>
+using StateStream = typename StateStreamOf<V, kDType, kCode>::Type;
 
 }  // namespace
 }  // namespace tessera

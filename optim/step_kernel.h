@@ -1,7 +1,8 @@
 #pragma once
 
-#include "optim/adam_element.h"
-#include "optim/sgd_element.h"
+#include "optim/average_element.h"
+#include "optim/rules/rules.h"
+#include "optim/scaled_gradient.h"
 #include "optim/state_streams.h"
 #include "optim/step_loops.h"
 #include "optim/weight_streams.h"
@@ -9,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// The loops, for any vector type V, any kind of weights and any kind of state. Elements are independent of each other
-// (but for the scale of an 8-bit block), and each operation is rounded on its own.
+// The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of each
+// other (but for the scale of an 8-bit block), and each operation is rounded on its own.
 
 #define TESSERA_INLINE_BODY __attribute__((always_inline))
 
@@ -37,118 +38,186 @@ TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::siz
   return noise_at(a.noise, V::lane_numbers() * kNoiseStride + first);
 }
 
-/// The formulas are in adam_element.h. The first moment's noise is an element's low 16 random bits, the second's the high.
-template <class V, class Weights, class First, class Second>
-void adam_loop(const AdamConstants& constants, const StepArguments& arguments) {
+/// The states of a rule from its `k`th on. The first one's noise is an element's low 16 random bits, the second's the high;
+/// a third is exact.
+template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
+class States : public States<V, Rule, kDType, k + 1> {
+ public:
   using Float = typename V::Float;
   using Bits = typename V::Bits;
-  const AdamConstants c = constants;
+  using Later = States<V, Rule, kDType, k + 1>;
+  using Stream = StateStream<V, kDType, Rule::kCodes[k]>;
+  static constexpr bool kNoisyStore = Stream::kNoisyStore || Later::kNoisyStore;
+  static constexpr bool kEncodesBlocks = Stream::kEncodesBlocks || Later::kEncodesBlocks;
+
+  explicit TESSERA_ALWAYS_INLINE States(const StepArguments& a, float (*values)[kStateBlock])
+      : Later(a, values), stream_(a.states[k], values[k]), is_kept_(a.states[k].data != nullptr) {}
+
+  TESSERA_ALWAYS_INLINE void open(std::size_t begin) {
+    if (is_kept()) stream_.open(begin);
+    Later::open(begin);
+  }
+  TESSERA_ALWAYS_INLINE void load(std::size_t i, std::size_t count, Float* states) const {
+    states[k] = is_kept() ? stream_.load(i, count) : Float{};
+    Later::load(i, count, states);
+  }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, const RuleElement<V, Rule::kStates>& next,
+                                   Bits noise) {
+    const bool keeps_root = Rule::kCodes[k] == StateCode::kRoot && Stream::kEncodesBlocks;
+    if (is_kept()) stream_.store(i, count, keeps_root ? next.root : next.states[k], own(noise));
+    Later::store(i, count, next, noise);
+  }
+  TESSERA_ALWAYS_INLINE void close(std::size_t begin) {
+    if constexpr (Stream::kEncodesBlocks) {
+      if (is_kept()) stream_.close(begin);
+    }
+    Later::close(begin);
+  }
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, Bits noise) const {
+    if constexpr (Stream::kEncodesBlocks) {
+      if (is_kept()) stream_.encode(i, count, own(noise));
+    }
+    Later::encode(i, count, noise);
+  }
+
+ private:
+  TESSERA_ALWAYS_INLINE bool is_kept() const { return !Rule::kOptional[k] || is_kept_; }
+  static TESSERA_ALWAYS_INLINE Bits own(Bits noise) { return k == 0 ? noise & 0xffffu : noise >> 16; }
+
+  Stream stream_;
+  const bool is_kept_;
+};
+
+template <class V, class Rule, StateDType kDType, int k>
+class States<V, Rule, kDType, k, true> {
+ public:
+  using Float = typename V::Float;
+  static constexpr bool kNoisyStore = false;
+  static constexpr bool kEncodesBlocks = false;
+
+  explicit TESSERA_ALWAYS_INLINE States(const StepArguments&, float (*)[kStateBlock]) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void load(std::size_t, std::size_t, Float*) const {}
+  TESSERA_ALWAYS_INLINE void store(std::size_t, std::size_t, const RuleElement<V, Rule::kStates>&,
+                                   typename V::Bits) const {}
+  TESSERA_ALWAYS_INLINE void close(std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, typename V::Bits) const {}
+};
+
+/// Moves a vector's averages, where there are some.
+template <class V>
+TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std::size_t count, typename V::Float before,
+                                   typename V::Float after) {
+  if (a.values == nullptr) return;
+  const typename V::Float old = V::stream(a.values + i, count);
+  V::store(a.values + i, count, average_element(old, before, after, a.share, a.begins));
+}
+
+template <class V, class Rule, class Weights, StateDType kDType>
+void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
+  using Float = typename V::Float;
+  using Bits = typename V::Bits;
+  using AllStates = States<V, Rule, kDType, 0>;
+  const typename Rule::Constants c = constants;
   const StepArguments a = arguments;
-  alignas(64) float first_values[kStateBlock], second_values[kStateBlock];
+  alignas(64) float values[Rule::kStates][kStateBlock];
   const Weights weights(a);
-  First first(a.state0, first_values);
-  Second second(a.state1, second_values);
+  AllStates states(a, values);
 
   for_blocks(a.numel, [&](std::size_t begin, std::size_t end) TESSERA_INLINE_BODY {
-    first.open(begin);
-    second.open(begin);
+    states.open(begin);
     for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
       const Float weight = weights.load(i, count);
-      const Float gradient = V::stream(a.gradient + i, count);
-      const AdamElement<V> next = adam_element<V>(c, gradient, weight, first.load(i, count), second.load(i, count));
+      const Float gradient = scaled_gradient(V::stream(a.gradient + i, count), a.gradient_scale, a.clip_value);
+      Float old[Rule::kStates];
+      states.load(i, count, old);
+      const RuleElement<V, Rule::kStates> next = Rule::template element<V>(c, gradient, weight, old);
       weights.store(i, count, next.weight);
-      const Bits noise = First::kNoisyStore ? noise_of<V>(a, i) : Bits{};
-      first.store(i, count, next.first, noise & 0xffffu);
-      if constexpr (Second::kEncodesBlocks) {
-        second.store_root(i, next.root);
-      } else {
-        second.store(i, count, next.second, noise >> 16);
-      }
+      average<V>(a.average, i, count, weight, next.weight);
+      states.store(i, count, next, AllStates::kNoisyStore ? noise_of<V>(a, i) : Bits{});
     });
-    if constexpr (First::kEncodesBlocks) {
-      first.close(begin);
-      second.close(begin);
+    if constexpr (AllStates::kEncodesBlocks) {
+      states.close(begin);
       for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-        const Bits noise = noise_of<V>(a, i);
-        first.encode(i, count, noise & 0xffffu);
-        second.encode(i, count, noise >> 16);
+        states.encode(i, count, noise_of<V>(a, i));
       });
     }
   });
 }
 
-/// The formulas are in sgd_element.h. Without momentum, `buffer` is never touched.
-template <class V, class Weights, class Buffer>
-void sgd_loop(const SgdConstants& constants, const StepArguments& arguments) {
-  using Float = typename V::Float;
-  using Bits = typename V::Bits;
-  const SgdConstants c = constants;
+template <class V, class Weights>
+void average_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
   const Weights weights(a);
-  const Buffer buffer(a.state0, nullptr);
   for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-    const Float weight = weights.load(i, count);
-    const Float gradient = V::stream(a.gradient + i, count);
-    const Float old = c.has_momentum && !c.first_step ? buffer.load(i, count) : Float{};
-    const SgdElement<V> next = sgd_element<V>(c, gradient, weight, old);
-    if (c.has_momentum) {
-      buffer.store(i, count, next.buffer, Buffer::kNoisyStore ? noise_of<V>(a, i) & 0xffffu : Bits{});
-    }
-    weights.store(i, count, next.weight);
+    const typename V::Float weight = weights.load(i, count);
+    average<V>(a.average, i, count, weight, weight);
+  });
+}
+
+template <class V, class Weights>
+void swap_loop(const StepArguments& arguments) {
+  const StepArguments a = arguments;
+  const Weights weights(a);
+  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const typename V::Float weight = weights.load(i, count);
+    weights.store(i, count, V::stream(a.average.values + i, count));
+    V::store(a.average.values + i, count, weight);
   });
 }
 
 // The formats are chosen outside the loops, so that the loops have no branch on them.
 
-template <class V, class Weights>
-void adam_on(const AdamConstants& c, const StepArguments& a) {
-  switch (a.states) {
+template <class V, class Rule, class Weights>
+void update_states(const typename Rule::Constants& c, const StepArguments& a) {
+  switch (a.state_dtype) {
     case StateDType::kF32:
-      return adam_loop<V, Weights, F32State<V>, F32State<V>>(c, a);
+      return update_loop<V, Rule, Weights, StateDType::kF32>(c, a);
     case StateDType::kBF16:
-      return adam_loop<V, Weights, BF16State<V>, BF16State<V>>(c, a);
+      return update_loop<V, Rule, Weights, StateDType::kBF16>(c, a);
     case StateDType::k8Bit:
-      return adam_loop<V, Weights, SignedBlockState<V>, RootBlockState<V>>(c, a);
+      return update_loop<V, Rule, Weights, StateDType::k8Bit>(c, a);
   }
+}
+
+/// Calls `body(weights)` with an object of the type that keeps weights so.
+template <class V, class Body>
+TESSERA_ALWAYS_INLINE void with_weights(const StepArguments& a, const Body& body) {
+  switch (a.weights) {
+    case WeightFormat::kF32:
+      return body(F32Weights<V>(a));
+    case WeightFormat::kF32AndF32:
+      return body(F32CopiedWeights<V>(a));
+    case WeightFormat::kF32AndBF16:
+      return body(HalfCopiedWeights<V, false>(a));
+    case WeightFormat::kF32AndF16:
+      return body(HalfCopiedWeights<V, true>(a));
+    case WeightFormat::kSplitBF16:
+      return body(SplitWeights<V>(a));
+  }
+}
+
+template <class V, class Rule>
+void update(const RuleConstants& constants, const StepArguments& a) {
+  with_weights<V>(
+      a, [&]<class Weights>(const Weights&) { update_states<V, Rule, Weights>(constants_for(constants, Rule{}), a); });
 }
 
 template <class V>
-void adam(const AdamConstants& c, const StepArguments& a) {
-  switch (a.weights) {
-    case WeightFormat::kF32:
-      return adam_on<V, F32Weights<V>>(c, a);
-    case WeightFormat::kF32AndF32:
-      return adam_on<V, F32CopiedWeights<V>>(c, a);
-    case WeightFormat::kF32AndBF16:
-      return adam_on<V, HalfCopiedWeights<V, false>>(c, a);
-    case WeightFormat::kF32AndF16:
-      return adam_on<V, HalfCopiedWeights<V, true>>(c, a);
-    case WeightFormat::kSplitBF16:
-      return adam_on<V, SplitWeights<V>>(c, a);
-  }
-}
-
-/// 8-bit momentum does not exist: Sgd refuses it.
-template <class V, class Weights>
-void sgd_on(const SgdConstants& c, const StepArguments& a) {
-  a.states == StateDType::kBF16 ? sgd_loop<V, Weights, BF16State<V>>(c, a) : sgd_loop<V, Weights, F32State<V>>(c, a);
+void average_weights(const StepArguments& a) {
+  with_weights<V>(a, [&]<class Weights>(const Weights&) { average_loop<V, Weights>(a); });
 }
 
 template <class V>
-void sgd(const SgdConstants& c, const StepArguments& a) {
-  switch (a.weights) {
-    case WeightFormat::kF32:
-      return sgd_on<V, F32Weights<V>>(c, a);
-    case WeightFormat::kF32AndF32:
-      return sgd_on<V, F32CopiedWeights<V>>(c, a);
-    case WeightFormat::kF32AndBF16:
-      return sgd_on<V, HalfCopiedWeights<V, false>>(c, a);
-    case WeightFormat::kF32AndF16:
-      return sgd_on<V, HalfCopiedWeights<V, true>>(c, a);
-    case WeightFormat::kSplitBF16:
-      return sgd_on<V, SplitWeights<V>>(c, a);
-  }
+void swap_weights(const StepArguments& a) {
+  with_weights<V>(a, [&]<class Weights>(const Weights&) { swap_loop<V, Weights>(a); });
 }
+
+template <class V>
+inline constexpr StepLoops kStepLoops = {
+    {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>},
+    average_weights<V>,
+    swap_weights<V>};
 
 #undef TESSERA_INLINE_BODY
 

@@ -4,6 +4,6 @@
 
 namespace tessera {
 
-const StepLoops kAvx2StepLoops{adam<Simd<8>>, sgd<Simd<8>>};
+const StepLoops kAvx2StepLoops = kStepLoops<Simd<8>>;
 
 }  // namespace tessera

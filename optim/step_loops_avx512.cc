@@ -4,6 +4,6 @@
 
 namespace tessera {
 
-const StepLoops kAvx512StepLoops{adam<Simd<16>>, sgd<Simd<16>>};
+const StepLoops kAvx512StepLoops = kStepLoops<Simd<16>>;
 
 }  // namespace tessera

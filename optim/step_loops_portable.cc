@@ -4,6 +4,6 @@
 
 namespace tessera {
 
-const StepLoops kPortableStepLoops{adam<Simd<4>>, sgd<Simd<4>>};
+const StepLoops kPortableStepLoops = kStepLoops<Simd<4>>;
 
 }  // namespace tessera

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/adam_constants.h"
 #include "optim/loss_scale_rule.h"
 #include "optim/norm_tree.h"
+#include "optim/rules/rules.h"
 #include "optim/step_arguments.h"
 
 namespace tessera {
@@ -41,13 +41,10 @@ struct DeviceDecision {
   LossScalerState scaler;         ///< after this step; its scale is the next backward's
 };
 
-enum class StepRule { kAdam, kSgd };
-
 /// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
-  AdamHyperparameters adam = {};
-  SgdConstants sgd = {};      ///< but for what a step brings: gradient_scale, lr, first_step
+  RuleNumbers numbers;
   double microbatches = 1.0;  ///< ranks * microbatches of a step
   double max_norm = 0.0;      ///< gradient_clipping; 0: none
   LossScaleRule loss_scale;
@@ -80,8 +77,7 @@ struct StepTables {
   double* sum_of_squares = nullptr;     ///< [1]
   std::uint8_t* used = nullptr;         ///< [parameters]: by any rank
   std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, and as often
-  AdamConstants* constants = nullptr;   ///< [parameters]; adam's
-  SgdConstants* sgd = nullptr;          ///< [1]; sgd's, but for first_step
+  RuleConstants* constants = nullptr;   ///< [parameters]
   // What stays from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: applied
   DeviceDecision* decision = nullptr;  ///< [1]
@@ -97,11 +93,11 @@ constexpr std::uint64_t kParameterAlign = 32;
 /// One run of a flat group, as OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  StepArguments arguments;          ///< but for `noise` and `first_element`, which the device derives from what follows
-  std::uint64_t stream = 0;         ///< number of the group, for stochastic rounding
-  std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
-  std::uint32_t group = 0;          ///< in StepTables
-  std::uint32_t parameters = 0;     ///< of the group
+  StepArguments arguments;   ///< but for what the device knows: gradient_scale, noise, first_element, average.begins
+  std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
+  std::uint64_t first_element = 0;         ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
+  std::uint32_t group = 0;                 ///< in StepTables
+  std::uint32_t parameters = 0;            ///< of the group
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
 };
 

@@ -41,7 +41,7 @@ struct FlatParameter {
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
 ///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that, or
 ///                                         split into `shard` and `master_low` where master_kind says so
-///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    moments
+///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// Of shard, master and state, a part may lie below memory (`parameter_chunks`, `records`); then the pointers are to the
@@ -68,11 +68,11 @@ struct FlatGroup {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< of 8-bit states
   };
-  std::array<State, 2> state{};
-  RecordLayout records;                 ///< of masters and states that lie below memory
-  std::int64_t first_record = 0;        ///< number of its first record, among all groups'
-  std::shared_ptr<StateRecords> below;  ///< holds the records; null where all is in memory
-  Chunks parameter_chunks;              ///< of `shard`
+  std::array<State, kMostStates> state{};  ///< as Optimizer::states
+  RecordLayout records;                    ///< of masters and states that lie below memory
+  std::int64_t first_record = 0;           ///< number of its first record, among all groups'
+  std::shared_ptr<StateRecords> below;     ///< holds the records; null where all is in memory
+  Chunks parameter_chunks;                 ///< of `shard`
   std::int64_t first_parameter_record = 0;
   std::shared_ptr<StateRecords> parameters_below;  ///< likewise
   float* gradient = nullptr;

@@ -78,7 +78,7 @@ class Subject {
       TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_totals(tables_, nullptr), "norm_totals"));
     }
     StepRequest request;
-    request.adam = {0.9, 0.999, 1e-8, 0.01, true};
+    request.numbers = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .is_decoupled = true};
     request.base_lr = 1e-3;
     request.lr_ratios[0] = 1.0;
     request.max_norm = what_.mixed() ? 1.0 : 0.0;
@@ -153,7 +153,7 @@ class Subject {
     tables_.sum_of_squares = sum_.as<double>();
     tables_.used = used_.as<std::uint8_t>();
     tables_.is_uniform = uniform_.as<std::uint8_t>();
-    tables_.constants = constants_.as<AdamConstants>();
+    tables_.constants = constants_.as<RuleConstants>();
     tables_.steps = steps_.as<std::int64_t>();
     tables_.decision = decision_.as<DeviceDecision>();
   }
@@ -171,10 +171,10 @@ class Subject {
     } else {
       a.master = weights_.as<float>();
     }
-    a.state0 = {states_.as<std::byte>(), scales_.as<float>()};
-    a.state1 = {states_.as<std::byte>() + data, scales_.as<float>() + scales / sizeof(float)};
+    a.states[0] = {states_.as<std::byte>(), scales_.as<float>()};
+    a.states[1] = {states_.as<std::byte>() + data, scales_.as<float>() + scales / sizeof(float)};
     a.weights = what_.mixed() ? WeightFormat::kSplitBF16 : WeightFormat::kF32;
-    a.states = what_.state;
+    a.state_dtype = what_.state;
   }
 
   absl::Status fill_gradient() {

@@ -15,8 +15,7 @@ namespace {
 
 TieredState state_of(const OptimizerCase& what, std::size_t record_bytes) {
   return {.master_bytes = what.mixed() ? 2 : 0,
-          .states = 2,
-          .state_dtype = what.state,
+          .states = {what.state, what.state},
           .masters_below = 1,
           .states_below = 1,
           .record_bytes = static_cast<std::int64_t>(record_bytes)};
@@ -114,12 +113,11 @@ class OffloadedStep {
     } else {
       slice.master = {reinterpret_cast<float*>(parameters_.data()) + run.offset, numel};
     }
-    StateSlice* const states[] = {&slice.state0, &slice.state1};
     for (std::size_t i = 0; i < 2; ++i) {
       const RecordLayout::Record::State& piece = record.states[i];
-      states[i]->data = {bytes + piece.numbers.offset, static_cast<std::size_t>(piece.numbers.bytes)};
-      states[i]->scales = {reinterpret_cast<float*>(bytes + piece.scales.offset),
-                           static_cast<std::size_t>(piece.scales.bytes / 4)};
+      slice.states[i].data = {bytes + piece.numbers.offset, static_cast<std::size_t>(piece.numbers.bytes)};
+      slice.states[i].scales = {reinterpret_cast<float*>(bytes + piece.scales.offset),
+                                static_cast<std::size_t>(piece.scales.bytes / 4)};
     }
     slice.first_element = static_cast<std::uint64_t>(run.offset);
     optimizer_->step({.gradient_scale = 1.0f, .lr = 1e-3f, .step = steps_}, slice);

@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "optim/grad_norm.h"
-#include "optim/optimizer.h"
+#include "optim/rule_optimizer.h"
 
 namespace tessera {
 namespace {
@@ -43,18 +43,18 @@ class Memory {
 
 class Subject {
  public:
-  Subject(const OptimizerCase& what, std::size_t numel)
+  Subject(const OptimizerCase& what, std::size_t numel, InstructionSet set)
       : what_(what),
         numel_(numel),
         state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
         gradient_(numel * 4),
         updated_(numel * 4 + 2 * static_cast<std::size_t>(state_.total())),
         runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
-        norm_(runs_),
+        norm_(runs_, set),
         totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {
     OptimizerConfig config;
     config.state_dtype = what.state;
-    optimizer_ = make_optimizer(config);
+    optimizer_ = std::make_unique<RuleOptimizer>(config, EmaConfig{}, set);
     float value = 1e-3f;
     for (float& g : gradient_.as<float>()) g = (value = -value);
     lay_out();
@@ -106,10 +106,10 @@ class Subject {
       slice_.parameter = take(numel_ * 2);
       slice_.low = {reinterpret_cast<std::int16_t*>(take(numel_ * 2)), numel_};
     }
-    for (StateSlice* state : {&slice_.state0, &slice_.state1}) {
+    for (StateSlice* state : {&slice_.states[0], &slice_.states[1]}) {
       state->data = {take(static_cast<std::size_t>(state_.data)), static_cast<std::size_t>(state_.data)};
     }
-    for (StateSlice* state : {&slice_.state0, &slice_.state1}) {
+    for (StateSlice* state : {&slice_.states[0], &slice_.states[1]}) {
       if (state_.scales == 0) break;
       const auto count = static_cast<std::size_t>(state_.scales / 4);
       state->scales = {reinterpret_cast<float*>(take(count * 4)), count};
@@ -137,12 +137,12 @@ std::int64_t nanoseconds_of(const Body& body) {
 
 }  // namespace
 
-std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds) {
+std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, InstructionSet set) {
   numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
   std::vector<std::unique_ptr<Subject>> subjects;
   std::vector<OptimizerTiming> timings;
   for (const OptimizerCase& what : kOptimizerCases) {
-    subjects.push_back(std::make_unique<Subject>(what, numel));
+    subjects.push_back(std::make_unique<Subject>(what, numel, set));
     timings.push_back({what.name, numel, subjects.back()->bytes(), {}, {}});
   }
   for (int round = -1; round < rounds; ++round) {

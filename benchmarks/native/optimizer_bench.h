@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "benchmarks/native/samples.h"
+#include "optim/instruction_set.h"
 #include "runtime/base/state_dtype.h"
 #include "tessera/dtype.h"
 
@@ -36,7 +37,9 @@ struct OptimizerTiming {
 };
 
 /// Times all of them, interleaved, `rounds` times after one warm-up round. `numel` is rounded up to a multiple of 256.
-std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds);
+/// With the loops of `set`. REQUIRES: supports(set).
+std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
+                                             InstructionSet set = best_instruction_set());
 
 /// {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
 nlohmann::json to_json(const std::vector<OptimizerTiming>& timings);

@@ -34,8 +34,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
       memory_(memory.optimizer),
       placement_(plan.input().placement.optimizer),
       mesh_(plan.input().mesh),
-      dtype_(plan.input().state_dtype),
-      count_(plan.input().optimizer_states) {
+      formats_(plan.input().states) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
     carried.parameters = group.parameters;  // which shows where each goes
@@ -45,7 +44,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
 void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
-    for (int state = 0; state < count_; ++state) {
+    for (std::size_t state = 0; state < formats_.size(); ++state) {
       const Joined joined = join(group, state, control);
       for (std::size_t i = 0; i < group.parameters.size(); ++i) {
         const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
@@ -56,14 +55,15 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
   }
 }
 
-CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Collectives& control) const {
+CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t state, Collectives& control) const {
+  const StateDType dtype = formats_[state];
   const std::int64_t numel = group.layout.numel();
-  const StateBytes whole = state_bytes(dtype_, numel);
+  const StateBytes whole = state_bytes(dtype, numel);
   Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
                 std::vector<std::byte>(static_cast<std::size_t>(whole.scales))};
   for_each_state(
       group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
-        const StateBytes begin = state_bytes(dtype_, view.run.offset), size = state_bytes(dtype_, view.run.numel);
+        const StateBytes begin = state_bytes(dtype, view.run.offset), size = state_bytes(dtype, view.run.numel);
         copy_bytes(joined.data.data() + begin.data, view.state[state].data, size.data);
         copy_bytes(joined.scales.data() + begin.scales, view.state[state].scales, size.scales);
       });
@@ -72,7 +72,7 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Col
     throw_if_error(control.broadcast("optimizer state", bytes, static_cast<std::size_t>(size), rank).wait());
   };
   for_each_part(placement_, mesh_, numel, [&](int rank, Extent part) {
-    const StateBytes at = state_bytes(dtype_, part.offset), size = state_bytes(dtype_, part.numel);
+    const StateBytes at = state_bytes(dtype, part.offset), size = state_bytes(dtype, part.numel);
     send(joined.data.data() + at.data, size.data, rank);
     send(joined.scales.data() + at.scales, size.scales, rank);
   });
@@ -80,12 +80,12 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, int state, Col
 }
 
 void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i,
-                             int state) const {
+                             std::size_t state) const {
   const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
   if (mine.numel <= 0) return;
   for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
-    const StateBytes from = state_bytes(dtype_, begin + view.run.offset - place.offset);
-    const StateBytes size = state_bytes(dtype_, view.run.numel);
+    const StateBytes from = state_bytes(formats_[state], begin + view.run.offset - place.offset);
+    const StateBytes size = state_bytes(formats_[state], view.run.numel);
     copy_bytes(view.state[state].data, joined.data.data() + from.data, size.data);
     copy_bytes(view.state[state].scales, joined.scales.data() + from.scales, size.scales);
   });

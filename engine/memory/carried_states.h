@@ -22,7 +22,7 @@ class CarriedStates {
                 const MeshAxes& axes);
 
   /// Writes this rank's parts of them into `units`, whose trainable parameters begin with zeros where they had no states
-  /// before. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same number and dtype of
+  /// before. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same formats of
   /// states, and the same mesh. Collective over `control`.
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const;
 
@@ -32,17 +32,16 @@ class CarriedStates {
     std::vector<std::byte> data, scales;
   };
 
-  Joined join(const FlatGroup& group, int state, Collectives& control) const;
+  Joined join(const FlatGroup& group, std::size_t state, Collectives& control) const;
   /// Copies this rank's part of parameter `i` of `target` from `joined`, where it begins at element `begin`.
-  void hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i, int state) const;
+  void hand_out(const Joined& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state) const;
 
   std::shared_ptr<Collectives> transport_;  ///< the memory came from it, and goes before it
   Arena memory_;
   std::vector<FlatGroup> groups_;  ///< their parts and memory; without unit and storage
   AxisPlacement placement_;
   MeshPosition mesh_;
-  StateDType dtype_;
-  int count_ = 0;  ///< states a parameter
+  StateFormats formats_;
 };
 
 }  // namespace tessera

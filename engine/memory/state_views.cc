@@ -31,9 +31,8 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
     const std::int64_t in_shard = run.offset - group.parameter_part.offset;
     point_at_parameter(view, group, group.shard + in_shard * group.element_bytes());
   }
-  for (std::size_t i = 0; i < view.state.size(); ++i) {
-    view.state[i] = advanced(group.state[i], group.records.state().state_dtype, in_part);
-  }
+  const StateFormats& formats = group.records.state().states;
+  for (std::size_t i = 0; i < formats.size(); ++i) view.state[i] = advanced(group.state[i], formats[i], in_part);
   return view;
 }
 
@@ -49,12 +48,13 @@ void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chu
       view.master = reinterpret_cast<float*>(masters);
     }
   }
-  for (std::size_t i = 0; i < view.state.size(); ++i) {
+  const StateFormats& formats = group.records.state().states;
+  for (std::size_t i = 0; i < formats.size(); ++i) {
     const RecordLayout::Record::State& piece = record.states[i];
     if (piece.numbers.bytes == 0) continue;
     FlatGroup::State state{bytes + piece.numbers.offset, nullptr};
     if (piece.scales.bytes > 0) state.scales = reinterpret_cast<float*>(bytes + piece.scales.offset);
-    view.state[i] = advanced(state, group.records.state().state_dtype, in_chunk);
+    view.state[i] = advanced(state, formats[i], in_chunk);
   }
 }
 
@@ -154,16 +154,13 @@ void append_records(const FlatGroup& group, StateKind kind, Extent run, Directio
 }
 
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
-  const TieredState& kept = group.records.state();
+  const StateFormats& formats = group.records.state().states;
   const auto numel = static_cast<std::size_t>(view.run.numel);
-  const StateBytes size = state_bytes(kept.state_dtype, view.run.numel);
-  const auto slice_of = [&](const FlatGroup::State& state) {
-    StateSlice slice{{state.data, static_cast<std::size_t>(size.data)}, {}};
-    if (state.scales) slice.scales = {state.scales, static_cast<std::size_t>(size.scales / 4)};
-    return slice;
-  };
   OptimizerSlice slice;
-  slice.gradient = {group.gradient + (view.run.offset - group.gradient_part.offset), numel};
+  // With updates in backward there is a gradient only while its unit is updated.
+  const float* const gradient =
+      group.gradient ? group.gradient + (view.run.offset - group.gradient_part.offset) : nullptr;
+  slice.gradient = {gradient, numel};
   slice.master_kind = group.master_kind;
   if (view.master) slice.master = {view.master, numel};
   if (view.low) slice.low = {view.low, numel};
@@ -171,8 +168,12 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
     slice.parameter = view.parameter;
     slice.parameter_dtype = group.dtype;
   }
-  if (kept.states > 0) slice.state0 = slice_of(view.state[0]);
-  if (kept.states > 1) slice.state1 = slice_of(view.state[1]);
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    const StateBytes size = state_bytes(formats[i], view.run.numel);
+    slice.states[i].data = {view.state[i].data, static_cast<std::size_t>(size.data)};
+    if (view.state[i].scales)
+      slice.states[i].scales = {view.state[i].scales, static_cast<std::size_t>(size.scales / 4)};
+  }
   slice.first_element = static_cast<std::uint64_t>(view.run.offset);
   slice.stream = static_cast<std::uint64_t>(group.unit->index) << 32 | group.index;
   return slice;

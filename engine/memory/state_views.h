@@ -13,11 +13,12 @@ namespace tessera {
 
 /// Training state of a run of elements, in memory while somebody visits it.
 struct StateView {
-  Extent run;                             ///< of the group's flat buffer
-  std::byte* parameter = nullptr;         ///< as in FlatGroup, of the run's first element
-  float* master = nullptr;                ///< likewise; `parameter` itself where dtype is fp32
-  std::int16_t* low = nullptr;            ///< likewise
-  std::array<FlatGroup::State, 2> state;  ///< likewise; begins with the scale of the run's first block
+  Extent run;                      ///< of the group's flat buffer
+  std::byte* parameter = nullptr;  ///< as in FlatGroup, of the run's first element
+  float* master = nullptr;         ///< likewise; `parameter` itself where dtype is fp32
+  std::int16_t* low = nullptr;     ///< likewise
+  /// Likewise; begins with the scale of the run's first block.
+  std::array<FlatGroup::State, kMostStates> state;
 };
 
 enum class StateUse : std::uint8_t { kRead, kUpdate };

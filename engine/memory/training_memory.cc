@@ -57,8 +57,8 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
-  const StatePiece piece = state_piece(input.state_dtype, group.records.states_in_memory());
-  for (int i = 0; i < input.optimizer_states; ++i) {
+  for (std::size_t i = 0; i < input.states.size(); ++i) {
+    const StatePiece piece = state_piece(input.states[i], group.records.states_in_memory());
     group.state[i].data = memory.optimizer.take(piece.data_bytes);
     if (piece.scale_bytes == 0) continue;
     group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
@@ -289,8 +289,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.accumulation = strategy.gradient_accumulation;
   input.sync = strategy.gradient_sync;
   input.master = strategy.mixed_precision.master;
-  input.optimizer_states = optimizer.num_states();
-  input.state_dtype = strategy.optimizer.state_dtype;
+  input.states = optimizer.state_formats();
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;

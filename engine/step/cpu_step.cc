@@ -50,7 +50,7 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
-      update_(units, strategy.optimizer, plan, axes, memory),
+      update_(units, strategy, plan, axes, memory),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {
@@ -65,8 +65,17 @@ void CpuStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   loss_ += loss.item<double>() / static_cast<double>(microbatches);
 }
 
-double CpuStep::lr(std::int64_t samples) const {
+double CpuStep::scheduled_lr(std::int64_t samples) const {
   return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied_, samples);
+}
+
+double CpuStep::lr(std::optional<std::size_t> group) const {
+  const double everybodys = scheduled_lr(strategy_.lr_schedule.base_batch_size);
+  return update_.learning_rates().of(everybodys, group.value_or(FlatParameter::kNoGroup));
+}
+
+Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
+  return {static_cast<float>(gradient_scale), static_cast<float>(strategy_.gradient_clip_value), lr};
 }
 
 void CpuStep::expect_update(std::span<const int> order) {
@@ -78,7 +87,7 @@ void CpuStep::update(Unit& unit, std::span<const char> used, bool ranks_agree) {
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, {static_cast<float>(1.0 / microbatches_), lr(/*samples=*/0)}, used);
+  update_.apply(unit, rates(1.0 / microbatches_, scheduled_lr(/*samples=*/0)), used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
@@ -92,7 +101,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
-  result.lr = lr(agreed.samples);
+  result.lr = scheduled_lr(agreed.samples);
   const double mean = 1.0 / (microbatches_ * result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
   if (strategy_.optimizer.in_backward) {
@@ -102,7 +111,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     warn_of_overflow(result.step, result.loss_scale);
   } else {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-    update_.apply({static_cast<float>(mean * clip), result.lr}, agreed.used);
+    update_.apply(rates(mean * clip, result.lr), agreed.used);
     ++applied_;
   }
   if (scales_loss_) scaler_.update(result.overflow);

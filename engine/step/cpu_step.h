@@ -23,6 +23,8 @@ class CpuStep final : public Step {
   void update(Unit& unit, std::span<const char> used, bool ranks_agree) override;
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }
+  double lr(std::optional<std::size_t> group) const override;
+  void swap_averages() override { update_.swap_averages(); }
   void forget_losses() override { loss_ = 0; }
   const std::vector<char>* known_used() const override { return used_; }
   double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
@@ -32,7 +34,8 @@ class CpuStep final : public Step {
   double communication_seconds() const override;
 
  private:
-  double lr(std::int64_t samples) const;
+  double scheduled_lr(std::int64_t samples) const;
+  Update::Rates rates(double gradient_scale, double lr) const;
 
   const Strategy& strategy_;
   GradientNorm& norm_;

@@ -11,32 +11,14 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/gradient_norm.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
-#include "optim/optimizer_checks.h"
-#include "optim/sgd.h"
+#include "optim/rule_optimizer.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
 namespace tessera {
-namespace {
-
-void set_rule(StepRequest& request, const Optimizer& optimizer) {
-  if (const auto* adam = dynamic_cast<const AdamW*>(&optimizer)) {
-    request.rule = StepRule::kAdam;
-    request.adam = adam->hyperparameters();
-    return;
-  }
-  const auto* sgd = dynamic_cast<const Sgd*>(&optimizer);
-  TORCH_INTERNAL_ASSERT(sgd, "an optimizer without kernels");
-  request.rule = StepRule::kSgd;
-  request.sgd = sgd->constants();
-}
-
-}  // namespace
-
 QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
                        Accelerator& accelerator)
@@ -52,18 +34,21 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
-  set_rule(request_, optimizer);
+  const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
+  TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
+  request_.rule = rules->rule();
+  request_.numbers = rules->numbers();
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_lr = strategy.optimizer.lr;
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
-  const StateDType states = plan.input().state_dtype;
   for_each_trainable(units, [&](FlatGroup& group) {
     const OptimizerSlice slice = optimizer_slice(group, states_in_memory(group));
     DeviceRun run;
     run.rule = request_.rule;
-    run.arguments = check_slice("the optimizer on a GPU", optimizer.num_states(), states, 1, slice);
+    run.arguments = rules->arguments(slice);
+    run.arguments.clip_value = static_cast<float>(strategy.gradient_clip_value);
     run.stream = slice.stream;
     run.first_element = slice.first_element;
     run.group = static_cast<std::uint32_t>(groups_.size());
@@ -148,8 +133,7 @@ void QueuedStep::fill_tables() {
   t.sum_of_squares = take<double>(1);
   t.used = take<std::uint8_t>(parameters_);
   t.is_uniform = take<std::uint8_t>(groups_.size());
-  t.constants = take<AdamConstants>(parameters_);
-  t.sgd = take<SgdConstants>(1);
+  t.constants = take<RuleConstants>(parameters_);
   t.steps = take<std::int64_t>(parameters_);
 }
 
@@ -169,6 +153,18 @@ void QueuedStep::plan_norm() {
 void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   const Unrecorded unrecorded;
   loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
+}
+
+double QueuedStep::lr(std::optional<std::size_t>) const {
+  return request_.base_lr * lr_ratio_at(strategy_.lr_schedule, applied());
+}
+
+void QueuedStep::swap_averages() {
+  for (const Group& g : groups_) {
+    kernels_.swap_averages(g.run, tables_);
+    publisher_.publish(*g.group);
+  }
+  publisher_.finish();
 }
 
 void QueuedStep::forget_losses() {

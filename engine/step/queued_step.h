@@ -42,6 +42,8 @@ class QueuedStep final : public Step {
   void update(Unit&, std::span<const char>, bool) override;
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t>) override { request_.base_lr = lr; }  // without groups
+  double lr(std::optional<std::size_t>) const override;
+  void swap_averages() override;
   void forget_losses() override;
   /// Of the step kMostStepsInFlight before the latest: that one the host has waited for, on every rank.
   const std::vector<char>* known_used() const override { return known_used_.empty() ? nullptr : &known_used_; }

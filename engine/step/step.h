@@ -58,6 +58,13 @@ class Step {
   /// Sets the rate of a group, or everybody's, of which groups then have their share again.
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
+  /// The rate of the next step, of a group or everybody's, but for what lr_schedule.base_batch_size makes of it.
+  virtual double lr(std::optional<std::size_t> group) const = 0;
+
+  /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known to all
+  /// ranks. Collective.
+  virtual void swap_averages() = 0;
+
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 

@@ -6,17 +6,19 @@
 
 namespace tessera {
 
-Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer,
-               const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory)
+Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
+               const MeshAxes& axes, const TrainingMemory& memory)
     : units_(units),
-      learning_rates_(optimizer),
+      learning_rates_(strategy.optimizer),
+      averages_(strategy.ema.decay > 0.0),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       publisher_(plan, axes) {
   static_assert(FlatParameter::kNoGroup + 1 == 0);
-  optimizers_.push_back(make_optimizer(optimizer));
-  for (const ParameterGroup& group : optimizer.groups)
-    optimizers_.push_back(make_optimizer(config_of(optimizer, group)));
+  optimizers_.push_back(make_optimizer(strategy.optimizer, strategy.ema));
+  for (const ParameterGroup& group : strategy.optimizer.groups) {
+    optimizers_.push_back(make_optimizer(config_of(strategy.optimizer, group), strategy.ema));
+  }
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {
@@ -55,10 +57,7 @@ void Update::apply(const Rates& rates, const std::vector<char>& used) {
   const Span span("update");
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
-  announce_runs();
-  in_direction(0, groups_.size(), [&](std::size_t g) { update_group(groups_[g], rates); });
-  finish();
-  direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+  visit_runs([&](const OptimizerSlice& slice, const Run& run) { update_run(slice, rates, run); });
 }
 
 void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> used) {
@@ -67,7 +66,7 @@ void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> u
   for (Group& group : groups_of(unit)) {
     find_runs(group, used);
     used = used.subspan(group.group->parameters.size());
-    update_group(group, rates);
+    visit_group(group, [&](const OptimizerSlice& slice, const Run& run) { update_run(slice, rates, run); });
     for (std::size_t p = 0; p < passes_.size(); ++p) {
       if (passes_[p].records) passes_[p].records->pass(group.records_before[p]);
     }
@@ -81,8 +80,33 @@ void Update::finish() {
   }
 }
 
-void Update::update_group(const Group& group, const Rates& rates) {
-  in_direction(group.begin, group.end, [&](std::size_t r) { update_run(*group.group, rates, runs_[r]); });
+void Update::swap_averages() {
+  const Span span("averages");
+  runs_.clear();
+  const std::vector<char> unused(steps_.size());
+  for (Group& group : groups_) find_runs(group, unused);
+  visit_runs([&](const OptimizerSlice& slice, const Run& run) { optimizer_of(run.group).swap_average(slice); });
+}
+
+/// Calls `visit(slice, run)` for all runs, in this step's direction, and publishes what became of them. The next step goes
+/// the other way.
+template <class Visit>
+void Update::visit_runs(const Visit& visit) {
+  announce_runs();
+  in_direction(0, groups_.size(), [&](std::size_t g) { visit_group(groups_[g], visit); });
+  finish();
+  direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+}
+
+template <class Visit>
+void Update::visit_group(const Group& group, const Visit& visit) {
+  const FlatGroup& flat = *group.group;
+  in_direction(group.begin, group.end, [&](std::size_t r) {
+    const Run& run = runs_[r];
+    for_each_state(
+        flat, StateKind::kAll, run.extent, StateUse::kUpdate,
+        [&](const StateView& view) { visit(optimizer_slice(flat, view), run); }, direction_);
+  });
   publisher_.publish(*group.group);
 }
 
@@ -100,8 +124,9 @@ void Update::find_runs(Group& group, std::span<const char> used) {
   std::int64_t* const steps = steps_.data() + group.first_parameter;
   const std::span<const char> takes_part = used.first(count);
   for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
+  const auto is_visited = [&](std::size_t i) { return takes_part[i] || (averages_ && steps[i] > 0); };
   const auto goes_with = [&](std::size_t i, std::size_t j) {
-    return takes_part[i] && takes_part[j] && steps[i] == steps[j] &&
+    return is_visited(i) && is_visited(j) && takes_part[i] == takes_part[j] && steps[i] == steps[j] &&
            flat.parameters[i].group == flat.parameters[j].group;
   };
   group.begin = runs_.size();
@@ -113,7 +138,9 @@ void Update::find_runs(Group& group, std::span<const char> used) {
     const Extent extent =
         is_all ? Extent{0, flat.layout.numel()} : Extent{begin, flat.layout.extent(end - 1).end() - begin};
     const Extent run = intersect(extent, flat.optimizer_part);
-    if (takes_part[i] && run.numel > 0) runs_.push_back({run, steps[i], flat.parameters[i].group});
+    if (is_visited(i) && run.numel > 0) {
+      runs_.push_back({run, steps[i], flat.parameters[i].group, takes_part[i] != 0});
+    }
     i = end;
   }
   group.end = runs_.size();
@@ -161,13 +188,11 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
   });
 }
 
-void Update::update_run(const FlatGroup& group, const Rates& rates, const Run& run) const {
+void Update::update_run(const OptimizerSlice& slice, const Rates& rates, const Run& run) const {
   const Optimizer& optimizer = optimizer_of(run.group);
-  const StepScalars scalars{rates.gradient_scale, static_cast<float>(learning_rates_.of(rates.lr, run.group)),
-                            run.step};
-  for_each_state(
-      group, StateKind::kAll, run.extent, StateUse::kUpdate,
-      [&](const StateView& view) { optimizer.step(scalars, optimizer_slice(group, view)); }, direction_);
+  if (!run.is_updated) return optimizer.average(slice);
+  const double lr = learning_rates_.of(rates.lr, run.group);
+  optimizer.step({rates.gradient_scale, rates.clip_value, static_cast<float>(lr), run.step}, slice);
 }
 
 }  // namespace tessera

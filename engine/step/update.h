@@ -25,13 +25,14 @@ namespace tessera {
 class Update {
  public:
   /// `memory`: has the records of what lies below memory.
-  Update(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer, const MemoryPlan& plan,
+  Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
          const MeshAxes& axes, const TrainingMemory& memory);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
     float gradient_scale = 1.0F;
-    double lr = 0.0;  ///< what the schedule makes of everybody's
+    float clip_value = 0.0F;  ///< StepScalars::clip_value
+    double lr = 0.0;          ///< what the schedule makes of everybody's
   };
 
   LearningRates& learning_rates() { return learning_rates_; }
@@ -42,13 +43,16 @@ class Update {
   void expect(std::span<const int> order);
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
-  /// all, and its bias correction counts only the steps it took part in, as in PyTorch.
+  /// all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun, goes on.
   void apply(const Rates& rates, const std::vector<char>& used);
 
   /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
   void apply(const Unit& unit, const Rates& rates, std::span<const char> used);
   /// All units are updated, and their values known to all ranks.
   void finish();
+
+  /// Step::swap_averages.
+  void swap_averages();
 
   /// How often each trainable parameter was updated: what its bias correction counts.
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
@@ -58,11 +62,13 @@ class Update {
   double publish_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// A run of elements that have taken part in equally many steps, and are updated with the same numbers.
+  /// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
+  /// leaves alone, though their average goes on.
   struct Run {
     Extent extent;
     std::int64_t step = 0;                        ///< this one, counted from 1
     std::size_t group = FlatParameter::kNoGroup;  ///< FlatParameter::group
+    bool is_updated = true;
   };
   struct Group {
     FlatGroup* group = nullptr;
@@ -82,8 +88,11 @@ class Update {
   void announce_runs();
   void announce(Group& group, Extent run);
   void begin_passes();
-  void update_group(const Group& group, const Rates& rates);
-  void update_run(const FlatGroup& group, const Rates& rates, const Run& run) const;
+  template <class Visit>
+  void visit_runs(const Visit& visit);
+  template <class Visit>
+  void visit_group(const Group& group, const Visit& visit);
+  void update_run(const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
   const Optimizer& optimizer_of(std::size_t group) const { return *optimizers_[group + 1]; }
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
@@ -91,6 +100,7 @@ class Update {
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
   LearningRates learning_rates_;
+  const bool averages_;         ///< strategy.ema
   std::array<Pass, 2> passes_;  ///< records are null where there are none
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter

@@ -139,6 +139,11 @@ class Engine {
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
+  /// The learning rate of the next step, as schedule or set_lr have it (but for what lr_schedule.base_batch_size makes of it):
+  /// everybody's, or a group's. On a GPU it waits for the latest step. Throws Error (64): no such group.
+  double lr() const;
+  double lr(const std::string& group) const;
+
   /// Drops the microbatches begun since the last step, their losses and gradients. All ranks call it at the same place.
   void zero_grad();
 
@@ -205,6 +210,7 @@ class Engine {
   std::vector<std::string> unit_names() const;
 
  private:
+  friend class EmaWeights;
   friend class Gathered;
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
   /// `has_next`: has this rank a batch that was not counted? `loss_of_next`: its loss, or nothing if it was counted before.
@@ -219,15 +225,38 @@ class Engine {
 /// Engines' parameters are dropped: a GAN's generator is trained through its discriminator with `generator.backward`.
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
+/// While it lives, parameters are the averages of their weights ("ema" in the strategy): for evaluation, by `evaluate` or any
+/// forward. A parameter that no step has updated is its own average. Weights and averages change places in memory, so nothing
+/// is needed for it. Collective, between steps: all ranks make and end it at the same place.
+///
+///   { tessera::EmaWeights average(engine); loss = engine.evaluate(batches, loss_of).loss; }
+///
+/// Throws Error (64): no "ema", microbatches begun, or under another guard. Under it backward, step, set_trainable and
+/// Gathered(kWrite) throw that. An exception that leaves it ends the group on all ranks.
+class EmaWeights {
+ public:
+  explicit EmaWeights(Engine& engine);
+  /// Changing back is a collective and can fail; an error in a destructor is logged. Call `close` to have it thrown.
+  ~EmaWeights();
+  void close();
+  EmaWeights(const EmaWeights&) = delete;
+  EmaWeights& operator=(const EmaWeights&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// While it lives, parameters have their full values in memory on every rank: for code that takes `data_ptr()` or an
 /// accessor, for initialisation by hand, for export. Collective: all ranks make and end it at the same place.
 ///
 ///   tessera::Gathered guard(engine);                        // read
 ///   tessera::Gathered guard(engine, tessera::Gathered::kWrite);  // changes made under it are kept: rank 0's values
 ///                                                           // become every rank's parameters and master weights
+///   tessera::Gathered guard(engine, tessera::Gathered::kEma);    // read the averages of weights: see EmaWeights
 class Gathered {
  public:
-  enum Mode { kRead, kWrite };
+  enum Mode { kRead, kWrite, kEma };
   explicit Gathered(Engine& engine, Mode mode = kRead);
   /// Only the units (Engine::unit_names) that hold `parameters`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);

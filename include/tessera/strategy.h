@@ -22,7 +22,7 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-enum class OptimizerType { kAdamW, kAdam, kSgd };
+enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop };
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
 /// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
@@ -66,7 +66,7 @@ struct ParameterGroup {
   std::vector<std::string> match = {"*"};    ///< of names such as "layers.3.bias"; `*` and `?` as in file names
   std::optional<std::int64_t> max_dim = {};  ///< 1: biases and the weights of norms
   double lr_ratio = 1.0;                     ///< the rate as a share of everybody's
-  std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: adamw and adam
+  std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: of types that have them
   std::optional<std::pair<double, double>> betas = {};
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
@@ -74,16 +74,25 @@ struct ParameterGroup {
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.01;  ///< decoupled for adamw, added to the gradient for adam and sgd
-  double momentum = 0.0;
-  double dampening = 0.0;
-  bool nesterov = false;
+  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion
+  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop
+  double weight_decay = 0.01;                 ///< decoupled for adamw and lion, else added to the gradient
+  double momentum = 0.0;                      ///< sgd, rmsprop
+  double dampening = 0.0;                     ///< sgd
+  bool nesterov = false;                      ///< sgd
+  double alpha = 0.99;                        ///< rmsprop
+  bool centered = false;                      ///< rmsprop
+  double lr_decay = 0.0;                      ///< adagrad
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
   std::vector<ParameterGroup> groups = {};  ///< each parameter is in one at most
+};
+
+/// An exponential moving average of the master weights, moved in the optimizer's pass: average += (weight - average) *
+/// (1 - decay). `Gathered(engine, Gathered::kEma)` shows it.
+struct EmaConfig {
+  double decay = 0.0;  ///< 0: none
 };
 
 struct LrScheduleConfig {
@@ -166,8 +175,10 @@ struct Strategy {
   MixedPrecisionConfig mixed_precision;
   std::int64_t gradient_accumulation = 1;  ///< microbatches a step
   GradientSync gradient_sync = GradientSync::kEachMicrobatch;
-  double gradient_clipping = 0.0;  ///< largest global 2-norm; 0: off
+  double gradient_clipping = 0.0;    ///< largest global 2-norm; 0: off
+  double gradient_clip_value = 0.0;  ///< largest magnitude of an element; 0: off
   OptimizerConfig optimizer;
+  EmaConfig ema;
   LrScheduleConfig lr_schedule;
   MemoryConfig memory;
   OffloadConfig offload;

@@ -1,14 +1,15 @@
 #pragma once
 
 /// Everything a training program needs. Each header stands alone too.
-#include "tessera/deferred_init.h"  // IWYU pragma: export
-#include "tessera/engine.h"         // IWYU pragma: export
-#include "tessera/error.h"          // IWYU pragma: export
-#include "tessera/init.h"           // IWYU pragma: export
-#include "tessera/mesh.h"           // IWYU pragma: export
-#include "tessera/recompute.h"      // IWYU pragma: export
-#include "tessera/run.h"            // IWYU pragma: export
-#include "tessera/strategy.h"       // IWYU pragma: export
-#include "tessera/token_batches.h"  // IWYU pragma: export
-#include "tessera/trace.h"          // IWYU pragma: export
-#include "tessera/upload.h"         // IWYU pragma: export
+#include "tessera/deferred_init.h"         // IWYU pragma: export
+#include "tessera/engine.h"                // IWYU pragma: export
+#include "tessera/error.h"                 // IWYU pragma: export
+#include "tessera/init.h"                  // IWYU pragma: export
+#include "tessera/mesh.h"                  // IWYU pragma: export
+#include "tessera/recompute.h"             // IWYU pragma: export
+#include "tessera/reduce_lr_on_plateau.h"  // IWYU pragma: export
+#include "tessera/run.h"                   // IWYU pragma: export
+#include "tessera/strategy.h"              // IWYU pragma: export
+#include "tessera/token_batches.h"         // IWYU pragma: export
+#include "tessera/trace.h"                 // IWYU pragma: export
+#include "tessera/upload.h"                // IWYU pragma: export

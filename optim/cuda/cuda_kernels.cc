@@ -133,6 +133,9 @@ class CudaKernels : public DeviceKernels {
   void update(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::update_step(run, tables, stream_()), "update_step");
   }
+  void swap_averages(const DeviceRun& run, const StepTables& tables) override {
+    check(cuda::swap_averages(run, tables, stream_()), "swap_averages");
+  }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
     stream_();  // on its device

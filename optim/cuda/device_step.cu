@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-#include "optim/adam_element.h"
+#include "optim/average_element.h"
 #include "optim/clip.h"
 #include "optim/cuda/device_runs.cuh"
 #include "optim/cuda/device_step.h"
 #include "optim/noise.h"
+#include "optim/scaled_gradient.h"
 #include "optim/scaled_lr.h"
-#include "optim/sgd_element.h"
 #include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {
@@ -83,18 +83,12 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.applied += v.is_skipped ? 0 : 1;
     d.skipped += v.is_skipped ? 1 : 0;
     next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
-    if (request.rule == StepRule::kSgd) {
-      *t.sgd = request.sgd;
-      t.sgd->gradient_scale = v.gradient_scale;
-      t.sgd->lr = static_cast<float>(v.lr);
-    }
   }
   if (v.is_skipped) return;
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
     if (!t.used[p]) continue;
     ++t.steps[p];
-    if (request.rule == StepRule::kSgd) continue;
-    t.constants[p] = adam_constants(request.adam, t.steps[p], static_cast<float>(v.lr), v.gradient_scale);
+    t.constants[p] = rule_constants(request.rule, request.numbers, t.steps[p], static_cast<float>(v.lr));
   }
   __syncthreads();
   for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) t.is_uniform[g] = 1;
@@ -119,12 +113,35 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// The byte that a code is kept in.
-struct FirstCode : SignedBlockCode<ScalarLane> {
+/// A code, with the byte that it is kept in.
+template <StateCode kCode>
+struct CodeOf : SignedBlockCode<ScalarLane> {
   using Byte = std::int8_t;
 };
-struct SecondCode : RootBlockCode<ScalarLane> {
+template <>
+struct CodeOf<StateCode::kRoot> : RootBlockCode<ScalarLane> {
   using Byte = std::uint8_t;
+};
+
+/// `body.template operator()<k>()` for the states of a rule.
+template <class Rule, int k = 0, class Body>
+__device__ __forceinline__ void for_states(const Body& body) {
+  if constexpr (k < Rule::kStates) {
+    body.template operator()<k>();
+    for_states<Rule, k + 1>(body);
+  }
+}
+
+/// Where and how a rule's states are kept.
+template <class Rule, StateDType kStates, int k>
+struct StateOf {
+  static constexpr StateCode kCode = Rule::kCodes[k];
+  static constexpr bool kIsOptional = Rule::kOptional[k];
+  static constexpr StateDType kDType = kCode == StateCode::kExact ? StateDType::kF32 : kStates;
+  static constexpr bool kKeepsRoot = kCode == StateCode::kRoot && kDType == StateDType::k8Bit;
+  static __device__ __forceinline__ bool is_kept(const StepArguments& a) {
+    return !kIsOptional || a.states[k].data != nullptr;
+  }
 };
 
 /// The elements of this warp begin here, and then so many later each time.
@@ -133,13 +150,24 @@ __device__ std::size_t first_of_warp() {
 }
 __device__ std::size_t all_warps() { return std::size_t{gridDim.x} * kThreads / kWarp * kStateBlock; }
 
-template <WeightFormat kWeights, StateDType kStates>
-__global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
+/// Moves the averages of a thread's elements. `before`, `after`: their weights.
+__device__ __forceinline__ void average_run(const AverageArgument& a, std::size_t i, std::size_t left, bool begins,
+                                            const Run<float>& before, const Run<float>& after) {
+  Run<float> values = load_run(a.values + i, left);
+  for_run([&](int k) {
+    values.values[k] = average_element(values.values[k], before.values[k], after.values[k], a.share, begins);
+  });
+  store_run(a.values + i, left, values);
+}
+
+template <class Rule, WeightFormat kWeights, StateDType kStates>
+__global__ void __launch_bounds__(kThreads) update(DeviceRun run, StepTables t) {
   if (t.decision->is_skipped) return;
   const StepArguments& a = run.arguments;
+  const float scale = t.decision->gradient_scale;
   const bool is_uniform = t.is_uniform[run.group] != 0;
   std::uint32_t parameter = run.begins[0].parameter;
-  AdamConstants c = t.constants[parameter];
+  typename Rule::Constants c = constants_for(t.constants[parameter], Rule{});
   NoiseKey key = noise_key(run.stream, t.steps[parameter]);
   for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
     const std::size_t i = begin + first_in_warp();
@@ -147,119 +175,118 @@ __global__ void __launch_bounds__(kThreads) adam(DeviceRun run, StepTables t) {
     if (!is_uniform) {
       // A thread's elements belong to one parameter; with 8-bit states, a warp's do.
       parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
-      if (!t.used[parameter]) continue;
-      c = t.constants[parameter];
+      if (!t.used[parameter]) {
+        if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
+        const Run<float> weight = Weights<kWeights>::load(a, i, left);
+        average_run(a.average, i, left, false, weight, weight);
+        continue;
+      }
+      c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
     // All loads before the first use, so that they are under way together.
     const Run<float> gradient = load_run(a.gradient + i, left);
-    Run<float> weight = Weights<kWeights>::load(a, i, left);
-    Run<float> first = Moment<kStates>::template load<FirstCode>(a.state0, i, left);
-    Run<float> second = Moment<kStates>::template load<SecondCode>(a.state1, i, left);
-    Run<std::uint32_t> first_noise = {}, second_noise = {};
+    const Run<float> weight = Weights<kWeights>::load(a, i, left);
+    Run<float> states[Rule::kStates] = {};
+    for_states<Rule>([&]<int s>() {
+      using State = StateOf<Rule, kStates, s>;
+      if (!State::is_kept(a)) return;
+      states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(a.states[s], i, left);
+    });
+    Run<float> next_weight = {};
+    Run<std::uint32_t> noise = {};
     for_run([&](int k) {
-      const AdamElement<ScalarLane> next =
-          adam_element<ScalarLane>(c, gradient.values[k], weight.values[k], first.values[k], second.values[k]);
-      weight.values[k] = next.weight;
-      first.values[k] = next.first;
-      second.values[k] = kStates == StateDType::k8Bit ? next.root : next.second;
+      float old[Rule::kStates];
+#pragma unroll
+      for (int s = 0; s < Rule::kStates; ++s) old[s] = states[s].values[k];
+      const float g = scaled_gradient(gradient.values[k], scale, a.clip_value);
+      const RuleElement<ScalarLane, Rule::kStates> next =
+          Rule::template element<ScalarLane>(c, g, weight.values[k], static_cast<const float*>(old));
+      next_weight.values[k] = next.weight;
+      for_states<Rule>(
+          [&]<int s>() { states[s].values[k] = StateOf<Rule, kStates, s>::kKeepsRoot ? next.root : next.states[s]; });
       if constexpr (kStates != StateDType::kF32) {
         const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
-        const std::uint32_t noise = noise_at(key, element * kNoiseStride);
-        first_noise.values[k] = noise & 0xffffu;
-        second_noise.values[k] = noise >> 16;
+        noise.values[k] = noise_at(key, element * kNoiseStride);
       }
     });
-    Weights<kWeights>::store(a, i, left, weight);
-    Moment<kStates>::template store<FirstCode>(a.state0, i, left, first, first_noise);
-    Moment<kStates>::template store<SecondCode>(a.state1, i, left, second, second_noise);
+    Weights<kWeights>::store(a, i, left, next_weight);
+    if (a.average.values != nullptr) {
+      average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
+    }
+    for_states<Rule>([&]<int s>() {
+      using State = StateOf<Rule, kStates, s>;
+      if (!State::is_kept(a)) return;
+      Run<std::uint32_t> own;
+      for_run([&](int k) { own.values[k] = s == 0 ? noise.values[k] & 0xffffu : noise.values[k] >> 16; });
+      Moment<State::kDType>::template store<CodeOf<State::kCode>>(a.states[s], i, left, states[s], own);
+    });
   }
 }
 
-/// 8-bit momentum does not exist: Sgd refuses it.
-template <WeightFormat kWeights, StateDType kStates>
-__global__ void __launch_bounds__(kThreads) sgd(DeviceRun run, StepTables t) {
-  if (t.decision->is_skipped) return;
+template <WeightFormat kWeights>
+__global__ void __launch_bounds__(kThreads) swap(DeviceRun run, StepTables t) {
   const StepArguments& a = run.arguments;
-  const bool is_uniform = t.is_uniform[run.group] != 0;
-  std::uint32_t parameter = run.begins[0].parameter;
-  SgdConstants c = *t.sgd;
-  c.first_step = t.steps[parameter] <= 1;
-  NoiseKey key = noise_key(run.stream, t.steps[parameter]);
   for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
     const std::size_t i = begin + first_in_warp();
     const std::size_t left = i < a.numel ? a.numel - i : 0;
-    if (!is_uniform) {
-      parameter = parameter_at(run, run.first_element + i);
-      if (!t.used[parameter]) continue;
-      c.first_step = t.steps[parameter] <= 1;
-      key = noise_key(run.stream, t.steps[parameter]);
-    }
-    const Run<float> gradient = load_run(a.gradient + i, left);
-    Run<float> weight = Weights<kWeights>::load(a, i, left);
-    Run<float> buffer = {};
-    if (c.has_momentum && !c.first_step) buffer = Moment<kStates>::template load<FirstCode>(a.state0, i, left);
-    Run<std::uint32_t> noise = {};
-    for_run([&](int k) {
-      const SgdElement<ScalarLane> next =
-          sgd_element<ScalarLane>(c, gradient.values[k], weight.values[k], buffer.values[k]);
-      weight.values[k] = next.weight;
-      buffer.values[k] = next.buffer;
-      if constexpr (kStates != StateDType::kF32) {
-        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
-        noise.values[k] = noise_at(key, element * kNoiseStride) & 0xffffu;
-      }
-    });
-    Weights<kWeights>::store(a, i, left, weight);
-    if (c.has_momentum) Moment<kStates>::template store<FirstCode>(a.state0, i, left, buffer, noise);
+    if (t.steps[parameter_at(run, run.first_element + i)] == 0) continue;
+    const Run<float> weight = Weights<kWeights>::load(a, i, left);
+    Weights<kWeights>::store(a, i, left, load_run(a.average.values + i, left));
+    store_run(a.average.values + i, left, weight);
   }
 }
 
 using Kernel = void (*)(DeviceRun, StepTables);
 
-template <WeightFormat kWeights>
-Kernel adam_on(StateDType states) {
+template <class Rule, WeightFormat kWeights>
+Kernel kernel_with(StateDType states) {
   switch (states) {
     case StateDType::kF32:
-      return adam<kWeights, StateDType::kF32>;
+      return update<Rule, kWeights, StateDType::kF32>;
     case StateDType::kBF16:
-      return adam<kWeights, StateDType::kBF16>;
+      return update<Rule, kWeights, StateDType::kBF16>;
     case StateDType::k8Bit:
-      return adam<kWeights, StateDType::k8Bit>;
+      return update<Rule, kWeights, StateDType::k8Bit>;
   }
   return nullptr;
 }
 
-template <WeightFormat kWeights>
-Kernel sgd_on(StateDType states) {
-  switch (states) {
-    case StateDType::kF32:
-      return sgd<kWeights, StateDType::kF32>;
-    case StateDType::kBF16:
-      return sgd<kWeights, StateDType::kBF16>;
-    case StateDType::k8Bit:
-      return nullptr;
+/// `kernel.template operator()<weights>()`, for how a run's weights are kept.
+template <class KernelWith>
+Kernel for_weights(WeightFormat weights, const KernelWith& kernel) {
+  switch (weights) {
+    case WeightFormat::kF32:
+      return kernel.template operator()<WeightFormat::kF32>();
+    case WeightFormat::kF32AndF32:
+      return kernel.template operator()<WeightFormat::kF32AndF32>();
+    case WeightFormat::kF32AndBF16:
+      return kernel.template operator()<WeightFormat::kF32AndBF16>();
+    case WeightFormat::kF32AndF16:
+      return kernel.template operator()<WeightFormat::kF32AndF16>();
+    case WeightFormat::kSplitBF16:
+      return kernel.template operator()<WeightFormat::kSplitBF16>();
   }
   return nullptr;
 }
 
-template <WeightFormat kWeights>
-Kernel kernel_on(StepRule rule, StateDType states) {
-  return rule == StepRule::kAdam ? adam_on<kWeights>(states) : sgd_on<kWeights>(states);
+template <class Rule>
+Kernel kernel_on(const StepArguments& a) {
+  return for_weights(a.weights, [&]<WeightFormat kWeights>() { return kernel_with<Rule, kWeights>(a.state_dtype); });
 }
 
 Kernel kernel_of(StepRule rule, const StepArguments& a) {
-  switch (a.weights) {
-    case WeightFormat::kF32:
-      return kernel_on<WeightFormat::kF32>(rule, a.states);
-    case WeightFormat::kF32AndF32:
-      return kernel_on<WeightFormat::kF32AndF32>(rule, a.states);
-    case WeightFormat::kF32AndBF16:
-      return kernel_on<WeightFormat::kF32AndBF16>(rule, a.states);
-    case WeightFormat::kF32AndF16:
-      return kernel_on<WeightFormat::kF32AndF16>(rule, a.states);
-    case WeightFormat::kSplitBF16:
-      return kernel_on<WeightFormat::kSplitBF16>(rule, a.states);
+  switch (rule) {
+    case StepRule::kAdam:
+      return kernel_on<AdamRule>(a);
+    case StepRule::kSgd:
+      return kernel_on<SgdRule>(a);
+    case StepRule::kLion:
+      return kernel_on<LionRule>(a);
+    case StepRule::kAdagrad:
+      return kernel_on<AdagradRule>(a);
+    case StepRule::kRmsprop:
+      return kernel_on<RmspropRule>(a);
   }
   return nullptr;
 }
@@ -270,8 +297,11 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
 
 /// As load_run and store_run demand, and more: a sector lies on its own only then.
 bool aligned(const StepArguments& a) {
+  for (const StateArgument& state : a.states) {
+    if (!aligned(state.data, 16)) return false;
+  }
   return aligned(a.gradient, 16) && aligned(a.master, 16) && aligned(a.low, 16) && aligned(a.parameter, 16) &&
-         aligned(a.state0.data, 16) && aligned(a.state1.data, 16);
+         aligned(a.average.values, 16);
 }
 
 }  // namespace
@@ -284,10 +314,11 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
   return launch(decide, 1, kThreads, stream, request, tables);
 }
 
-cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+namespace {
+
+cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return cudaSuccess;
-  const Kernel kernel = kernel_of(run.rule, a);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   if (!aligned(a) || run.first_element % kParameterAlign != 0) return cudaErrorMisalignedAddress;
   int count = 0;
@@ -295,6 +326,18 @@ cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStre
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
   const auto blocks = static_cast<unsigned>(std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor));
   return launch(kernel, blocks, kThreads, stream, run, tables);
+}
+
+}  // namespace
+
+cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+  return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream);
+}
+
+cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+  const Kernel kernel =
+      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> Kernel { return swap<kWeights>; });
+  return launch_over(kernel, run, tables, stream);
 }
 
 }  // namespace tessera::cuda

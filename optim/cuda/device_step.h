@@ -13,15 +13,18 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// Decides the step from the sum of squares of all (summed, unscaled) gradients, as Engine::step does on the CPU, and
 /// folds the constants of each parameter:
 ///   norm = sqrt(sum_of_squares) * mean;  clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1
-///   steps[p] += used[p], constants[p] = adam_constants(adam, steps[p], lr, mean * clip), unless skipped
+///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
 /// with mean = 1 / (microbatches * loss scale) and the lr that belongs to the steps applied so far. Then moves the scale.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// The optimizer's pass over one run, in one launch: reads gradient, weights and states once and writes each once. The
-/// same bits as AdamW::step or Sgd::step gives on the CPU. A parameter that is not used is left alone. Nothing happens if
-/// the decision is to skip.
-/// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else. SGD has no 8-bit
-/// states: cudaErrorInvalidValue.
+/// same bits as RuleOptimizer::step gives on the CPU. A parameter that is not used is left alone, but for its average.
+/// Nothing happens if the decision is to skip.
+/// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
+
+/// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average.
+/// REQUIRES: as update_step.
+cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "tessera/dtype.h"
 
@@ -28,6 +31,29 @@ constexpr StateBytes state_bytes(StateDType dtype, std::int64_t numel) {
   }
   return {};
 }
+
+/// The most states that an optimizer keeps.
+inline constexpr std::size_t kMostStates = 4;
+
+/// The formats of the states that an optimizer keeps of each element, in its order.
+class StateFormats {
+ public:
+  constexpr StateFormats() = default;
+  constexpr StateFormats(std::initializer_list<StateDType> formats) {
+    for (const StateDType dtype : formats) push_back(dtype);
+  }
+
+  /// REQUIRES: size() < kMostStates.
+  constexpr void push_back(StateDType dtype) { dtypes_[size_++] = dtype; }
+  constexpr std::size_t size() const { return size_; }
+  constexpr StateDType operator[](std::size_t i) const { return dtypes_[i]; }
+  constexpr const StateDType* begin() const { return dtypes_.data(); }
+  constexpr const StateDType* end() const { return begin() + size_; }
+
+ private:
+  std::array<StateDType, kMostStates> dtypes_{};
+  std::size_t size_ = 0;
+};
 
 /// How the masters of parameters of `parameter` are kept under the strategy's choice `wanted`.
 constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {

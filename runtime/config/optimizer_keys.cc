@@ -2,6 +2,7 @@
 
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
+#include "runtime/config/strategy_names.h"
 
 namespace tessera {
 namespace {
@@ -9,12 +10,12 @@ namespace {
 Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> holds) {
   return {std::move(text), {"/optimizer/type"}, [holds](const Strategy& s) { return holds(s.optimizer.type); }};
 }
-Condition with_sgd() {
-  return with_optimizer("optimizer.type sgd", [](OptimizerType type) { return type == OptimizerType::kSgd; });
+Condition with_type(const std::string& name, OptimizerType wanted) {
+  return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-Condition with_adam() {
-  return with_optimizer("optimizer.type adamw or adam", [](OptimizerType type) { return type != OptimizerType::kSgd; });
-}
+Condition with_betas() { return with_optimizer("optimizer.type adamw, adam or lion", has_betas); }
+Condition with_eps() { return with_optimizer("optimizer.type adamw, adam, adagrad or rmsprop", has_eps); }
+Condition with_momentum() { return with_optimizer("optimizer.type sgd or rmsprop", has_momentum); }
 
 Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
   return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
@@ -83,7 +84,7 @@ std::vector<StrategyKey> parameter_group_keys() {
            .example_json = "1e-6",
            .doc = "As optimizer.eps, whose value is the default.",
            .cost = "Smaller steps where gradients are small.",
-           .only_if = with_adam()},
+           .only_if = with_eps()},
           {.pointer = member("betas"),
            .field = of_kind(ValueKind::kNumberPair),
            .range = kBetaRange,
@@ -91,7 +92,7 @@ std::vector<StrategyKey> parameter_group_keys() {
            .example_json = "[0.9, 0.95]",
            .doc = "As optimizer.betas, whose value is the default.",
            .cost = "A longer memory: slower to follow a change.",
-           .only_if = with_adam()}};
+           .only_if = with_betas()}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -165,6 +166,13 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "1.0",
        .doc = "Largest 2-norm of all gradients together; longer ones are scaled down to it. 0: off.",
        .cost = "None in time. Too low a limit slows learning."},
+      {.pointer = "/gradient_clip_value",
+       .field = number_field(AT(gradient_clip_value)),
+       .range = {0, 1e30},
+       .default_json = "0.0",
+       .example_json = "0.5",
+       .doc = "Elements of the mean gradient are cut off at this value and its negative. 0: off.",
+       .cost = "None in time. Unlike gradient_clipping it turns the gradient's direction."},
   };
 }
 
@@ -175,8 +183,8 @@ std::vector<StrategyKey> optimizer_keys() {
        .default_json = R"("adamw")",
        .example_json = R"("sgd")",
        .doc = "The update rule.",
-       .cost = "Numbers of state_dtype a parameter beside the master weight: adamw and adam 2, sgd with momentum "
-               "1, sgd 0."},
+       .cost = "Numbers of state_dtype a parameter beside the master weight: adamw and adam 2, lion and adagrad 1, "
+               "rmsprop 1 to 3, sgd with momentum 1, sgd 0."},
       {.pointer = "/optimizer/lr",
        .field = number_field(AT(optimizer.lr)),
        .range = {0, 1000},
@@ -189,32 +197,34 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kBetaRange,
        .default_json = "[0.9, 0.999]",
        .example_json = "[0.9, 0.95]",
-       .doc = "Decay of the running mean of gradients, and of their squares.",
+       .doc =
+           "Decay of the running mean of gradients, and of their squares. lion: of the mean in its direction, and of "
+           "the mean that it keeps.",
        .cost = "A longer memory: slower to follow a change.",
-       .only_if = with_adam()},
+       .only_if = with_betas()},
       {.pointer = "/optimizer/eps",
        .field = number_field(AT(optimizer.eps)),
        .range = kEpsRange,
        .default_json = "1e-08",
        .example_json = "1e-6",
-       .doc = "Added to the root of the second moment.",
+       .doc = "Added to the root of the mean, or of the sum, of squares.",
        .cost = "Smaller steps where gradients are small.",
-       .only_if = with_adam()},
+       .only_if = with_eps()},
       {.pointer = "/optimizer/weight_decay",
        .field = number_field(AT(optimizer.weight_decay)),
        .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
-       .doc = "Pull towards zero: decoupled for adamw, added to the gradient for adam and sgd.",
+       .doc = "Pull towards zero: decoupled for adamw and lion, else added to the gradient.",
        .cost = "Too high: the model underfits."},
       {.pointer = "/optimizer/momentum",
        .field = number_field(AT(optimizer.momentum)),
        .range = {0, 1, false, true},
        .default_json = "0.0",
        .example_json = "0.9",
-       .doc = "Decay of the running sum of gradients.",
+       .doc = "Decay of the running sum of gradients; rmsprop: of its steps.",
        .cost = "Above 0: one number of state_dtype a parameter, sharded as the strategy says.",
-       .only_if = with_sgd()},
+       .only_if = with_momentum()},
       {.pointer = "/optimizer/dampening",
        .field = number_field(AT(optimizer.dampening)),
        .range = {0, 1},
@@ -222,14 +232,37 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "0.1",
        .doc = "The gradient enters the momentum times (1 - dampening).",
        .cost = "Smaller steps.",
-       .only_if = with_sgd()},
+       .only_if = with_type("sgd", OptimizerType::kSgd)},
       {.pointer = "/optimizer/nesterov",
        .field = boolean_field(AT(optimizer.nesterov)),
        .default_json = "false",
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
-       .only_if = with_sgd()},
+       .only_if = with_type("sgd", OptimizerType::kSgd)},
+      {.pointer = "/optimizer/alpha",
+       .field = number_field(AT(optimizer.alpha)),
+       .range = kBetaRange,
+       .default_json = "0.99",
+       .example_json = "0.9",
+       .doc = "Decay of the running mean of squared gradients.",
+       .cost = "A longer memory: slower to follow a change.",
+       .only_if = with_type("rmsprop", OptimizerType::kRmsprop)},
+      {.pointer = "/optimizer/centered",
+       .field = boolean_field(AT(optimizer.centered)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "Gradients are divided by their spread around a running mean of them, not around zero.",
+       .cost = "4 bytes a parameter, sharded as the strategy says.",
+       .only_if = with_type("rmsprop", OptimizerType::kRmsprop)},
+      {.pointer = "/optimizer/lr_decay",
+       .field = number_field(AT(optimizer.lr_decay)),
+       .range = {0, 1000},
+       .default_json = "0.0",
+       .example_json = "1e-4",
+       .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
+       .cost = "Smaller steps.",
+       .only_if = with_type("adagrad", OptimizerType::kAdagrad)},
       {.pointer = "/optimizer/state_dtype",
        .field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
        .default_json = R"("fp32")",
@@ -264,6 +297,18 @@ std::vector<StrategyKey> optimizer_keys() {
        .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
                "cannot be read between backward and step."},
   };
+}
+
+std::vector<StrategyKey> ema_keys() {
+  return {
+      {.pointer = "/ema/decay",
+       .field = number_field(AT(ema.decay)),
+       .range = {0, 1, false, true},
+       .default_json = "0.0",
+       .example_json = "0.999",
+       .doc = "Share of the average that each step keeps; the rest is the new weight's. It begins with a parameter's "
+              "first update. 0: there is no average.",
+       .cost = "4 bytes a parameter, sharded and offloaded as optimizer states are; moved in the optimizer's pass."}};
 }
 
 std::vector<StrategyKey> schedule_keys() {

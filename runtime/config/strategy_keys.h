@@ -12,6 +12,7 @@ std::vector<StrategyKey> sharding_keys();
 std::vector<StrategyKey> precision_keys();
 std::vector<StrategyKey> step_keys();
 std::vector<StrategyKey> optimizer_keys();
+std::vector<StrategyKey> ema_keys();
 std::vector<StrategyKey> schedule_keys();
 std::vector<StrategyKey> platform_keys();
 std::vector<StrategyKey> offload_keys();

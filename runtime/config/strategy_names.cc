@@ -54,16 +54,27 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
   static const std::vector<Named<OptimizerType>> list = {
       {kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)"},
       {kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient"},
-      {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"}};
+      {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"},
+      {kLion, "lion", "Lion (arXiv 2302.06675); there betas are [0.9, 0.99], and lr a third to a tenth of adamw's"},
+      {kAdagrad, "adagrad", "Adagrad (JMLR 2011), as PyTorch has it"},
+      {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"}};
   return list;
 }
+
+bool has_betas(OptimizerType type) {
+  return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion;
+}
+
+bool has_eps(OptimizerType type) { return type != OptimizerType::kSgd && type != OptimizerType::kLion; }
+
+bool has_momentum(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop; }
 
 const std::vector<Named<StateDType>>& state_dtypes() {
   using enum StateDType;
   static const std::vector<Named<StateDType>> list = {
       {kF32, "fp32", "4 bytes a number"},
       {kBF16, "bf16", "2 bytes a number, rounded stochastically"},
-      {k8Bit, "8bit", "1 byte a number and 4 for every 256, companded, rounded stochastically; adamw and adam only"}};
+      {k8Bit, "8bit", "1 byte a number and 4 for every 256, companded, rounded stochastically"}};
   return list;
 }
 

@@ -29,4 +29,9 @@ const std::vector<Named<Tier>>& tiers();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
+/// Which numbers an update rule has.
+bool has_betas(OptimizerType type);
+bool has_eps(OptimizerType type);
+bool has_momentum(OptimizerType type);
+
 }  // namespace tessera

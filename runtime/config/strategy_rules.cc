@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
 namespace tessera {
@@ -102,12 +103,31 @@ StrategyRule nesterov_rule() {
 
 StrategyRule state_dtype_rule() {
   return {{"/optimizer/state_dtype", "/optimizer/type", "/optimizer/momentum"},
-          "optimizer.state_dtype 8bit needs type adamw or adam; bf16 needs a state, so not sgd without momentum.",
+          "optimizer.state_dtype bf16 and 8bit need a state, so not sgd without momentum.",
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
             if (optimizer.type != OptimizerType::kSgd || optimizer.state_dtype == StateDType::kF32) return "";
-            if (optimizer.state_dtype == StateDType::k8Bit) return "8bit needs type adamw or adam; take bf16 or fp32";
             return optimizer.momentum == 0 ? "sgd without momentum keeps no state; leave state_dtype out" : "";
+          }};
+}
+
+StrategyRule centered_rule() {
+  return {{"/optimizer/centered", "/optimizer/state_dtype", "/optimizer/type"},
+          "optimizer.centered needs state_dtype fp32: it subtracts two numbers that are nearly equal.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            const bool applies = optimizer.type == OptimizerType::kRmsprop && optimizer.centered;
+            if (!applies || optimizer.state_dtype == StateDType::kF32) return "";
+            return fmt::format("needs \"state_dtype\": \"fp32\", got {}", name_of(optimizer.state_dtype));
+          }};
+}
+
+StrategyRule clip_rule() {
+  return {{"/gradient_clip_value", "/gradient_clipping"},
+          "gradient_clip_value and gradient_clipping are not given together.",
+          [](const Strategy& s) -> std::string {
+            if (s.gradient_clip_value == 0 || s.gradient_clipping == 0) return "";
+            return "cannot stand beside gradient_clipping: give one or the other";
           }};
 }
 
@@ -190,29 +210,32 @@ StrategyRule offloaded_parameters_world_rule() {
 
 std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   if (group.match.empty()) return "has an empty \"match\", which fits nothing; leave it out to mean all parameters";
-  const bool is_adam = s.optimizer.type == OptimizerType::kAdamW || s.optimizer.type == OptimizerType::kAdam;
-  if (!is_adam && (group.eps || group.betas)) return "has eps or betas, which only adamw and adam have";
+  const auto missing = [&](const char* name) {
+    return fmt::format("has {}, which {} does not have", name, name_of(s.optimizer.type));
+  };
+  if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
+  if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
   return "";
 }
 
 StrategyRule groups_rule() {
-  return {
-      {"/optimizer/groups", "/optimizer/type"},
-      "Groups of optimizer.groups have different names, at least one pattern, and eps and betas only with adamw and "
-      "adam.",
-      [](const Strategy& s) -> std::string {
-        std::set<std::string> names;
-        for (std::size_t i = 0; i < s.optimizer.groups.size(); ++i) {
-          const ParameterGroup& group = s.optimizer.groups[i];
-          if (const std::string problem = problem_of_group(group, s); !problem.empty()) {
-            return fmt::format("group {} {}", i, problem);
-          }
-          if (!group.name.empty() && !names.insert(group.name).second) {
-            return fmt::format("two groups are named \"{}\"", group.name);
-          }
-        }
-        return "";
-      }};
+  return {{"/optimizer/groups", "/optimizer/type"},
+          "Groups of optimizer.groups have different names, at least one pattern, and eps and betas only where "
+          "optimizer.type "
+          "has them.",
+          [](const Strategy& s) -> std::string {
+            std::set<std::string> names;
+            for (std::size_t i = 0; i < s.optimizer.groups.size(); ++i) {
+              const ParameterGroup& group = s.optimizer.groups[i];
+              if (const std::string problem = problem_of_group(group, s); !problem.empty()) {
+                return fmt::format("group {} {}", i, problem);
+              }
+              if (!group.name.empty() && !names.insert(group.name).second) {
+                return fmt::format("two groups are named \"{}\"", group.name);
+              }
+            }
+            return "";
+          }};
 }
 
 /// What an update in backward cannot wait for, or cannot take back.
@@ -240,6 +263,8 @@ const std::vector<StrategyRule>& strategy_rules() {
       momentum_rule("dampening", [](const OptimizerConfig& optimizer) { return optimizer.dampening != 0; }),
       nesterov_rule(),
       state_dtype_rule(),
+      centered_rule(),
+      clip_rule(),
       total_steps_rule(),
       decay_steps_rule(),
       schedule_length_rule(),

@@ -9,8 +9,8 @@ namespace {
 
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
-  for (auto part :
-       {sharding_keys, precision_keys, step_keys, optimizer_keys, schedule_keys, offload_keys, platform_keys}) {
+  for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
+                    platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -36,11 +36,12 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
       {"/optimizer", "The update of the master weights."},
+      {"/ema", "An exponential moving average of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
       {"/offload", "Training state on tiers below memory."},
       {"/offload/parameters", "Each rank's part of the parameters."},
       {"/offload/masters", "What fp32 masters have beside bf16 or fp16 parameters."},
-      {"/offload/moments", "Optimizer states."},
+      {"/offload/moments", "Optimizer states, the average of the weights among them."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};

@@ -209,8 +209,9 @@ void MemoryPlan::plan_optimizer() {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
       use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, records.masters_in_memory());
-      use_[MemoryCategory::kOptimizer] +=
-          state_piece(input_.state_dtype, records.states_in_memory()).bytes() * input_.optimizer_states;
+      for (const StateDType dtype : input_.states) {
+        use_[MemoryCategory::kOptimizer] += state_piece(dtype, records.states_in_memory()).bytes();
+      }
       for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
         record_bytes.push_back(records.record(chunk).bytes);
       }
@@ -226,8 +227,7 @@ RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
   const auto share = [](const OffloadedState& state) { return state.tier == Tier::kNvme ? state.fraction : 0.0; };
   TieredState state;
   state.master_bytes = master_bytes(input_.master, group.dtype, 1);
-  state.states = input_.optimizer_states;
-  state.state_dtype = input_.state_dtype;
+  state.states = input_.states;
   state.masters_below = share(input_.offload.masters);
   state.states_below = share(input_.offload.moments);
   state.record_bytes = input_.offload.record_bytes;

@@ -50,8 +50,7 @@ struct PlanInput {
   std::int64_t accumulation = 1;
   GradientSync sync = GradientSync::kEachMicrobatch;
   MasterKind master = MasterKind::kSplitBF16;
-  int optimizer_states = 2;
-  StateDType state_dtype = StateDType::kF32;
+  StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< of the optimizer
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
   OffloadConfig offload;  ///< without its paths

@@ -11,8 +11,7 @@ namespace tessera {
 /// What a rank keeps for each element of its optimizer part, and which share of it lies on a tier below memory.
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< an element, beside the parameter: 0, 2 (low halves) or 4
-  int states = 0;                 ///< numbers an element that the optimizer keeps
-  StateDType state_dtype = StateDType::kF32;
+  StateFormats states = {};       ///< of the numbers that the optimizer keeps
   double masters_below = 0, states_below = 0;  ///< share of each that lies below, 0 to 1
   std::int64_t record_bytes = 4 << 20;         ///< a record needs at most so much; at least a page
 };
@@ -22,7 +21,7 @@ struct TieredState {
 ///
 /// Of each kind of state the first chunks are in memory, and the rest below: there a chunk's record is
 ///
-///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | scales of state 1]
+///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
 /// of what lies below, each beginning on a cache line, and the whole filled up to pages.
 class RecordLayout : public Chunks {
@@ -45,7 +44,7 @@ class RecordLayout : public Chunks {
     struct State {
       Piece numbers, scales;
     };
-    std::array<State, 2> states{};
+    std::array<State, kMostStates> states{};
   };
   Record record(std::int64_t chunk) const;
 

@@ -68,7 +68,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, offload, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, optimizer, ema, lr_schedule, offload, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
      "\n"
@@ -92,7 +92,7 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, optimizer, lr_schedule, offload, memory, check, comm)"},
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, optimizer, ema, lr_schedule, offload, memory, check, comm)"},
     {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true, "compression": 1, "checkpoint": 2})",
      R"(s.json:1:14: /offload/gradients: not available in this version (gradients in host memory or on NVMe); leave it out)"
      "\n"
@@ -113,7 +113,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, alpha, centered, lr_decay, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -204,19 +204,28 @@ const BadFile kCombinations[] = {
      R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0, "first_bucket_mb": 2}})",
      R"(s.json:1:75: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
     {"MomentumWithAdam", R"({"optimizer": {"momentum": 0.9, "nesterov": true}})",
-     R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd; leave it out, or change that)"
+     R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd or rmsprop; leave it out, or change that)"
      "\n"
      R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd; leave it out, or change that)"},
     {"BetasWithSgd", R"({"optimizer": {"type": "sgd", "betas": [0.9, 0.95], "eps": 1e-6}})",
-     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"
+     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam or lion; leave it out, or change that)"
      "\n"
-     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"},
+     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad or rmsprop; leave it out, or change that)"},
     {"NesterovWithoutMomentum", R"({"optimizer": {"type": "sgd", "nesterov": true}})",
      R"(s.json:1:43: /optimizer/nesterov: needs a "momentum" above 0, such as 0.9)"},
     {"NesterovWithDampening", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
      R"(s.json:1:60: /optimizer/nesterov: needs "dampening": 0, got 0.5)"},
-    {"EightBitMomentum", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "state_dtype": "8bit"}})",
-     R"(s.json:1:63: /optimizer/state_dtype: 8bit needs type adamw or adam; take bf16 or fp32)"},
+    {"CenteredNarrowStates", R"({"optimizer": {"type": "rmsprop", "centered": true, "state_dtype": "8bit"}})",
+     R"(s.json:1:47: /optimizer/centered: needs "state_dtype": "fp32", got 8bit)"},
+    {"AlphaWithAdam", R"({"optimizer": {"alpha": 0.9, "lr_decay": 0.1, "centered": true}})",
+     R"(s.json:1:25: /optimizer/alpha: 0.9 has no effect: it needs optimizer.type rmsprop; leave it out, or change that)"
+     "\n"
+     R"(s.json:1:42: /optimizer/lr_decay: 0.1 has no effect: it needs optimizer.type adagrad; leave it out, or change that)"
+     "\n"
+     R"(s.json:1:59: /optimizer/centered: true has no effect: it needs optimizer.type rmsprop; leave it out, or change that)"},
+    {"TwoClips", R"({"gradient_clipping": 1, "gradient_clip_value": 0.5})",
+     R"(s.json:1:49: /gradient_clip_value: cannot stand beside gradient_clipping: give one or the other)"},
+    {"EmaOfOne", R"({"ema": {"decay": 1}})", R"(s.json:1:19: /ema/decay: must be a number from 0 to below 1, got 1)"},
     {"StateDtypeWithoutState", R"({"optimizer": {"type": "sgd", "state_dtype": "bf16"}})",
      R"(s.json:1:46: /optimizer/state_dtype: sgd without momentum keeps no state; leave state_dtype out)"},
     {"SplitMastersOfFp16", R"({"mixed_precision": {"param": "fp16", "master": "fp32"}})",

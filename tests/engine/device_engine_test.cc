@@ -186,6 +186,49 @@ TEST(DeviceEngine, StepsSgdAsTheCpuDoes) {
   }
 }
 
+TEST(DeviceEngine, StepsEveryRuleAndCutsGradientsOffAsTheCpuDoes) {
+  for (const OptimizerType type : {OptimizerType::kLion, OptimizerType::kAdagrad, OptimizerType::kRmsprop}) {
+    Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+    strategy.optimizer.type = type;
+    strategy.optimizer.momentum = 0.9;
+    strategy.optimizer.centered = true;
+    strategy.gradient_clipping = 0;
+    strategy.gradient_clip_value = 1e-3;
+    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), tessera::name_of(type));
+  }
+}
+
+TEST(DeviceEngine, AveragesWeightsAsTheCpuDoes) {
+  for (const Placed& placed : kStrategies) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Strategy strategy = strategy_of(placed, dtype, 1);
+      strategy.ema.decay = 0.75;
+      Values averages[2], weights[2];
+      const auto train = [&](const ThreadRanks& ranks, int run) {
+        run_ranks(ranks, [&](const Mesh& mesh) {
+          Session session(mesh, strategy);
+          for (std::size_t i = 0; i < 6; ++i) session.train(i);
+          {
+            const Gathered guard(session.engine, Gathered::kEma);
+            const Values values = values_of(*session.model);
+            if (mesh.rank() == 0) averages[run] = values;
+          }
+          const Values values = session.values();
+          if (mesh.rank() == 0) weights[run] = values;
+        });
+      };
+      train({.ranks = 2}, 0);
+      {
+        const EmulatedGpus gpus;
+        train(late({.ranks = 2}), 1);
+      }
+      EXPECT_TRUE(all_same_bits(averages[0], averages[1])) << name_of(placed);
+      EXPECT_TRUE(all_same_bits(weights[0], weights[1])) << name_of(placed);
+      EXPECT_FALSE(all_same_bits(averages[1], weights[1])) << name_of(placed);
+    }
+  }
+}
+
 /// The emulated device takes a second for each stretch in which compute waits: for 3 units' gathers in forward, two of
 /// them again in backward, 3 reductions, and the agreement.
 TEST(DeviceEngine, TellsWhatCommunicationIsExposed) {

@@ -35,6 +35,10 @@ class EmulatedKernels : public DeviceKernels {
     const std::lock_guard lock(gpu);
     check(cuda::update_step(run, tables, nullptr));
   }
+  void swap_averages(const DeviceRun& run, const StepTables& tables) override {
+    const std::lock_guard lock(gpu);
+    check(cuda::swap_averages(run, tables, nullptr));
+  }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
     return {new std::byte[bytes + 1](), std::default_delete<std::byte[]>()};

@@ -199,15 +199,6 @@ TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
   });
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.msg();
-  }
-  return "";
-}
-
 // With a part on disk, parameters are not in memory when the Engine is gone, on one rank either.
 TEST(OffloadedParameters, AreNotThereWithoutAnEngineAndSaySo) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {

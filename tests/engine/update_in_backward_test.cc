@@ -233,16 +233,6 @@ TEST(UpdateInBackward, ABackwardThatReadsAUnitLateIsRefusedByName) {
   }
 }
 
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // And after the refusals the step goes on as if nothing had been asked.
 TEST(UpdateInBackward, WhatNeedsOldValuesBeforeTheStepIsRefusedAndHarmless) {
   for (const Placed& placed : kInMemory) {

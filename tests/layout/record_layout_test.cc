@@ -9,15 +9,16 @@ namespace {
 
 /// Every kind of state that a group can have, with some of it below.
 std::vector<TieredState> all_states() {
+  using enum StateDType;
+  const StateFormats formats[] = {{},           {kF32},         {kBF16},        {k8Bit},
+                                  {kF32, kF32}, {kBF16, kBF16}, {k8Bit, k8Bit}, {k8Bit, k8Bit, kF32, kF32}};
   std::vector<TieredState> all;
   for (const std::int64_t master : {0, 2, 4}) {
-    for (const int states : {0, 1, 2}) {
-      for (const StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
-        for (const double masters_below : {0.0, 0.4, 1.0}) {
-          for (const double states_below : {0.0, 0.75, 1.0}) {
-            for (const std::int64_t bytes : {4096L, 65536L, 4L << 20}) {
-              all.push_back({master, states, dtype, masters_below, states_below, bytes});
-            }
+    for (const StateFormats& states : formats) {
+      for (const double masters_below : {0.0, 0.4, 1.0}) {
+        for (const double states_below : {0.0, 0.75, 1.0}) {
+          for (const std::int64_t bytes : {4096L, 65536L, 4L << 20}) {
+            all.push_back({master, states, masters_below, states_below, bytes});
           }
         }
       }
@@ -48,19 +49,27 @@ TEST(RecordLayout, EveryByteIsInMemoryOrInOneRecord) {
     for (const std::int64_t numel : kNumels) {
       const RecordLayout layout(numel, state);
       std::int64_t masters = layout.masters_in_memory() * state.master_bytes;
-      StateBytes in_memory = state_bytes(state.state_dtype, layout.states_in_memory());
+      std::vector<StateBytes> in_memory;
+      for (const StateDType dtype : state.states) in_memory.push_back(state_bytes(dtype, layout.states_in_memory()));
       for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
         const RecordLayout::Record record = layout.record(i);
         masters += record.masters.bytes;
-        if (state.states == 0) continue;
-        in_memory.data += record.states[0].numbers.bytes;
-        in_memory.scales += record.states[0].scales.bytes;
-        EXPECT_EQ(record.states[1].numbers.bytes, state.states > 1 ? record.states[0].numbers.bytes : 0);
+        for (std::size_t k = 0; k < kMostStates; ++k) {
+          const RecordLayout::Record::State& piece = record.states[k];
+          if (k >= in_memory.size()) {
+            EXPECT_EQ(piece.numbers.bytes + piece.scales.bytes, 0);
+            continue;
+          }
+          in_memory[k].data += piece.numbers.bytes;
+          in_memory[k].scales += piece.scales.bytes;
+        }
       }
       EXPECT_EQ(masters, numel * state.master_bytes);
-      const StateBytes all = state_bytes(state.state_dtype, numel);
-      EXPECT_EQ(in_memory.data, all.data);
-      EXPECT_EQ(in_memory.scales, all.scales);
+      for (std::size_t k = 0; k < in_memory.size(); ++k) {
+        const StateBytes all = state_bytes(state.states[k], numel);
+        EXPECT_EQ(in_memory[k].data, all.data);
+        EXPECT_EQ(in_memory[k].scales, all.scales);
+      }
     }
   }
 }
@@ -71,8 +80,12 @@ TEST(RecordLayout, PiecesDoNotOverlapAndBeginOnCacheLines) {
     for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
       const RecordLayout::Record record = layout.record(i);
       std::int64_t end = 0;
-      for (const RecordLayout::Piece piece : {record.masters, record.states[0].numbers, record.states[0].scales,
-                                              record.states[1].numbers, record.states[1].scales}) {
+      std::vector<RecordLayout::Piece> pieces = {record.masters};
+      for (const RecordLayout::Record::State& state : record.states) {
+        pieces.push_back(state.numbers);
+        pieces.push_back(state.scales);
+      }
+      for (const RecordLayout::Piece piece : pieces) {
         if (piece.bytes == 0) continue;
         EXPECT_GE(piece.offset, end);
         EXPECT_EQ(piece.offset % 64, 0);
@@ -86,7 +99,7 @@ TEST(RecordLayout, PiecesDoNotOverlapAndBeginOnCacheLines) {
 
 TEST(RecordLayout, RecordsAreAsLargeAsAskedFor) {
   for (const TieredState& state : all_states()) {
-    if (state.master_bytes + state.states == 0 || state.record_bytes < 65536) continue;
+    if ((state.master_bytes == 0 && state.states.size() == 0) || state.record_bytes < 65536) continue;
     const RecordLayout layout(30000128, state);
     for (std::int64_t i = layout.first_record(); i < layout.chunks(); ++i) {
       EXPECT_LE(layout.record(i).bytes, state.record_bytes);
@@ -98,14 +111,15 @@ TEST(RecordLayout, RecordsAreAsLargeAsAskedFor) {
 }
 
 TEST(RecordLayout, NoShareBelowMeansNoRecord) {
-  const RecordLayout layout(100096, {2, 2, StateDType::kF32, 0, 0, 4096});
+  const RecordLayout layout(100096, {2, {StateDType::kF32, StateDType::kF32}, 0, 0, 4096});
   EXPECT_EQ(layout.records(), 0);
   EXPECT_EQ(layout.masters_in_memory(), 100096);
   EXPECT_EQ(layout.states_in_memory(), 100096);
 }
 
 TEST(RecordLayout, TheShareBelowIsRoundedUpToChunks) {
-  const RecordLayout layout(100 * 256, {0, 2, StateDType::kF32, 0, 0.25, 4096});  // a chunk of one block
+  const RecordLayout layout(100 * 256,
+                            {0, {StateDType::kF32, StateDType::kF32}, 0, 0.25, 4096});  // a chunk of one block
   ASSERT_EQ(layout.chunks(), 100);
   EXPECT_EQ(layout.records(), 25);
   EXPECT_EQ(layout.states_in_memory(), 75 * 256);

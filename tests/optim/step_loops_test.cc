@@ -5,8 +5,7 @@
 
 #include <functional>
 
-#include "optim/adamw.h"
-#include "optim/sgd.h"
+#include "optim/rule_optimizer.h"
 #include "runtime/config/strategy_names.h"
 #include "tests/optim/step_problem.h"
 
@@ -21,49 +20,70 @@ struct Case {
   std::string name;
   OptimizerConfig config;
   std::int64_t step;
+  EmaConfig ema = {};
+  float clip_value = 0.0f;
 };
 
-std::vector<Case> cases() {
-  OptimizerConfig adamw{.type = OptimizerType::kAdamW, .weight_decay = 0.1};
-  OptimizerConfig adam{.type = OptimizerType::kAdam, .weight_decay = 0.1};
-  OptimizerConfig sgd{.type = OptimizerType::kSgd, .weight_decay = 0.1};
-  OptimizerConfig momentum = sgd;
-  momentum.momentum = 0.9;
+OptimizerConfig config_of(OptimizerType type, double momentum = 0.0) {
+  return {.type = type, .weight_decay = 0.1, .momentum = momentum};
+}
+
+std::vector<Case> formulas() {
+  using enum OptimizerType;
+  OptimizerConfig momentum = config_of(kSgd, 0.9), nesterov = momentum, adagrad = config_of(kAdagrad);
   momentum.dampening = 0.25;
-  OptimizerConfig nesterov = sgd;
-  nesterov.momentum = 0.9;
   nesterov.nesterov = true;
-  const std::vector<Case> formulas = {{"adamw", adamw, 7},       {"adamw_first", adamw, 1},
-                                      {"adam", adam, 7},         {"sgd", sgd, 7},
-                                      {"momentum", momentum, 7}, {"momentum_first", momentum, 1},
-                                      {"nesterov", nesterov, 7}, {"nesterov_first", nesterov, 1}};
+  adagrad.lr_decay = 0.01;
+  return {{"adamw", config_of(kAdamW), 7},
+          {"adamw_first", config_of(kAdamW), 1},
+          {"adam", config_of(kAdam), 7},
+          {"sgd", config_of(kSgd), 7},
+          {"momentum", momentum, 7},
+          {"momentum_first", momentum, 1},
+          {"nesterov", nesterov, 7},
+          {"nesterov_first", nesterov, 1},
+          {"lion", config_of(kLion), 7},
+          {"adagrad", adagrad, 7},
+          {"rmsprop", config_of(kRmsprop), 7},
+          {"rmsprop_momentum", config_of(kRmsprop, 0.9), 7},
+          {"adamw_average", config_of(kAdamW), 7, {0.99}},
+          {"adamw_average_first", config_of(kAdamW), 1, {0.99}},
+          {"sgd_average", config_of(kSgd), 7, {0.99}},
+          {"adamw_clipped", config_of(kAdamW), 7, {}, 1e-3f},
+          {"rmsprop_average_clipped", config_of(kRmsprop, 0.9), 7, {0.9}, 1e-3f}};
+}
+
+std::vector<Case> cases() {
   std::vector<Case> all;
   for (StateDType states : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
-    for (Case formula : formulas) {
-      if (formula.config.type == OptimizerType::kSgd && states == StateDType::k8Bit) continue;
+    for (Case formula : formulas()) {
       formula.name += " with states in " + name_of(states);
       formula.config.state_dtype = states;
       all.push_back(formula);
     }
   }
+  for (const double momentum : {0.0, 0.9}) {
+    all.push_back({"rmsprop_centered", config_of(OptimizerType::kRmsprop, momentum), 7});
+    all.back().config.centered = true;
+  }
   return all;
 }
 
-std::unique_ptr<Optimizer> make(const OptimizerConfig& config, InstructionSet set) {
-  if (config.type == OptimizerType::kSgd) return std::make_unique<Sgd>(config, set);
-  return std::make_unique<AdamW>(config, set);
+RuleOptimizer make(const Case& test, InstructionSet set = best_instruction_set()) {
+  return RuleOptimizer(test.config, test.ema, set);
 }
 
-void step(const Optimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end, std::int64_t step) {
-  optimizer.step({.gradient_scale = 0.3f, .lr = 1e-2f, .step = step},
-                 problem.slice(begin, end, optimizer.num_states()));
+void step(const Optimizer& optimizer, const Case& test, StepProblem& problem, std::size_t begin, std::size_t end,
+          std::int64_t step) {
+  optimizer.step({.gradient_scale = 0.3f, .clip_value = test.clip_value, .lr = 1e-2f, .step = step},
+                 problem.slice(begin, end));
 }
 
 void for_each_case(const std::function<void(const Case&, Formats)>& body) {
   for (const Case& test : cases()) {
     for (WeightFormat weights : kWeightFormats) {
       SCOPED_TRACE(test.name + ", weight format " + std::to_string(static_cast<int>(weights)));
-      body(test, {weights, test.config.state_dtype});
+      body(test, {weights, make(test)});
     }
   }
 }
@@ -71,11 +91,11 @@ void for_each_case(const std::function<void(const Case&, Formats)>& body) {
 TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   for_each_case([](const Case& test, Formats formats) {
     StepProblem wanted(kNumel, 1, true, formats);
-    step(*make(test.config, InstructionSet::kPortable), wanted, 0, kNumel, test.step);
+    step(make(test, InstructionSet::kPortable), test, wanted, 0, kNumel, test.step);
     for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
       if (!supports(set)) continue;
       StepProblem got(kNumel, 1, true, formats);
-      step(*make(test.config, set), got, 0, kNumel, test.step);
+      step(make(test, set), test, got, 0, kNumel, test.step);
       EXPECT_TRUE(same_bits(wanted, got)) << name_of(set);
     }
   });
@@ -85,15 +105,15 @@ TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   std::mt19937 random(2);
   for_each_case([&](const Case& test, Formats formats) {
     // Shards of 1 to 100 elements: every offset and every tail; of whole blocks with 8-bit states.
-    const std::size_t unit = formats.states == StateDType::k8Bit ? kStateBlock : 1;
-    const auto optimizer = make_optimizer(test.config);
+    const std::size_t unit = formats.has_blocks() ? kStateBlock : 1;
+    const RuleOptimizer optimizer = make(test);
     StepProblem whole(kNumel, 3, true, formats);
-    step(*optimizer, whole, 0, kNumel, test.step);
+    step(optimizer, test, whole, 0, kNumel, test.step);
     for (int trial = 0; trial < 8; ++trial) {
       StepProblem cut(kNumel, 3, true, formats);
       for (std::size_t begin = 0; begin < kNumel;) {
         const std::size_t end = std::min(kNumel, begin + unit * (1 + random() % (unit == 1 ? 100 : 3)));
-        step(*optimizer, cut, begin, end, test.step);
+        step(optimizer, test, cut, begin, end, test.step);
         begin = end;
       }
       ASSERT_TRUE(same_bits(whole, cut)) << "trial " << trial;
@@ -103,15 +123,14 @@ TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
 
 TEST(StepLoops, MasterDoesNotDependOnItsFormNorOnTheParameterDtype) {
   for_each_case([](const Case& test, Formats formats) {
-    const auto optimizer = make_optimizer(test.config);
-    StepProblem alone(kNumel, 4, false, {WeightFormat::kF32, formats.states}), other(kNumel, 4, false, formats);
+    const RuleOptimizer optimizer = make(test);
+    StepProblem alone(kNumel, 4, false, {WeightFormat::kF32, optimizer}), other(kNumel, 4, false, formats);
     for (int i = 0; i < 20; ++i) {
-      step(*optimizer, alone, 0, kNumel, test.step + i);
-      step(*optimizer, other, 0, kNumel, test.step + i);
+      step(optimizer, test, alone, 0, kNumel, test.step + i);
+      step(optimizer, test, other, 0, kNumel, test.step + i);
     }
     EXPECT_TRUE(same_bits(alone.masters(), other.masters()));
-    EXPECT_TRUE(same_bits(alone.state[0], other.state[0]));
-    EXPECT_TRUE(same_bits(alone.state[1], other.state[1]));
+    for (std::size_t i = 0; i < kMostStates; ++i) EXPECT_TRUE(same_bits(alone.state[i], other.state[i])) << i;
   });
 }
 
@@ -120,8 +139,9 @@ std::uint16_t nearest_fp16(float x) { return static_cast<std::uint16_t>(fp16_nea
 
 TEST(StepLoops, WritesTheParameterInItsDtype) {
   for (WeightFormat weights : kWeightFormats) {
-    StepProblem problem(kNumel, 4, true, {weights, StateDType::kF32});
-    step(*make_optimizer({}), problem, 0, kNumel, 3);
+    const RuleOptimizer optimizer({});
+    StepProblem problem(kNumel, 4, true, {weights, optimizer});
+    step(optimizer, {}, problem, 0, kNumel, 3);
     const std::vector<float> masters = problem.masters();
     for (std::size_t i = 0; i < kNumel; ++i) {
       const bool tie = (std::bit_cast<std::uint32_t>(masters[i]) & 0xffff) == 0x8000;
@@ -136,14 +156,15 @@ TEST(StepLoops, WritesTheParameterInItsDtype) {
 TEST(StepLoops, WritesNothingOutsideItsSlice) {
   for (StateDType states : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
     for (WeightFormat weights : kWeightFormats) {
-      StepProblem before(kNumel, 5, false, {weights, states});
+      const RuleOptimizer optimizer({.state_dtype = states}, {.decay = 0.9});
+      StepProblem before(kNumel, 5, false, {weights, optimizer});
       StepProblem after = before;
       const std::size_t begin = 256, end = 512 + 33;
-      step(*make_optimizer({.state_dtype = states}), after, begin, end, 3);
-      const std::size_t state_size = before.state[0].size() / kNumel;
+      step(optimizer, {}, after, begin, end, 3);
       for (std::size_t i = 0; i < kNumel; ++i) {
         if (i >= begin && i < end) continue;
-        for (int s = 0; s < 2; ++s) {
+        for (int s = 0; s < 3; ++s) {
+          const std::size_t state_size = before.state[s].size() / kNumel;
           EXPECT_EQ(std::memcmp(&before.state[s][i * state_size], &after.state[s][i * state_size], state_size), 0) << i;
         }
         EXPECT_EQ(before.half[i], after.half[i]) << i;
@@ -167,10 +188,10 @@ std::string refusal(const OptimizerConfig& config, const OptimizerSlice& slice) 
 
 TEST(StepLoops, RefusesPartsThatDoNotFitByName) {
   StepProblem problem(512, 6, false);
-  const OptimizerSlice good = problem.slice(0, 512, 2);
+  const OptimizerSlice good = problem.slice(0, 512);
   OptimizerSlice slice = good;
-  slice.state1.data = slice.state1.data.first(9);
-  EXPECT_EQ(refusal({}, slice), "adamw: the slice's state1 wants 2048 bytes, got 9");
+  slice.states[1].data = slice.states[1].data.first(9);
+  EXPECT_EQ(refusal({}, slice), "adamw: the slice's exp_avg_sq wants 2048 bytes, got 9");
   slice = good;
   slice.master = slice.master.first(9);
   EXPECT_EQ(refusal({}, slice), "adamw: the slice's master wants 512 elements, got 9");
@@ -181,31 +202,31 @@ TEST(StepLoops, RefusesPartsThatDoNotFitByName) {
   slice.parameter = problem.half.data();
   slice.parameter_dtype = DType::kI32;
   EXPECT_EQ(refusal({}, slice), "adamw: parameters can be fp32, bf16 or fp16, got int32");
-  EXPECT_EQ(refusal({.state_dtype = StateDType::kBF16}, good), "adamw: the slice's state0 wants 1024 bytes, got 2048");
+  EXPECT_EQ(refusal({.state_dtype = StateDType::kBF16}, good), "adamw: the slice's exp_avg wants 1024 bytes, got 2048");
   EXPECT_EQ(refusal({}, good), "accepted");
 }
 
 TEST(StepLoops, RefusesSplitMastersWithoutTheirParameter) {
-  StepProblem problem(512, 6, false, {WeightFormat::kSplitBF16, StateDType::kF32});
-  OptimizerSlice slice = problem.slice(0, 512, 2);
+  StepProblem problem(512, 6, false, {WeightFormat::kSplitBF16, RuleOptimizer({})});
+  OptimizerSlice slice = problem.slice(0, 512);
   EXPECT_EQ(refusal({}, slice), "accepted");
   slice.parameter_dtype = DType::kF16;
   EXPECT_THAT(refusal({}, slice), ::testing::HasSubstr("a split master needs its bf16 parameter, got fp16"));
-  slice = problem.slice(0, 512, 2);
+  slice = problem.slice(0, 512);
   slice.parameter = nullptr;
   EXPECT_THAT(refusal({}, slice), ::testing::HasSubstr("a split master needs its bf16 parameter"));
 }
 
 TEST(StepLoops, RefusesBlocksThatAreNotWhole) {
-  StepProblem problem(512, 6, false, {WeightFormat::kF32, StateDType::k8Bit});
-  OptimizerSlice slice = problem.slice(0, 512, 2);
+  StepProblem problem(512, 6, false, {WeightFormat::kF32, RuleOptimizer({.state_dtype = StateDType::k8Bit})});
+  OptimizerSlice slice = problem.slice(0, 512);
   slice.first_element = 128;
   EXPECT_EQ(refusal({.state_dtype = StateDType::k8Bit}, slice),
             "adamw: a slice with 8-bit states begins at a multiple of 256 elements, got 128");
-  slice = problem.slice(0, 512, 2);
-  slice.state0.scales = slice.state0.scales.first(1);
+  slice = problem.slice(0, 512);
+  slice.states[0].scales = slice.states[0].scales.first(1);
   EXPECT_EQ(refusal({.state_dtype = StateDType::k8Bit}, slice),
-            "adamw: the slice's state0 scales wants 8 bytes, got 4");
+            "adamw: the slice's exp_avg scales wants 8 bytes, got 4");
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "optim/optimizer.h"
@@ -17,7 +19,11 @@ namespace tessera {
 /// How the parameters of a problem are kept.
 struct Formats {
   WeightFormat weights = WeightFormat::kF32;
-  StateDType states = StateDType::kF32;
+  std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq"}};
+
+  Formats() = default;
+  Formats(WeightFormat weights, const Optimizer& optimizer) : weights(weights), states(optimizer.states()) {}
+  bool has_blocks() const { return !states.empty() && states[0].dtype == StateDType::k8Bit; }
 };
 
 /// Everything one optimizer call reads and writes, filled with values of many magnitudes: ordinary ones, subnormals,
@@ -28,21 +34,27 @@ struct StepProblem {
   std::vector<float> master, gradient, copy;
   std::vector<std::uint16_t> half;  // bf16 or fp16 copy, or the high half of a split master
   std::vector<std::int16_t> low;
-  std::array<std::vector<std::byte>, 2> state;
-  std::array<std::vector<float>, 2> scales;
+  std::array<std::vector<std::byte>, kMostStates> state;
+  std::array<std::vector<float>, kMostStates> scales;
 
-  StepProblem(std::size_t numel, std::uint32_t seed, bool with_specials, Formats formats = {})
-      : formats(formats), master(numel), gradient(numel), copy(numel), half(numel), low(numel) {
+  StepProblem(std::size_t numel, std::uint32_t seed, bool with_specials, Formats formats_given = {})
+      : formats(std::move(formats_given)), master(numel), gradient(numel), copy(numel), half(numel), low(numel) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> exponent(-40, 6);
-    std::vector<float> first(numel), second(numel);
-    for (auto* values : {&master, &gradient, &first, &second}) {
-      for (float& x : *values) x = std::ldexp(normal(random), exponent(random));
+    const auto fill = [&](std::vector<float>& values) {
+      for (float& x : values) x = std::ldexp(normal(random), exponent(random));
+    };
+    fill(master);
+    fill(gradient);
+    for (std::size_t i = 0; i < formats.states.size(); ++i) {
+      std::vector<float> values(numel);
+      fill(values);
+      if (is_square(formats.states[i].name)) {
+        for (float& x : values) x = x * x;
+      }
+      keep_state(i, values);
     }
-    for (float& x : second) x = x * x;
-    keep_state(0, first);
-    keep_state(1, second);
     if (formats.weights == WeightFormat::kSplitBF16) split_masters();
     if (!with_specials) return;
     const float specials[] = {0.0f, -0.0f, 1e-40f, -1e-45f, 3e38f, HUGE_VALF, -HUGE_VALF, NAN};
@@ -50,7 +62,7 @@ struct StepProblem {
   }
 
   /// The slice [begin, end).
-  OptimizerSlice slice(std::size_t begin, std::size_t end, int num_states) {
+  OptimizerSlice slice(std::size_t begin, std::size_t end) {
     const std::size_t n = end - begin;
     OptimizerSlice slice{.gradient = {gradient.data() + begin, n}, .first_element = begin, .stream = 5};
     if (formats.weights == WeightFormat::kSplitBF16) {
@@ -65,8 +77,7 @@ struct StepProblem {
       slice.parameter_dtype = DType::kBF16;
     }
     if (slice.parameter_dtype != DType::kF32) slice.parameter = half.data() + begin;
-    if (num_states >= 1) slice.state0 = state_slice(0, begin, n);
-    if (num_states >= 2) slice.state1 = state_slice(1, begin, n);
+    for (std::size_t i = 0; i < formats.states.size(); ++i) slice.states[i] = state_slice(i, begin, n);
     return slice;
   }
 
@@ -81,16 +92,21 @@ struct StepProblem {
   }
 
  private:
+  static bool is_square(const std::string& name) {
+    return name == "exp_avg_sq" || name == "square_avg" || name == "sum";
+  }
+
   void keep_state(std::size_t which, const std::vector<float>& values) {
-    const StateBytes bytes = state_bytes(formats.states, static_cast<std::int64_t>(values.size()));
+    const StateDType dtype = formats.states[which].dtype;
+    const StateBytes bytes = state_bytes(dtype, static_cast<std::int64_t>(values.size()));
     state[which].resize(static_cast<std::size_t>(bytes.data));
     scales[which].resize(static_cast<std::size_t>(bytes.scales) / sizeof(float));
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto bits = std::bit_cast<std::uint32_t>(values[i]);
-      if (formats.states == StateDType::kF32) std::memcpy(&state[which][4 * i], &bits, 4);
+      if (dtype == StateDType::kF32) std::memcpy(&state[which][4 * i], &bits, 4);
       const auto upper = static_cast<std::uint16_t>(bits >> 16);
-      if (formats.states == StateDType::kBF16) std::memcpy(&state[which][2 * i], &upper, 2);
-      if (formats.states == StateDType::k8Bit) state[which][i] = std::byte(bits >> 11);  // any code is valid
+      if (dtype == StateDType::kBF16) std::memcpy(&state[which][2 * i], &upper, 2);
+      if (dtype == StateDType::k8Bit) state[which][i] = std::byte(bits >> 11);  // any code is valid
     }
     for (std::size_t block = 0; block < scales[which].size(); ++block) {
       scales[which][block] = std::fabs(values[kStateBlock * block]);
@@ -106,13 +122,12 @@ struct StepProblem {
   }
 
   StateSlice state_slice(std::size_t which, std::size_t begin, std::size_t n) {
-    const auto numel = static_cast<std::int64_t>(n);
-    const std::size_t element_bytes = static_cast<std::size_t>(state_bytes(formats.states, 1).data);
+    const StateDType dtype = formats.states[which].dtype;
+    const std::size_t element_bytes = static_cast<std::size_t>(state_bytes(dtype, 1).data);
     StateSlice slice{.data = {state[which].data() + begin * element_bytes, n * element_bytes}, .scales = {}};
-    if (formats.states == StateDType::k8Bit) {
-      slice.scales = {scales[which].data() + begin / kStateBlock,
-                      static_cast<std::size_t>(state_bytes(formats.states, numel).scales) / sizeof(float)};
-    }
+    const auto count =
+        static_cast<std::size_t>(state_bytes(dtype, static_cast<std::int64_t>(n)).scales) / sizeof(float);
+    if (count > 0) slice.scales = {scales[which].data() + begin / kStateBlock, count};
     return slice;
   }
 };
@@ -128,28 +143,42 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 inline bool same_bits(const StepProblem& a, const StepProblem& b) {
-  for (std::size_t i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < kMostStates; ++i) {
     if (!same_bits(a.state[i], b.state[i]) || !same_bits(a.scales[i], b.scales[i])) return false;
   }
   return same_bits(a.master, b.master) && same_bits(a.half, b.half) && same_bits(a.low, b.low) &&
          same_bits(a.copy, b.copy);
 }
 
+/// A few parameters that an optimizer with fp32 states trains.
+struct Trained {
+  const Optimizer& optimizer;
+  std::vector<float> weights;
+  std::array<std::vector<float>, kMostStates> states = {};
+  std::int64_t steps = 0;
+
+  void step(std::vector<float> gradient, StepScalars scalars) {
+    OptimizerSlice slice{.gradient = gradient, .master = weights};
+    for (std::size_t i = 0; i < optimizer.states().size(); ++i) {
+      states[i].resize(weights.size());
+      slice.states[i] = f32_state(states[i]);
+    }
+    scalars.step = ++steps;
+    optimizer.step(scalars, slice);
+  }
+};
+
 /// Five steps on five parameters, the gradients of which are simple functions of the step; the reference values in
-/// adamw_test.cc and sgd_test.cc are what PyTorch 2.11 gives for the same.
-inline std::vector<float> five_steps(const Optimizer& optimizer, float lr, float gradient_scale = 1.0f) {
-  std::vector<float> master = {0.5f, -1.25f, 3.0f, 1e-3f, -0.0625f};
-  std::vector<float> state0(5), state1(5);
+/// rules_test.cc are what PyTorch 2.11 gives for the same.
+inline std::vector<float> five_steps(const Optimizer& optimizer, StepScalars scalars) {
+  Trained run{optimizer, {0.5f, -1.25f, 3.0f, 1e-3f, -0.0625f}};
   for (int t = 1; t <= 5; ++t) {
     const auto x = static_cast<float>(t);
     std::vector<float> gradient = {0.1f * x, -0.02f * x * x, 0.3f / x, 1e-4f * x, -2.0f + 0.5f * x};
-    for (float& g : gradient) g /= gradient_scale;
-    OptimizerSlice slice{.gradient = gradient, .master = master};
-    if (optimizer.num_states() >= 1) slice.state0 = f32_state(state0);
-    if (optimizer.num_states() >= 2) slice.state1 = f32_state(state1);
-    optimizer.step({.gradient_scale = gradient_scale, .lr = lr, .step = t}, slice);
+    for (float& g : gradient) g /= scalars.gradient_scale;
+    run.step(gradient, scalars);
   }
-  return master;
+  return run.weights;
 }
 
 }  // namespace tessera

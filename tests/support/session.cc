@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
+
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
 
 namespace tessera::testing {
 
@@ -63,6 +66,33 @@ bool all_same_bits(const Values& a, const Values& b) {
     if (!same_bits(a[i].second, b[i].second)) return false;
   }
   return a.size() == b.size();
+}
+
+void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const at::Tensor difference = (got[i].second - wanted[i].second).abs() / (wanted[i].second.abs() + 1);
+    EXPECT_LE(difference.max().item<double>(), tolerance) << what << ", " << got[i].first;
+  }
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string usage_error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kUsage) << error.message();
+    return error.message();
+  }
+  return "";
 }
 
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust,

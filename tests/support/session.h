@@ -51,6 +51,13 @@ struct Session {
 void expect_planned_disk_traffic(Session& session, const std::string& what);
 
 bool all_same_bits(const Values& a, const Values& b);
+/// Values differ by at most `tolerance` times (1 + their magnitude).
+void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what);
+
+/// What `call` throws, as text; empty if nothing.
+std::string error_of(const std::function<void()>& call);
+/// The same of a tessera::Error, which has exit code 64: a call out of turn.
+std::string usage_error_of(const std::function<void()>& call);
 
 /// Runs `body` on `ranks` threads, once under each placement.
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body,

@@ -1,0 +1,70 @@
+#include <exception>
+
+#include "engine/engine_state.h"
+#include "engine/expect.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+struct EmaWeights::State {
+  explicit State(Engine::State& engine_given) : engine(engine_given) {
+    expect(engine.strategy.ema.decay > 0,
+           "the Engine keeps no average of its weights. hint: \"ema\": {\"decay\": 0.999}");
+    expect(!engine.shows_ema,
+           "parameters are their averages already: close the other EmaWeights or Gathered(kEma) first");
+    expect(engine.microbatch == 0, "EmaWeights between backward and step: call step() or zero_grad() first");
+    expect(engine.open_guards == 0, "EmaWeights under a Gathered guard: close that guard first");
+    engine.or_abort("EmaWeights", [&] {
+      engine.expect_parameters();
+      swap();
+    });
+    engine.shows_ema = true;
+  }
+
+  /// Parameters become averages, or the other way round.
+  void swap() const {
+    if (engine.residency) engine.residency->release_all();
+    // Others may still be reading the copy that they share with this rank.
+    if (engine.plan.input().placement.shared) throw_if_error(engine.axes.gather->barrier("EmaWeights").wait());
+    engine.step->swap_averages();
+    engine.accept_new_values();
+  }
+
+  void close() const {
+    expect(engine.open_guards == 0, "EmaWeights ends under a Gathered guard: close that guard first");
+    engine.or_abort("EmaWeights", [&] {
+      engine.expect_parameters();
+      swap();
+    });
+    engine.shows_ema = false;
+  }
+
+  Engine::State& engine;
+  const int exceptions_at_start = std::uncaught_exceptions();
+};
+
+EmaWeights::EmaWeights(Engine& engine) : state_(std::make_unique<State>(*engine.state_)) {}
+
+void EmaWeights::close() {
+  if (const std::unique_ptr<State> state = std::move(state_)) state->close();
+}
+
+/// Where an exception passes by, the other ranks may not be coming to change values back, and the Engine must not train what it
+/// shows.
+EmaWeights::~EmaWeights() {
+  if (!state_) return;
+  if (std::uncaught_exceptions() > state_->exceptions_at_start) {
+    state_->engine.fail(
+        make_error(ExitCode::kInternal, "an exception left EmaWeights, and parameters are averages still"));
+    return;
+  }
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log_error(std::string("EmaWeights: ") + error.what());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,161 @@
+#include "optim/rule_optimizer.h"
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(std::string_view optimizer, const std::string& what) {
+  throw std::invalid_argument(fmt::format("{}: {}", optimizer, what));
+}
+
+void check_length(std::string_view optimizer, std::string_view what, std::size_t got, std::size_t wanted,
+                  std::string_view unit = "elements") {
+  if (got == wanted) return;
+  refuse(optimizer, fmt::format("the slice's {} wants {} {}, got {}", what, wanted, unit, got));
+}
+
+void check_state(std::string_view optimizer, std::string_view what, const StateSlice& state, StateBytes wanted) {
+  check_length(optimizer, what, state.data.size(), static_cast<std::size_t>(wanted.data), "bytes");
+  check_length(optimizer, fmt::format("{} scales", what), state.scales.size_bytes(),
+               static_cast<std::size_t>(wanted.scales), "bytes");
+}
+
+WeightFormat weight_format(std::string_view optimizer, const OptimizerSlice& slice) {
+  const DType dtype = slice.parameter_dtype;
+  if (slice.master_kind == MasterKind::kSplitBF16) {
+    if (slice.parameter != nullptr && dtype == DType::kBF16) return WeightFormat::kSplitBF16;
+    refuse(optimizer, fmt::format("a split master needs its bf16 parameter, got {} at {}", name_of(dtype),
+                                  fmt::ptr(slice.parameter)));
+  }
+  if (slice.parameter == nullptr) return WeightFormat::kF32;
+  if (dtype == DType::kF32) return WeightFormat::kF32AndF32;
+  if (dtype == DType::kBF16) return WeightFormat::kF32AndBF16;
+  if (dtype == DType::kF16) return WeightFormat::kF32AndF16;
+  refuse(optimizer, fmt::format("parameters can be fp32, bf16 or fp16, got {}", name_of(dtype)));
+}
+
+StepRule rule_of(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::kAdamW:
+    case OptimizerType::kAdam:
+      return StepRule::kAdam;
+    case OptimizerType::kSgd:
+      return StepRule::kSgd;
+    case OptimizerType::kLion:
+      return StepRule::kLion;
+    case OptimizerType::kAdagrad:
+      return StepRule::kAdagrad;
+    case OptimizerType::kRmsprop:
+      return StepRule::kRmsprop;
+  }
+  throw std::invalid_argument("make_optimizer: unknown optimizer type");
+}
+
+RuleNumbers numbers_of(const OptimizerConfig& config) {
+  return {.beta1 = config.beta1,
+          .beta2 = config.beta2,
+          .eps = config.eps,
+          .weight_decay = config.weight_decay,
+          .momentum = config.momentum,
+          .dampening = config.dampening,
+          .alpha = config.alpha,
+          .lr_decay = config.lr_decay,
+          .is_decoupled = config.type == OptimizerType::kAdamW,
+          .is_nesterov = config.nesterov,
+          .is_centered = config.centered};
+}
+
+/// One of a rule's states: its place among them, and PyTorch's name.
+struct Kept {
+  int place;
+  const char* name;
+};
+
+std::vector<Kept> kept_by(StepRule rule, const RuleNumbers& numbers) {
+  switch (rule) {
+    case StepRule::kAdam:
+      return {{0, "exp_avg"}, {1, "exp_avg_sq"}};
+    case StepRule::kSgd:
+      if (numbers.momentum == 0.0) return {};
+      return {{0, "momentum_buffer"}};
+    case StepRule::kLion:
+      return {{0, "exp_avg"}};
+    case StepRule::kAdagrad:
+      return {{0, "sum"}};
+    case StepRule::kRmsprop:
+      break;
+  }
+  std::vector<Kept> kept = {{0, "square_avg"}};
+  if (numbers.momentum != 0.0) kept.push_back({1, "momentum_buffer"});
+  if (numbers.is_centered) kept.push_back({2, "grad_avg"});
+  return kept;
+}
+
+}  // namespace
+
+RuleOptimizer::RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
+    : name_(name_of(config.type)),
+      rule_(rule_of(config.type)),
+      numbers_(numbers_of(config)),
+      state_dtype_(config.state_dtype),
+      average_share_(ema.decay > 0.0 ? static_cast<float>(1.0 - ema.decay) : 0.0f),
+      loops_(&step_loops(set)) {
+  if (rule_ == StepRule::kRmsprop && numbers_.is_centered && state_dtype_ != StateDType::kF32) {
+    refuse(name_, "centered needs states in fp32");
+  }
+  for (const Kept& kept : kept_by(rule_, numbers_)) {
+    states_.push_back({kept.name, state_dtype_});
+    places_.push_back(kept.place);
+  }
+  if (average_share_ > 0.0f) states_.push_back({"ema", StateDType::kF32});
+}
+
+StepArguments RuleOptimizer::arguments(const OptimizerSlice& slice) const {
+  const std::size_t numel = slice.gradient.size();
+  const bool split = slice.master_kind == MasterKind::kSplitBF16;
+  check_length(name_, "master", slice.master.size(), split ? 0 : numel);
+  check_length(name_, "low", slice.low.size(), split ? numel : 0);
+  for (std::size_t i = 0; i < kMostStates; ++i) {
+    const bool exists = i < states_.size();
+    check_state(name_, exists ? states_[i].name : "state " + std::to_string(i), slice.states[i],
+                exists ? state_bytes(states_[i].dtype, static_cast<std::int64_t>(numel)) : StateBytes{});
+  }
+  if (state_dtype_ == StateDType::k8Bit && !places_.empty() && slice.first_element % kStateBlock != 0) {
+    refuse(name_, fmt::format("a slice with 8-bit states begins at a multiple of {} elements, got {}", kStateBlock,
+                              slice.first_element));
+  }
+  StepArguments a;
+  a.numel = numel;
+  a.gradient = slice.gradient.data();
+  a.master = slice.master.data();
+  a.low = slice.low.data();
+  a.parameter = slice.parameter;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    a.states[places_[i]] = {slice.states[i].data.data(), slice.states[i].scales.data()};
+  }
+  if (average_share_ > 0.0f) {
+    a.average = {reinterpret_cast<float*>(slice.states[places_.size()].data.data()), average_share_};
+  }
+  a.weights = weight_format(name_, slice);
+  a.state_dtype = state_dtype_;
+  a.first_element = static_cast<std::uint32_t>(slice.first_element);
+  return a;
+}
+
+void RuleOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  StepArguments a = arguments(slice);
+  a.gradient_scale = scalars.gradient_scale;
+  a.clip_value = scalars.clip_value;
+  a.average.begins = scalars.step <= 1;
+  a.noise = noise_key(slice.stream, scalars.step);
+  loops_->update[static_cast<int>(rule_)](rule_constants(rule_, numbers_, scalars.step, scalars.lr), a);
+}
+
+void RuleOptimizer::average(const OptimizerSlice& slice) const {
+  if (average_share_ > 0.0f) loops_->average(arguments(slice));
+}
+
+}  // namespace tessera

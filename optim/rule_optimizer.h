@@ -1,0 +1,45 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "optim/optimizer.h"
+#include "optim/step_loops.h"
+
+namespace tessera {
+
+/// An optimizer whose rule is a formula for one element (optim/rules), in one pass on the CPU. Stateless and safe to use from
+/// many threads at once, on disjoint slices.
+class RuleOptimizer final : public Optimizer {
+ public:
+  /// Throws `std::invalid_argument` for states that the rule cannot keep so; a strategy file that asks for them is refused
+  /// before.
+  explicit RuleOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
+                         InstructionSet set = best_instruction_set());
+
+  const std::vector<StateInfo>& states() const override { return states_; }
+  void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  void average(const OptimizerSlice& slice) const override;
+  void swap_average(const OptimizerSlice& slice) const override { loops_->swap_average(arguments(slice)); }
+
+  StepRule rule() const { return rule_; }
+  const RuleNumbers& numbers() const { return numbers_; }
+  /// The slice as loops and kernels take it, but for the scalars of a step. Throws `std::invalid_argument` that names the
+  /// optimizer, the part, the wanted and the given, unless every part of the slice has the length that it must have, the
+  /// parameter's dtype is one that the master's kind can be written to, and a run with 8-bit states begins at a block. A
+  /// mismatch is a bug of the caller; checking costs nothing beside the loop, and writing past a shard would corrupt a
+  /// neighbour silently.
+  StepArguments arguments(const OptimizerSlice& slice) const;
+
+ private:
+  const std::string name_;
+  StepRule rule_;
+  RuleNumbers numbers_;
+  StateDType state_dtype_;
+  float average_share_;  ///< 0: there is no average
+  std::vector<StateInfo> states_;
+  std::vector<int> places_;  ///< of `states_` without the average, among the rule's
+  const StepLoops* loops_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#pragma once
+
+#include "optim/rules/rule.h"
+
+namespace tessera {
+
+/// base^exponent by repeated squaring. Unlike `std::pow`, whose last bit depends on the processor that libm detects,
+/// it gives the same bits on every machine, so ranks on different hosts agree on bias corrections.
+TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
+  double result = 1.0;
+  for (; exponent > 0; exponent >>= 1, base *= base) {
+    if ((exponent & 1) != 0) result *= base;
+  }
+  return result;
+}
+
+/// What AdamRule's formula needs, so that an element costs one square root and one division.
+struct AdamConstants {
+  float l2;               ///< adam: g += l2 * p; unused by adamw
+  float decay;            ///< adamw: p *= decay, which is 1 - lr * weight_decay
+  float one_minus_beta1;  ///< m += (g - m) * one_minus_beta1
+  float beta2;            ///< v = v * beta2 + (g * g) * one_minus_beta2
+  float one_minus_beta2;
+  float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float eps;        ///< eps * sqrt(1 - beta2^t)
+  bool decoupled;   ///< adamw's weight decay, not adam's
+};
+
+/// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101,
+/// algorithm 2); they differ only in where weight decay enters:
+///
+///   adam:  g += weight_decay * p          before the moments see it
+///   adamw: p *= 1 - lr * weight_decay     before the step, outside the moments
+///   m  = m + (1 - beta1) * (g - m)
+///   v  = beta2 * v + (1 - beta2) * g * g
+///   p -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+///
+/// The last line is computed as `step_size * m / (sqrt(v) + eps')`, with both bias corrections folded into step_size
+/// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
+/// units in the last place, not in bits.
+struct AdamRule {
+  using Constants = AdamConstants;
+  static constexpr int kStates = 2;
+  static constexpr StateCode kCodes[] = {StateCode::kSigned, StateCode::kRoot};
+  static constexpr bool kOptional[] = {false, false};
+
+  /// `step` counts the steps applied to the parameter, from 1.
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
+    const double correction1 = 1.0 - power(n.beta1, step);
+    const double root2 = __builtin_sqrt(1.0 - power(n.beta2, step));
+    const double rate = lr;
+    Constants c{};
+    c.l2 = static_cast<float>(n.weight_decay);
+    c.decay = static_cast<float>(1.0 - rate * n.weight_decay);
+    c.one_minus_beta1 = static_cast<float>(1.0 - n.beta1);
+    c.beta2 = static_cast<float>(n.beta2);
+    c.one_minus_beta2 = static_cast<float>(1.0 - n.beta2);
+    c.step_size = static_cast<float>(rate * root2 / correction1);
+    c.eps = static_cast<float>(n.eps * root2);
+    c.decoupled = n.is_decoupled;
+    return c;
+  }
+
+  template <class V, class Float = typename V::Float>
+  static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float g, Float weight,
+                                                               const Float* states) {
+    if (c.decoupled) {
+      weight = weight * c.decay;
+    } else {
+      g = g + c.l2 * weight;
+    }
+    const Float first = states[0] + (g - states[0]) * c.one_minus_beta1;
+    const Float second = states[1] * c.beta2 + (g * g) * c.one_minus_beta2;
+    const Float root = V::sqrt(second);
+    return {weight - (c.step_size * first) / (root + c.eps), {first, second}, root};
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "optim/instruction_set.h"
+
+namespace tessera {
+
+// An update rule is a formula for one element. Each has a file here: what it keeps of an element (its states), what it is
+// configured with, what of that is folded once a step into constants, and the formula itself, which CPUs and GPUs share.
+
+/// How a state's numbers are coded where optimizer.state_dtype is narrow.
+enum class StateCode {
+  kSigned,  ///< numbers of both signs
+  kRoot,    ///< numbers that are not negative; 8 bits hold their square root, which the formula has anyway
+  kExact,   ///< fp32, whatever the others are
+};
+
+/// What rules are configured with (OptimizerConfig), in fp64. A rule reads what it knows.
+struct RuleNumbers {
+  double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
+  bool is_decoupled = false;  ///< weight decay is adamw's, not adam's
+  bool is_nesterov = false;
+  bool is_centered = false;
+};
+
+/// What a rule makes of one element, or of a vector of them.
+template <class V, int kStates>
+struct RuleElement {
+  typename V::Float weight;
+  typename V::Float states[kStates];
+  typename V::Float root;  ///< of the state that is coded so; nothing where none is
+};
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "optim/rules/rule.h"
+
+namespace tessera {
+
+/// What SgdRule's formula needs.
+struct SgdConstants {
+  float l2;        ///< g += l2 * p
+  float momentum;  ///< buffer = buffer * momentum + g * one_minus_dampening
+  float one_minus_dampening;
+  float lr;
+  bool has_momentum;
+  bool first_step;  ///< buffer = g, as PyTorch's first step does whatever the dampening
+  bool nesterov;    ///< the step follows g + momentum * buffer instead of the buffer
+};
+
+/// Stochastic gradient descent with momentum, as `torch.optim.SGD` defines it (Sutskever et al., ICML 2013, but with
+/// the learning rate outside the buffer):
+///
+///   g += weight_decay * p
+///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
+///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
+///
+/// Without momentum there is no buffer: p -= lr * g.
+struct SgdRule {
+  using Constants = SgdConstants;
+  static constexpr int kStates = 1;
+  static constexpr StateCode kCodes[] = {StateCode::kSigned};
+  static constexpr bool kOptional[] = {true};
+
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
+    Constants c{};
+    c.l2 = static_cast<float>(n.weight_decay);
+    c.momentum = static_cast<float>(n.momentum);
+    c.one_minus_dampening = static_cast<float>(1.0 - n.dampening);
+    c.lr = lr;
+    c.has_momentum = n.momentum != 0.0;
+    c.first_step = step <= 1;
+    c.nesterov = n.is_nesterov;
+    return c;
+  }
+
+  template <class V, class Float = typename V::Float>
+  static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float gradient, Float weight,
+                                                               const Float* states) {
+    const Float g = gradient + c.l2 * weight;
+    Float direction = g, buffer = g;
+    if (c.has_momentum) {
+      if (!c.first_step) buffer = states[0] * c.momentum + g * c.one_minus_dampening;
+      direction = c.nesterov ? g + c.momentum * buffer : buffer;
+    }
+    return {weight - c.lr * direction, {buffer}, Float{}};
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,306 @@
+// Every update rule in an Engine: the numbers are PyTorch's, and their bits those of every strategy, in memory and on disk.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tessera/reduce_lr_on_plateau.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kSteps = 20;
+
+/// PyTorch's optimizer over a group of parameters with a share of the rate and a decay of its own.
+using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
+
+struct Rule {
+  std::string name;
+  OptimizerConfig config;
+  std::function<std::unique_ptr<torch::optim::OptimizerOptions>(const OptimizerConfig&, double lr, double decay)>
+      options = {};
+  std::function<std::unique_ptr<torch::optim::Optimizer>(const PlainGroups&)> optimizer = {};
+};
+
+Rule adagrad() {
+  return {"adagrad",
+          {.type = OptimizerType::kAdagrad, .lr = 1e-2, .eps = 1e-3, .lr_decay = 0.05},
+          [](const OptimizerConfig& c, double lr, double decay) {
+            auto options = std::make_unique<torch::optim::AdagradOptions>(lr);
+            options->lr_decay(c.lr_decay).weight_decay(decay).eps(c.eps);
+            return options;
+          },
+          [](const PlainGroups& groups) {
+            return std::make_unique<torch::optim::Adagrad>(groups, torch::optim::AdagradOptions(1));
+          }};
+}
+
+Rule rmsprop(double momentum, bool centered) {
+  return {"rmsprop, momentum " + std::to_string(momentum) + (centered ? ", centered" : ""),
+          {.type = OptimizerType::kRmsprop,
+           .lr = 1e-3,
+           .eps = 1e-2,
+           .momentum = momentum,
+           .alpha = 0.9,
+           .centered = centered},
+          [](const OptimizerConfig& c, double lr, double decay) {
+            auto options = std::make_unique<torch::optim::RMSpropOptions>(lr);
+            options->alpha(c.alpha).eps(c.eps).weight_decay(decay).momentum(c.momentum).centered(c.centered);
+            return options;
+          },
+          [](const PlainGroups& groups) {
+            return std::make_unique<torch::optim::RMSprop>(groups, torch::optim::RMSpropOptions(1));
+          }};
+}
+
+Rule sgd() {
+  return {"sgd",
+          {.type = OptimizerType::kSgd, .lr = 1e-1, .momentum = 0.9, .nesterov = true},
+          [](const OptimizerConfig& c, double lr, double decay) {
+            auto options = std::make_unique<torch::optim::SGDOptions>(lr);
+            options->momentum(c.momentum).nesterov(c.nesterov).weight_decay(decay);
+            return options;
+          },
+          [](const PlainGroups& groups) {
+            return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(1));
+          }};
+}
+
+Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99}}; }
+
+/// Vectors without decay at twice the rate, blocks with much decay, the rest.
+void with_rule(Strategy& s, const Rule& rule) {
+  const StateDType states = s.optimizer.state_dtype;
+  s.optimizer = rule.config;
+  s.optimizer.state_dtype = states;
+  s.optimizer.groups = {{.match = {"*"}, .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
+                        {.match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .weight_decay = 0.3}};
+  s.gradient_clipping = 0;
+}
+
+Values train_plainly(const Rule& rule) {
+  Tiny model = make_tiny({}, /*deferred=*/false);
+  std::vector<at::Tensor> kinds[3];
+  for (const auto& item : model->named_parameters()) {
+    const bool is_block = item.key().starts_with("blocks.");
+    kinds[item.value().dim() == 1 ? 0 : is_block ? 1 : 2].push_back(item.value());
+  }
+  const OptimizerConfig& c = rule.config;
+  PlainGroups groups;
+  groups.emplace_back(kinds[0], rule.options(c, 2 * c.lr, 0.0));
+  groups.emplace_back(kinds[1], rule.options(c, c.lr, 0.3));
+  groups.emplace_back(kinds[2], rule.options(c, c.lr, c.weight_decay));
+  const auto optimizer = rule.optimizer(groups);
+  const auto batches = make_batches(6, 24, 5, TinyOptions{}.vocab);
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    optimizer->zero_grad();
+    model->forward(batches[i % 6].tokens, batches[i % 6].targets).backward();
+    optimizer->step();
+  }
+  return values_of(*model);
+}
+
+TEST(UpdateRules, AreThoseOfPyTorch) {
+  const Rule rules[] = {adagrad(), sgd(), rmsprop(0, false), rmsprop(0.9, false), rmsprop(0.9, true), rmsprop(0, true)};
+  for (const Rule& rule : rules) {
+    const Values wanted = train_plainly(rule);
+    for (const int ranks : {1, 2, 3}) {
+      // Ranks add gradients up in another order than one process does.
+      const double tolerance = ranks == 1 ? 2e-6 : 1e-5;
+      on_each_placement(
+          ranks,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy);
+            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
+            const Values values = session.values();
+            if (mesh.rank() == 0) expect_close(values, wanted, tolerance, rule.name);
+          },
+          [&](Strategy& s) { with_rule(s, rule); });
+    }
+  }
+}
+
+/// Masters and states on disk, or some of each.
+constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
+
+TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
+  for (const Rule& rule : {lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)}) {
+    for (const Kept& kept : {kKept[1], kKept[3], kKept[5]}) {  // each kind of parameter, master and state
+      if (rule.config.centered && kept.state != StateDType::kF32) continue;
+      std::optional<Values> wanted;
+      for (const Below* below : {static_cast<const Below*>(nullptr), &kSomeBelow}) {
+        on_each_placement(
+            2,
+            [&](const Mesh& mesh, const Strategy& strategy) {
+              Session session(mesh, strategy, kAwkward);
+              for (std::size_t i = 0; i < 5; ++i) session.train(i);
+              const Values values = session.values();
+              if (mesh.rank() != 0) return;
+              if (!wanted) wanted = values;
+              EXPECT_TRUE(all_same_bits(values, *wanted)) << rule.name << ", " << name_of(kept);
+            },
+            [&](Strategy& s) {
+              adjusted_to(kept, below)(s);
+              with_rule(s, rule);
+            },
+            kept.param);
+      }
+    }
+  }
+}
+
+TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
+  for (const Rule& rule : {adagrad(), rmsprop(0.9, true)}) {
+    std::optional<Values> wanted;
+    on_each_placement(
+        2,
+        [&](const Mesh& mesh, const Strategy& strategy) {
+          const Values values = trained_with_weights_frozen_for_a_while(mesh, strategy);
+          if (mesh.rank() != 0) return;
+          if (!wanted) wanted = values;
+          EXPECT_TRUE(all_same_bits(values, *wanted)) << rule.name;
+        },
+        [&](Strategy& s) { with_rule(s, rule); });
+  }
+}
+
+// ---- Clipping by value -----------------------------------------------------------------------------------------------
+
+TEST(ClipValue, IsThatOfPyTorchOnTheMeanGradient) {
+  constexpr double kMost = 2e-3;
+  const Rule rule = sgd();
+  std::optional<Values> wanted;
+  for (const std::int64_t microbatches : {1, 2}) {
+    for (const bool in_backward : {false, true}) {
+      if (in_backward && microbatches > 1) continue;
+      on_each_placement(
+          2,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy);
+            for (std::size_t i = 0; i < 6; ++i) {
+              const at::Tensor tokens = rows_of(session.batches[i].tokens, mesh);
+              const at::Tensor targets = rows_of(session.batches[i].targets, mesh);
+              const std::int64_t rows = tokens.size(0) / microbatches;
+              for (std::int64_t m = 0; m < microbatches; ++m) {
+                session.engine.backward(
+                    session.model->forward(tokens.narrow(0, m * rows, rows), targets.narrow(0, m * rows, rows)));
+              }
+              session.engine.step();
+            }
+            const Values values = session.values();
+            if (mesh.rank() != 0) return;
+            if (!wanted) {
+              Tiny model = make_tiny({}, false);
+              torch::optim::SGD optimizer(model->parameters(),
+                                          torch::optim::SGDOptions(1e-1).momentum(0.9).nesterov(true));
+              for (std::size_t i = 0; i < 6; ++i) {
+                optimizer.zero_grad();
+                model->forward(session.batches[i].tokens, session.batches[i].targets).backward();
+                torch::nn::utils::clip_grad_value_(model->parameters(), kMost);
+                optimizer.step();
+              }
+              wanted = values_of(*model);
+            }
+            expect_close(values, *wanted, 1e-5, std::to_string(microbatches) + " microbatches");
+          },
+          [&](Strategy& s) {
+            with_rule(s, rule);
+            s.optimizer.groups.clear();
+            s.optimizer.weight_decay = 0;
+            s.gradient_clip_value = kMost;
+            s.gradient_accumulation = microbatches;
+            s.optimizer.in_backward = in_backward;
+          });
+    }
+  }
+}
+
+// ---- ReduceLROnPlateau -----------------------------------------------------------------------------------------------
+
+/// The rates after each measure.
+std::vector<double> rates(const std::vector<double>& measures, const ReduceLROnPlateau::Options& options) {
+  std::vector<double> found;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
+                      s.optimizer.lr = 0.8;
+                      s.lr_schedule.type = LrScheduleType::kManual;
+                    }));
+    ReduceLROnPlateau plateau(session.engine, options);
+    for (const double measure : measures) {
+      const double before = session.engine.lr();
+      const bool was_lowered = plateau.step(measure);
+      EXPECT_EQ(was_lowered, session.engine.lr() != before);
+      found.push_back(session.engine.lr());
+    }
+  });
+  return found;
+}
+
+// The wanted rates are torch.optim.lr_scheduler.ReduceLROnPlateau's of PyTorch 2.11.
+TEST(ReduceLROnPlateau, FollowsPyTorch) {
+  using Plateau = ReduceLROnPlateau;
+  const std::vector<double> measures = {3,   2.5, 2.6, 2.5, 2.4999, 2.45, 2.6, 2.6,
+                                        2.6, 2.6, 2.6, 2.2, NAN,    2.3,  2.3, 2.3};
+  EXPECT_THAT(rates(measures, {.factor = 0.5, .patience = 1}),
+              ElementsAre(0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.4, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025));
+  EXPECT_THAT(rates(measures, {.factor = 0.5, .patience = 1, .cooldown = 2}),
+              ElementsAre(0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1));
+  EXPECT_THAT(rates(measures, {.factor = 0.5,
+                               .patience = 0,
+                               .threshold = 0.1,
+                               .threshold_mode = Plateau::Threshold::kAbsolute,
+                               .min_lr = 0.05}),
+              ElementsAre(0.8, 0.8, 0.4, 0.2, 0.1, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05));
+  std::vector<double> negative;
+  for (const double measure : measures) negative.push_back(-measure);
+  EXPECT_THAT(rates(negative, {.mode = Plateau::Mode::kMax, .factor = 0.25, .patience = 1, .eps = 0.02}),
+              ElementsAre(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.2, 0.2, 0.05, 0.05, 0.05, 0.05, 0.0125, 0.0125, 0.0125));
+}
+
+TEST(ReduceLROnPlateau, LowersAGroupsOwnRateAndKeepsShares) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
+                      s.optimizer.lr = 0.8;
+                      s.lr_schedule.type = LrScheduleType::kManual;
+                      s.optimizer.groups = {{.name = "vectors", .max_dim = 1, .lr_ratio = 0.5},
+                                            {.name = "head", .match = {"head"}}};
+                    }));
+    Engine& engine = session.engine;
+    engine.set_lr("head", 0.01);
+    ReduceLROnPlateau plateau(engine, {.factor = 0.5, .patience = 0});
+    EXPECT_FALSE(plateau.step(1.0));
+    EXPECT_TRUE(plateau.step(1.0));
+    EXPECT_EQ(engine.lr(), 0.4);
+    EXPECT_EQ(engine.lr("vectors"), 0.2);
+    EXPECT_EQ(engine.lr("head"), 0.005);
+    EXPECT_EQ(session.train(0).lr, 0.4);
+  });
+}
+
+TEST(ReduceLROnPlateau, IsRefusedWhereItCannotWork) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
+    EXPECT_THAT(usage_error_of([&] { ReduceLROnPlateau(session.engine); }), HasSubstr("\"manual\""));
+    EXPECT_THAT(usage_error_of([&] { ReduceLROnPlateau(session.engine, {.factor = 1.5}); }),
+                HasSubstr("above 0 and below 1"));
+    EXPECT_THAT(usage_error_of([&] { session.engine.lr("hed"); }), HasSubstr("no group"));
+    EXPECT_EQ(session.engine.lr(), session.engine.strategy().optimizer.lr);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -24,6 +24,8 @@ Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make) 
   if (RunScope* scope = RunScope::current) {
     scope->mesh = mesh;
     groups_of(mesh).expect_report();
+    // Made while all ranks are here: run's last act is to meet in it.
+    value_or_throw(groups_of(mesh).user_group());
   }
   return mesh;
 }

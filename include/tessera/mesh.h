@@ -15,6 +15,8 @@ class Mesh {
   const Topology& topology() const;
   int rank() const { return topology().rank; }
   int world_size() const { return topology().world_size; }
+  /// Rank 0, which prints and writes what one rank is enough for.
+  bool is_main() const { return rank() == 0; }
 
  private:
   friend class MeshGroups;

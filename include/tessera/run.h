@@ -18,6 +18,9 @@ namespace tessera {
 /// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. Without `run`, other ranks
 /// learn from the Engine only *that* an exception ended this one.
 ///
+/// Where `body` returns, ranks wait for each other (comm.timeout_s at most) and leave together, so that rank 0 may still
+/// write a file after the last step. If a rank fails meanwhile, those that wait end with its text too.
+///
 /// Returns the exit code: 0, that of a tessera::Error, 71 for std::bad_alloc, else 70 (tessera/exit_code.h). Not
 /// nested.
 int run(const std::function<void()>& body);

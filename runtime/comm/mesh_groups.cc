@@ -59,6 +59,28 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
   return axes;
 }
 
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string& purpose) {
+  int times = 0;
+  {
+    std::lock_guard lock(mutex_);
+    times = worlds_asked_[purpose]++;
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      auto group, make_group(purpose + "." + std::to_string(times), GroupUse::kOther, 0, topology_.world_size, 1));
+  return factory_->control_of(group);
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::user_group() {
+  {
+    std::lock_guard lock(mutex_);
+    if (user_group_) return user_group_;
+  }
+  TESSERA_ASSIGN_OR_RETURN(auto group, world("user"));
+  std::lock_guard lock(mutex_);
+  user_group_ = group;
+  return group;
+}
+
 void MeshGroups::abort(const absl::Status& reason) {
   std::vector<std::shared_ptr<Collectives>> groups;
   {

@@ -58,6 +58,12 @@ class MeshGroups {
   /// (by a second Engine) gets groups of its own.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
+  /// Collective: a new group of all ranks, for host memory, that nobody else uses. `purpose` stands in its name.
+  absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
+  /// The group of what the program itself sends (tessera/collectives.h). The first call is collective; it lives as long as
+  /// the mesh.
+  absl::StatusOr<std::shared_ptr<Collectives>> user_group();
+
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
   /// The first reason counts.
   void abort(const absl::Status& reason);
@@ -84,6 +90,8 @@ class MeshGroups {
 
   mutable std::mutex mutex_;                        // guards the members below
   std::map<std::pair<int, int>, int> times_asked_;  // by shape: keeps group names apart
+  std::map<std::string, int> worlds_asked_;         // by purpose
+  std::shared_ptr<Collectives> user_group_;
   std::vector<std::weak_ptr<Collectives>> groups_;
   absl::Status aborted_;
   bool expects_report_ = false;

@@ -1,0 +1,230 @@
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include <cstring>
+#include <utility>
+
+#include "engine/loop/same_call.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/gather_strings.h"
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/collectives.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kSmallBytes = 64 << 10;
+
+const char* name_of(Reduce operation) {
+  switch (operation) {
+    case Reduce::kSum:
+      return "sum";
+    case Reduce::kMean:
+      return "mean";
+    case Reduce::kMin:
+      return "min";
+    case Reduce::kMax:
+      return "max";
+  }
+  return "?";
+}
+
+Collectives& group_of(const Mesh& mesh) { return *value_or_throw(groups_of(mesh).user_group()); }
+
+bool can_travel(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kLong:
+    case at::kInt:
+    case at::kShort:
+    case at::kChar:
+    case at::kByte:
+    case at::kBool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Why `tensor` cannot be given to `function`, or nothing.
+std::string problem_of(const char* function, const at::Tensor& tensor) {
+  if (!tensor.defined()) return c10::str(function, " was given an undefined tensor");
+  const bool dense = tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_meta();
+  if (!dense || !can_travel(tensor.scalar_type()))
+    return c10::str(function, " was given a tensor of ", tensor.toString(), " ", tensor.sizes(),
+                    ", but takes dense tensors of fp64, fp32, bf16, fp16, integers or bool");
+  return "";
+}
+
+std::string words_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "nothing";
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
+}
+
+std::string problem_of(Reduce operation, const at::Tensor& tensor) {
+  if (std::string problem = problem_of("all_reduce", tensor); !problem.empty()) return problem;
+  if (operation == Reduce::kMean && !tensor.is_floating_point())
+    return c10::str("all_reduce (mean) was given a tensor of ", tensor.scalar_type(),
+                    ", whose mean is no integer. hint: convert it to a floating point type");
+  if (operation == Reduce::kSum && tensor.scalar_type() == at::kBool)
+    return "all_reduce (sum) was given a tensor of bool. hint: convert it to an integer type, or take kMax or kMin";
+  return "";
+}
+
+std::string problem_of_root(const char* function, int root, const Mesh& mesh) {
+  if (root >= 0 && root < mesh.world_size()) return "";
+  return c10::str(function, " wants a root from 0 to ", mesh.world_size() - 1, ", got ", root);
+}
+
+at::Tensor in_host_memory(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
+
+std::size_t bytes_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.nbytes()); }
+
+/// [size, numel of part]: `part` of each rank.
+at::Tensor gather(Collectives& group, const at::Tensor& part) {
+  at::Tensor all = at::empty({group.size(), part.numel()}, part.options());
+  throw_if_error(group.all_gather("all_gather", part.const_data_ptr(), all.mutable_data_ptr(), bytes_of(part)).wait());
+  return all;
+}
+
+/// Row i of the result on rank r is row r of `rows` on rank i.
+at::Tensor exchange(Collectives& group, const at::Tensor& rows) {
+  at::Tensor received = at::empty_like(rows);
+  const std::size_t bytes = bytes_of(rows) / static_cast<std::size_t>(group.size());
+  throw_if_error(group.all_to_all("all_reduce", rows.const_data_ptr(), received.mutable_data_ptr(), bytes).wait());
+  return received;
+}
+
+at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce operation) {
+  if (operation == Reduce::kMin) return at::minimum(a, b);
+  if (operation == Reduce::kMax) return at::maximum(a, b);
+  return at::add(a, b);
+}
+
+/// One row from many, by a tree over neighbours. bf16 and fp16 are added in fp32.
+at::Tensor reduced(const at::Tensor& rows, Reduce operation) {
+  const at::ScalarType type = rows.scalar_type();
+  const bool narrow = type == at::kHalf || type == at::kBFloat16;
+  std::vector<at::Tensor> left = (narrow ? rows.to(at::kFloat) : rows).unbind(0);
+  const auto count = static_cast<std::int64_t>(left.size());
+  while (left.size() > 1) {
+    std::vector<at::Tensor> next;
+    for (std::size_t i = 0; i + 1 < left.size(); i += 2) next.push_back(combined(left[i], left[i + 1], operation));
+    if (left.size() % 2 == 1) next.push_back(left.back());
+    left = std::move(next);
+  }
+  at::Tensor result = left[0];
+  if (operation == Reduce::kMean) result = at::div(result, count);
+  return result.to(type);
+}
+
+/// `flat` [numel] of all ranks as one. What is large is cut into a part a rank, so that each adds up its own.
+at::Tensor reduce(Collectives& group, const at::Tensor& flat, Reduce operation) {
+  if (static_cast<std::int64_t>(bytes_of(flat)) <= kSmallBytes) return reduced(gather(group, flat), operation);
+  const std::int64_t parts = group.size(), part = (flat.numel() + parts - 1) / parts;
+  const at::Tensor padded = at::zeros({parts * part}, flat.options());
+  padded.narrow(0, 0, flat.numel()).copy_(flat);
+  const at::Tensor own = reduced(exchange(group, padded.view({parts, part})), operation);
+  return gather(group, own.contiguous()).view(-1).narrow(0, 0, flat.numel());
+}
+
+}  // namespace
+
+void all_reduce(const Mesh& mesh, const at::Tensor& tensor, Reduce operation) {
+  const at::NoGradGuard no_grad;
+  Collectives& group = group_of(mesh);
+  expect_same_call(group, c10::str("all_reduce (", name_of(operation), ") of ", words_of(tensor)),
+                   problem_of(operation, tensor));
+  if (tensor.numel() == 0) return;
+  const at::Tensor result = reduce(group, in_host_memory(tensor).view(-1), operation);
+  throw_if_error(group.status());
+  tensor.copy_(result.view(tensor.sizes()));
+}
+
+std::vector<at::Tensor> all_gather(const Mesh& mesh, const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  Collectives& group = group_of(mesh);
+  expect_same_call(group, "all_gather of " + words_of(tensor), problem_of("all_gather", tensor));
+  const at::Tensor all = gather(group, in_host_memory(tensor).view(-1));
+  throw_if_error(group.status());
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& row : all.unbind(0)) {
+    // Each in memory of its own, so that one can be kept without the others.
+    tensors.push_back(row.view(tensor.sizes()).to(tensor.device(), /*non_blocking=*/false, /*copy=*/true));
+  }
+  return tensors;
+}
+
+void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root) {
+  const at::NoGradGuard no_grad;
+  Collectives& group = group_of(mesh);
+  std::string problem = problem_of("broadcast", tensor);
+  if (problem.empty()) problem = problem_of_root("broadcast", root, mesh);
+  expect_same_call(group, c10::str("broadcast from rank ", root, " of ", words_of(tensor)), problem);
+  if (tensor.numel() == 0) return;
+  const at::Tensor value = in_host_memory(tensor).clone();
+  throw_if_error(group.broadcast("broadcast", value.mutable_data_ptr(), bytes_of(value), root).wait());
+  throw_if_error(group.status());
+  if (mesh.rank() != root) tensor.copy_(value);
+}
+
+void barrier(const Mesh& mesh) {
+  expect_same_call(group_of(mesh), "barrier");  // which all ranks have left only when all have come
+}
+
+std::vector<std::string> all_gather(const Mesh& mesh, const std::string& own) {
+  Collectives& group = group_of(mesh);
+  expect_same_call(group, "all_gather of strings");
+  return value_or_throw(gather_strings(group, "all_gather of strings", own));
+}
+
+std::string broadcast(const Mesh& mesh, const std::string& text, int root) {
+  Collectives& group = group_of(mesh);
+  expect_same_call(group, c10::str("broadcast from rank ", root, " of a string"),
+                   problem_of_root("broadcast", root, mesh));
+  std::uint64_t length = text.size();
+  throw_if_error(group.broadcast("broadcast of a string", &length, sizeof length, root).wait());
+  std::string value = mesh.rank() == root ? text : std::string(length, '\0');
+  throw_if_error(group.broadcast("broadcast of a string", value.data(), length, root).wait());
+  return value;
+}
+
+double all_reduce_number(const Mesh& mesh, double value, Reduce operation) {
+  const at::Tensor tensor = at::scalar_tensor(value, at::kDouble);
+  all_reduce(mesh, tensor, operation);
+  return tensor.item<double>();
+}
+
+std::int64_t all_reduce_number(const Mesh& mesh, std::int64_t value, Reduce operation) {
+  const at::Tensor tensor = at::scalar_tensor(value, at::kLong);
+  all_reduce(mesh, tensor, operation);
+  return tensor.item<std::int64_t>();
+}
+
+double mean_over_ranks(const Mesh& mesh, double mean, std::int64_t count) {
+  return mean_over_ranks(mesh, std::vector<double>{mean}, count)[0];
+}
+
+std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>& means, std::int64_t count) {
+  Collectives& group = group_of(mesh);
+  expect_same_call(group, c10::str("mean_over_ranks of ", means.size(), " metrics"),
+                   count >= 0 ? "" : c10::str("mean_over_ranks wants a count of 0 or more, got ", count));
+  const at::Tensor row = at::zeros({static_cast<std::int64_t>(means.size()) + 1}, at::kDouble);
+  double* const values = row.mutable_data_ptr<double>();
+  values[0] = static_cast<double>(count);
+  for (std::size_t i = 0; i < means.size() && count > 0; ++i) values[i + 1] = means[i] * static_cast<double>(count);
+  const at::Tensor sums = reduce(group, row, Reduce::kSum);
+  throw_if_error(group.status());
+  const double* const sum = sums.const_data_ptr<double>();
+  // Every rank sees the same sum, so all throw.
+  if (sum[0] == 0) throw Error(ExitCode::kUsage, "mean_over_ranks was given a count of 0 by every rank");
+  std::vector<double> result(means.size());
+  for (std::size_t i = 0; i < means.size(); ++i) result[i] = sum[i + 1] / sum[0];
+  return result;
+}
+
+}  // namespace tessera

@@ -22,7 +22,6 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/data/dataset_stats.h"
-#include "runtime/data/permutation.h"
 #include "tessera/tessera.h"
 #include "tessera/token_batches.h"
 
@@ -318,7 +317,7 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
   // Weights are alike everywhere; what is drawn while training (dropout) is not.
-  at::manual_seed(mix64(command.seed) + static_cast<std::uint64_t>(mesh.rank()));
+  at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   train(command, mesh, *run, engine, threads);
 }
 

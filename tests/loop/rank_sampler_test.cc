@@ -1,0 +1,187 @@
+// The properties of PyTorch's DistributedSampler, by itself and inside LibTorch's DataLoader; and seeds that differ.
+
+#include "tessera/rank_sampler.h"
+
+#include <ATen/Context.h>
+#include <gmock/gmock.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tessera/error.h"
+#include "tessera/seed_for_rank.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+namespace {
+
+using Samples = std::vector<std::size_t>;
+
+/// A mesh of each rank, on its thread in turn.
+void on_each_rank(int ranks, const std::function<void(const Mesh&)>& body) { run_ranks({.ranks = ranks}, body); }
+
+Samples rest_of_epoch(RankSampler& sampler, std::size_t batch = 3) {
+  Samples all;
+  while (const auto batch_of = sampler.next(batch)) all.insert(all.end(), batch_of->begin(), batch_of->end());
+  return all;
+}
+
+/// [rank]: what each gets in epochs 0, 1, ... one after the other.
+std::vector<std::vector<Samples>> dealt(int ranks, std::size_t samples, const RankSamplerOptions& options, int epochs) {
+  std::vector<std::vector<Samples>> all(ranks);
+  on_each_rank(ranks, [&](const Mesh& mesh) {
+    RankSampler sampler(samples, mesh, options);
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      sampler.reset();
+      EXPECT_EQ(sampler.epoch(), options.epoch + epoch);
+      all[mesh.rank()].push_back(rest_of_epoch(sampler));
+      EXPECT_EQ(all[mesh.rank()].back().size(), sampler.size());
+    }
+  });
+  return all;
+}
+
+std::map<std::size_t, int> times_of(const std::vector<std::vector<Samples>>& all, std::size_t epoch) {
+  std::map<std::size_t, int> times;
+  for (const auto& of_rank : all)
+    for (const std::size_t sample : of_rank[epoch]) ++times[sample];
+  return times;
+}
+
+TEST(RankSampler, EverySampleGoesToOneRankAndAllRanksGetAsMany) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const std::size_t samples : {1, 2, 3, 5, 12, 31, 1000}) {
+      for (const Tail tail : {Tail::kPad, Tail::kDrop}) {
+        const auto count = static_cast<std::size_t>(ranks);
+        if (tail == Tail::kDrop && samples < count) continue;
+        const auto all = dealt(ranks, samples, {.seed = 5, .tail = tail}, 2);
+        const std::size_t each = tail == Tail::kPad ? (samples + count - 1) / count : samples / count;
+        for (std::size_t epoch : {0, 1}) {
+          for (const auto& of_rank : all) EXPECT_EQ(of_rank[epoch].size(), each);
+          const auto times = times_of(all, epoch);
+          EXPECT_EQ(times.size(), tail == Tail::kPad ? samples : each * count);
+          const int most = static_cast<int>((each * count + samples - 1) / samples);
+          for (const auto& [sample, n] : times) {
+            EXPECT_LT(sample, samples);
+            EXPECT_LE(n, tail == Tail::kPad ? most : 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RankSampler, EpochsHaveOrdersOfTheirOwnWhichTheSeedDecides) {
+  const RankSamplerOptions options{.seed = 5};
+  const auto all = dealt(3, 100, options, 3);
+  EXPECT_EQ(all, dealt(3, 100, options, 3));
+  EXPECT_NE(all[0][0], all[0][1]);
+  EXPECT_NE(all[0][1], all[0][2]);
+  EXPECT_NE(all, dealt(3, 100, {.seed = 6}, 3));
+  // What the first epoch leaves out, others do not.
+  const auto dropped = dealt(4, 7, {.seed = 5, .tail = Tail::kDrop}, 8);
+  std::set<std::size_t> seen;
+  for (std::size_t epoch = 0; epoch < 8; ++epoch)
+    for (const auto& [sample, n] : times_of(dropped, epoch)) seen.insert(sample);
+  EXPECT_EQ(seen.size(), 7u);
+  // A job that goes on.
+  const auto later = dealt(3, 100, {.seed = 5, .epoch = 2}, 1);
+  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
+}
+
+TEST(RankSampler, TheOrderDoesNotDependOnTheNumberOfRanks) {
+  const Samples alone = dealt(1, 60, {.seed = 9}, 1)[0][0];
+  const auto all = dealt(4, 60, {.seed = 9}, 1);
+  for (std::size_t position = 0; position < 60; ++position)
+    EXPECT_EQ(all[position % 4][0][position / 4], alone[position]);
+}
+
+TEST(RankSampler, WithoutShuffleInTheOrderOfTheDataset) {
+  const auto all = dealt(2, 5, {.shuffle = false}, 2);
+  for (std::size_t epoch : {0, 1}) {
+    EXPECT_EQ(all[0][epoch], (Samples{0, 2, 4}));
+    EXPECT_EQ(all[1][epoch], (Samples{1, 3, 0}));
+  }
+}
+
+TEST(RankSampler, GoesOnFromAnArchiveAndTakesAnotherSize) {
+  on_each_rank(2, [](const Mesh& mesh) {
+    RankSampler sampler(40, mesh, {.seed = 3});
+    sampler.reset();
+    sampler.reset();
+    sampler.next(7);
+    std::stringstream file;
+    torch::serialize::OutputArchive saved;
+    sampler.save(saved);
+    saved.save_to(file);
+    RankSampler other(40, mesh, {.seed = 3});
+    torch::serialize::InputArchive loaded;
+    loaded.load_from(file);
+    other.load(loaded);
+    EXPECT_EQ(other.epoch(), 1);
+    EXPECT_EQ(rest_of_epoch(other), rest_of_epoch(sampler));
+    other.reset();
+    sampler.reset();
+    EXPECT_EQ(rest_of_epoch(other), rest_of_epoch(sampler));
+    RankSampler smaller(39, mesh);
+    EXPECT_THROW(smaller.load(loaded), Error);
+    sampler.reset(11);
+    EXPECT_EQ(rest_of_epoch(sampler).size(), 6u);
+  });
+}
+
+TEST(RankSampler, TooFewSamplesAreRefused) {
+  on_each_rank(3, [](const Mesh& mesh) {
+    EXPECT_THROW(RankSampler(0, mesh), Error);
+    EXPECT_THROW(RankSampler(2, mesh, {.tail = Tail::kDrop}), Error);
+    RankSampler sampler(3, mesh);
+    EXPECT_THROW(sampler.reset(0), Error);
+  });
+}
+
+/// Sample i is i.
+struct Numbers : torch::data::datasets::Dataset<Numbers, std::size_t> {
+  explicit Numbers(std::size_t count_given) : count(count_given) {}
+  std::size_t get(std::size_t index) override { return index; }
+  std::optional<std::size_t> size() const override { return count; }
+  std::size_t count;
+};
+
+TEST(RankSampler, InsideADataLoader) {
+  for (const std::size_t workers : {0, 2}) {
+    const auto wanted = dealt(2, 21, {.seed = 4}, 3);
+    on_each_rank(2, [&](const Mesh& mesh) {
+      auto loader = torch::data::make_data_loader(Numbers(21), RankSampler(21, mesh, {.seed = 4}),
+                                                  torch::data::DataLoaderOptions(4).workers(workers));
+      for (std::size_t epoch = 0; epoch < 3; ++epoch) {
+        Samples got;
+        std::vector<std::size_t> sizes;
+        for (const auto& batch : *loader) {
+          got.insert(got.end(), batch.begin(), batch.end());
+          sizes.push_back(batch.size());
+        }
+        EXPECT_EQ(got, wanted[mesh.rank()][epoch]) << epoch;
+        EXPECT_EQ(sizes, (std::vector<std::size_t>{4, 4, 3}));
+      }
+    });
+  }
+}
+
+TEST(SeedForRank, DiffersBetweenRanksInTheBitsThatLibTorchTakes) {
+  EXPECT_EQ(seed_for_rank(0, 0), 0u);  // the rule is a promise
+  EXPECT_EQ(seed_for_rank(1, 2), 0x5692161d100b05e5u + 2);
+  for (const std::uint64_t seed : {0u, 1u, 2u, 42u}) {
+    std::set<std::uint32_t> low;
+    for (int rank = 0; rank < 1000; ++rank) low.insert(static_cast<std::uint32_t>(seed_for_rank(seed, rank)));
+    EXPECT_EQ(low.size(), 1000u);
+  }
+  EXPECT_NE(seed_for_rank(1, 1), seed_for_rank(2, 0));
+}
+
+}  // namespace
+}  // namespace tessera::testing

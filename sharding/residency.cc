@@ -65,8 +65,9 @@ Residency::~Residency() {
 }
 
 void Residency::use(Unit& unit) {
-  ++unit.pins;
-  if (&unit == last_ && unit.state() == Unit::State::kGathered) return;
+  const bool is_held = unit.pins++ > 0;
+  // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
+  if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) return;
   last_ = &unit;
   schedule_.use(unit.index);
   const std::int64_t overflows = counts_.overflow_slots;

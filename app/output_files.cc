@@ -1,7 +1,6 @@
 #include "app/output_files.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <optional>
 #include <system_error>
 
+#include "offload/output_file.h"
 #include "runtime/base/status.h"
 
 namespace tessera::app {
@@ -122,30 +122,6 @@ absl::Status check_pair(const NamedPath& a, const NamedPath& b) {
                                           " are one file. hint: each output needs a name of its own");
 }
 
-absl::Status write_all(int fd, std::string_view bytes, const std::string& what) {
-  while (!bytes.empty()) {
-    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return make_error(ExitCode::kIo, what + ": " + reason(wrote < 0 ? errno : EIO));
-    bytes.remove_prefix(static_cast<std::size_t>(wrote));
-  }
-  if (::fsync(fd) != 0 && errno != EINVAL) return make_error(ExitCode::kIo, what + ": " + reason(errno));
-  return absl::OkStatus();
-}
-
-absl::Status move_to(const fs::path& partial, const fs::path& path, Existing existing, const std::string& what) {
-  if (existing == Existing::kKept) {
-    if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0) return absl::OkStatus();
-    if (errno == EEXIST)
-      return make_error(ExitCode::kCannotCreate,
-                        what + ": " + path.string() +
-                            " appeared while the job ran, and is kept; what this job made is in " + partial.string());
-    if (errno != EINVAL && errno != ENOSYS) return os_error(what + ": cannot create " + path.string(), errno);
-  }
-  if (::rename(partial.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return os_error(what + ": cannot create " + path.string(), errno);
-}
-
 }  // namespace
 
 absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
@@ -170,15 +146,9 @@ absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vec
 }
 
 absl::Status write_output(const fs::path& path, std::string_view bytes, Existing existing, const std::string& what) {
-  const fs::path partial = partial_of(path);
-  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (fd < 0) return os_error(what + ": cannot create " + partial.string(), errno);
-  absl::Status status = write_all(fd, bytes, what + ": cannot write " + partial.string());
-  if (::close(fd) != 0 && status.ok())
-    status = make_error(ExitCode::kIo, what + ": cannot write " + partial.string() + ": " + reason(errno));
-  if (status.ok()) return move_to(partial, path, existing, what);
-  ::unlink(partial.c_str());
-  return status;
+  TESSERA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(path, what));
+  TESSERA_RETURN_IF_ERROR(file.append(bytes));
+  return file.finish(existing);
 }
 
 }  // namespace tessera::app

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/existing.h"
+
 namespace tessera::app {
 
 /// A file of the command line, and the option that names it: "--metrics".
@@ -14,12 +16,6 @@ struct NamedPath {
   std::string option;
   std::filesystem::path path;
   std::vector<std::string> extensions = {};  ///< of an input folder: which of its files are read; empty: all
-};
-
-/// What becomes of a file that an output would replace.
-enum class Existing {
-  kKept,      ///< an error that names the file and --overwrite
-  kReplaced,  ///< `--overwrite`, and a job that a launcher starts again
 };
 
 /// Makes sure, before any work is done, that every output can be written and that none of them destroys anything. Makes
@@ -36,9 +32,8 @@ enum class Existing {
 absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
                            Existing existing);
 
-/// Writes `bytes` through "<path>.partial" and a rename, so that a file of this name is always whole and its contents
-/// have reached the disk. With Existing::kKept a file that appeared meanwhile is left alone: the bytes stay in
-/// "<path>.partial", and the error says so. `what` stands in front of messages. Errors: 73, 74, 77.
+/// Writes `bytes` as an OutputFile (offload/output_file.h). `what` stands in front of messages. Errors: 73, 74, 77.
+/// Existing::kReplaced is for `--overwrite`, and for a job that a launcher starts again.
 absl::Status write_output(const std::filesystem::path& path, std::string_view bytes, Existing existing,
                           const std::string& what);
 

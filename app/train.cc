@@ -13,7 +13,6 @@
 #include "app/text_sample.h"
 #include "app/threads.h"
 #include "app/train_report.h"
-#include "app/weights_file.h"
 #include "engine/token_stream.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
@@ -302,8 +301,7 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
   }
   if (unknown) report_step(*unknown);
   // What took longest to make is made safe first.
-  if (!run.outputs.weights.empty())
-    throw_if_error(save_weights(engine, *run.model, mesh.rank(), run.outputs.weights, run.outputs.existing));
+  if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (speaks) report.finish(entropy);
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (command.sample.tokens > 0) print_sample(*run.model, command.sample, engine.device(), speaks);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
@@ -13,8 +14,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr std::int64_t kSmallBytes = 64 << 10;
 
 const char* name_of(Reduce operation) {
   switch (operation) {
@@ -82,56 +81,6 @@ std::string problem_of_root(const char* function, int root, const Mesh& mesh) {
 
 at::Tensor in_host_memory(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
 
-std::size_t bytes_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.nbytes()); }
-
-/// [size, numel of part]: `part` of each rank.
-at::Tensor gather(Collectives& group, const at::Tensor& part) {
-  at::Tensor all = at::empty({group.size(), part.numel()}, part.options());
-  throw_if_error(group.all_gather("all_gather", part.const_data_ptr(), all.mutable_data_ptr(), bytes_of(part)).wait());
-  return all;
-}
-
-/// Row i of the result on rank r is row r of `rows` on rank i.
-at::Tensor exchange(Collectives& group, const at::Tensor& rows) {
-  at::Tensor received = at::empty_like(rows);
-  const std::size_t bytes = bytes_of(rows) / static_cast<std::size_t>(group.size());
-  throw_if_error(group.all_to_all("all_reduce", rows.const_data_ptr(), received.mutable_data_ptr(), bytes).wait());
-  return received;
-}
-
-at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce operation) {
-  if (operation == Reduce::kMin) return at::minimum(a, b);
-  if (operation == Reduce::kMax) return at::maximum(a, b);
-  return at::add(a, b);
-}
-
-/// One row from many, by a tree over neighbours. bf16 and fp16 are added in fp32.
-at::Tensor reduced(const at::Tensor& rows, Reduce operation) {
-  const at::ScalarType type = rows.scalar_type();
-  const bool narrow = type == at::kHalf || type == at::kBFloat16;
-  std::vector<at::Tensor> left = (narrow ? rows.to(at::kFloat) : rows).unbind(0);
-  const auto count = static_cast<std::int64_t>(left.size());
-  while (left.size() > 1) {
-    std::vector<at::Tensor> next;
-    for (std::size_t i = 0; i + 1 < left.size(); i += 2) next.push_back(combined(left[i], left[i + 1], operation));
-    if (left.size() % 2 == 1) next.push_back(left.back());
-    left = std::move(next);
-  }
-  at::Tensor result = left[0];
-  if (operation == Reduce::kMean) result = at::div(result, count);
-  return result.to(type);
-}
-
-/// `flat` [numel] of all ranks as one. What is large is cut into a part a rank, so that each adds up its own.
-at::Tensor reduce(Collectives& group, const at::Tensor& flat, Reduce operation) {
-  if (static_cast<std::int64_t>(bytes_of(flat)) <= kSmallBytes) return reduced(gather(group, flat), operation);
-  const std::int64_t parts = group.size(), part = (flat.numel() + parts - 1) / parts;
-  const at::Tensor padded = at::zeros({parts * part}, flat.options());
-  padded.narrow(0, 0, flat.numel()).copy_(flat);
-  const at::Tensor own = reduced(exchange(group, padded.view({parts, part})), operation);
-  return gather(group, own.contiguous()).view(-1).narrow(0, 0, flat.numel());
-}
-
 }  // namespace
 
 void all_reduce(const Mesh& mesh, const at::Tensor& tensor, Reduce operation) {
@@ -140,7 +89,7 @@ void all_reduce(const Mesh& mesh, const at::Tensor& tensor, Reduce operation) {
   expect_same_call(group, c10::str("all_reduce (", name_of(operation), ") of ", words_of(tensor)),
                    problem_of(operation, tensor));
   if (tensor.numel() == 0) return;
-  const at::Tensor result = reduce(group, in_host_memory(tensor).view(-1), operation);
+  const at::Tensor result = reduce_over_ranks(group, in_host_memory(tensor).view(-1), operation);
   throw_if_error(group.status());
   tensor.copy_(result.view(tensor.sizes()));
 }
@@ -149,7 +98,7 @@ std::vector<at::Tensor> all_gather(const Mesh& mesh, const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   Collectives& group = group_of(mesh);
   expect_same_call(group, "all_gather of " + words_of(tensor), problem_of("all_gather", tensor));
-  const at::Tensor all = gather(group, in_host_memory(tensor).view(-1));
+  const at::Tensor all = gather_over_ranks(group, in_host_memory(tensor).view(-1));
   throw_if_error(group.status());
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& row : all.unbind(0)) {
@@ -167,7 +116,8 @@ void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root) {
   expect_same_call(group, c10::str("broadcast from rank ", root, " of ", words_of(tensor)), problem);
   if (tensor.numel() == 0) return;
   const at::Tensor value = in_host_memory(tensor).clone();
-  throw_if_error(group.broadcast("broadcast", value.mutable_data_ptr(), bytes_of(value), root).wait());
+  throw_if_error(
+      group.broadcast("broadcast", value.mutable_data_ptr(), static_cast<std::size_t>(value.nbytes()), root).wait());
   throw_if_error(group.status());
   if (mesh.rank() != root) tensor.copy_(value);
 }
@@ -217,7 +167,7 @@ std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>&
   double* const values = row.mutable_data_ptr<double>();
   values[0] = static_cast<double>(count);
   for (std::size_t i = 0; i < means.size() && count > 0; ++i) values[i + 1] = means[i] * static_cast<double>(count);
-  const at::Tensor sums = reduce(group, row, Reduce::kSum);
+  const at::Tensor sums = reduce_over_ranks(group, row, Reduce::kSum);
   throw_if_error(group.status());
   const double* const sum = sums.const_data_ptr<double>();
   // Every rank sees the same sum, so all throw.

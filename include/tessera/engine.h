@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tessera/existing.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/strategy.h"
@@ -212,6 +214,7 @@ class Engine {
  private:
   friend class EmaWeights;
   friend class Gathered;
+  friend void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing);
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
   /// `has_next`: has this rank a batch that was not counted? `loss_of_next`: its loss, or nothing if it was counted before.
   Evaluation evaluate_batches(const std::function<bool()>& has_next,

@@ -15,3 +15,4 @@
 #include "tessera/token_batches.h"         // IWYU pragma: export
 #include "tessera/trace.h"                 // IWYU pragma: export
 #include "tessera/upload.h"                // IWYU pragma: export
+#include "tessera/weights.h"               // IWYU pragma: export

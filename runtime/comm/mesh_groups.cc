@@ -70,14 +70,14 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string
   return factory_->control_of(group);
 }
 
-absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::user_group() {
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std::string& purpose) {
   {
     std::lock_guard lock(mutex_);
-    if (user_group_) return user_group_;
+    if (const auto known = shared_worlds_.find(purpose); known != shared_worlds_.end()) return known->second;
   }
-  TESSERA_ASSIGN_OR_RETURN(auto group, world("user"));
+  TESSERA_ASSIGN_OR_RETURN(auto group, world(purpose));
   std::lock_guard lock(mutex_);
-  user_group_ = group;
+  shared_worlds_[purpose] = group;
   return group;
 }
 

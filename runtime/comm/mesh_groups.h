@@ -60,9 +60,10 @@ class MeshGroups {
 
   /// Collective: a new group of all ranks, for host memory, that nobody else uses. `purpose` stands in its name.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
-  /// The group of what the program itself sends (tessera/collectives.h). The first call is collective; it lives as long as
-  /// the mesh.
-  absl::StatusOr<std::shared_ptr<Collectives>> user_group();
+  /// The same, one for each purpose: made by the first call, which is collective, and kept as long as the mesh.
+  absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
+  /// That of what the program itself sends (tessera/collectives.h).
+  absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world("user"); }
 
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
   /// The first reason counts.
@@ -88,10 +89,10 @@ class MeshGroups {
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
 
-  mutable std::mutex mutex_;                        // guards the members below
-  std::map<std::pair<int, int>, int> times_asked_;  // by shape: keeps group names apart
-  std::map<std::string, int> worlds_asked_;         // by purpose
-  std::shared_ptr<Collectives> user_group_;
+  mutable std::mutex mutex_;                                           // guards the members below
+  std::map<std::pair<int, int>, int> times_asked_;                     // by shape: keeps group names apart
+  std::map<std::string, int> worlds_asked_;                            // by purpose
+  std::map<std::string, std::shared_ptr<Collectives>> shared_worlds_;  // by purpose
   std::vector<std::weak_ptr<Collectives>> groups_;
   absl::Status aborted_;
   bool expects_report_ = false;

@@ -16,6 +16,7 @@ PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/strategy.h"]
 PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
 PUBLIC_LAYOUT = ["include/tessera/memory.h"]
+PUBLIC_OFFLOAD = ["include/tessera/existing.h"]
 GROUND = ["runtime/base", "runtime/config", *PUBLIC_CONFIG]
 INTERFACE = [*GROUND, *PUBLIC_COMM]
 SUM = [*INTERFACE, "runtime/comm", "runtime/comm/sum"]
@@ -47,26 +48,27 @@ ALLOWED = {
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
     "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
     "optim": GROUND,
-    "offload": ["runtime/base", *PUBLIC_BASE],
+    "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
     "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
     "engine/memory": [*ENGINE_GROUND, "engine/device"],
     "engine/step": [*ENGINE_GROUND, "engine/device", "engine/memory"],
-    "engine/loop": ENGINE_GROUND,
+    "engine/loop": [*ENGINE_GROUND, "engine/expect.h"],
     "engine": [*ENGINE_GROUND, "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
     "models": GROUND,
     "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
     "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
+            "offload",
             "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim", "offload",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
-PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT]
+PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD]
 SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"

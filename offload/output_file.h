@@ -1,0 +1,47 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tessera/existing.h"
+
+namespace tessera {
+
+/// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the disk, so
+/// that a file of this name is always whole. Not through symbolic links. What is not finished is removed by the destructor.
+///
+/// For large results of a user's, which keep a well-known partial name and the umask's mode; write_file_atomically is for
+/// small files that must survive a power loss.
+class OutputFile {
+ public:
+  /// `what` stands in front of messages. Errors: 73 cannot be created, 77 no permission.
+  static absl::StatusOr<OutputFile> create(const std::filesystem::path& path, const std::string& what);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+  ~OutputFile();
+
+  /// Error 74.
+  absl::Status append(std::string_view bytes);
+
+  /// Syncs, closes and renames. With Existing::kKept a file that appeared meanwhile is left alone: the bytes stay in
+  /// "<path>.partial", and the error says so. Errors: 73, 74, 77. REQUIRES: called once, after appends that succeeded.
+  absl::Status finish(Existing existing);
+
+ private:
+  OutputFile(std::filesystem::path path, std::filesystem::path partial, std::string what, int fd)
+      : path_(std::move(path)), partial_(std::move(partial)), what_(std::move(what)), fd_(fd) {}
+  absl::Status write_error(int error) const;
+  absl::Status rename(Existing existing);
+
+  std::filesystem::path path_, partial_;
+  std::string what_;
+  int fd_;
+  bool is_kept_ = false;  ///< the partial file, or it is no longer there
+};
+
+}  // namespace tessera

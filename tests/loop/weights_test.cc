@@ -1,0 +1,181 @@
+// Weights in a file: those of the module, under every strategy, readable by LibTorch and by Python; and files that cannot be
+// written are everybody's error.
+
+#include "tessera/weights.h"
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "tessera/error.h"
+#include "tests/oracle/child.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Weights : public ::testing::Test {
+ protected:
+  Weights() {
+    std::string name = ::testing::TempDir() + "/tessera-weights-XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~Weights() override { fs::remove_all(folder_); }
+
+  static std::string bytes_of(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  /// As LibTorch reads the file.
+  static c10::Dict<c10::IValue, c10::IValue> dictionary_of(const fs::path& path) {
+    const std::string bytes = bytes_of(path);
+    return torch::jit::pickle_load({bytes.begin(), bytes.end()}).toGenericDict();
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Weights, AreTheModulesUnderEveryStrategy) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Placed& placed : kOnePerPlacement) {
+        SCOPED_TRACE(name_of(placed));
+        const fs::path path = folder_ / "weights.pt";
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_for(placed, nullptr, dtype), {.tied_head = true, .frozen_first_block = true});
+          session.train(0);
+          save_weights(session.engine, path);
+          session.train(1);  // the Engine goes on
+          save_weights(session.engine, path);
+          const Values values = session.values();
+          if (!mesh.is_main()) return;
+          const auto file = dictionary_of(path);
+          EXPECT_EQ(file.size(), values.size());
+          for (const auto& [name, value] : values) {
+            const at::Tensor stored = file.at(name).toTensor();
+            EXPECT_EQ(stored.scalar_type(), dtype == DType::kF32 ? at::kFloat : at::kBFloat16);
+            EXPECT_TRUE(at::equal(stored.to(at::kFloat), value)) << name;
+          }
+          Tiny other = make_tiny({.tied_head = true}, false);
+          load_weights(other, path);
+          EXPECT_TRUE(all_same_bits(values_of(*other), values));
+          EXPECT_FALSE(fs::exists(path.string() + ".partial"));
+        });
+      }
+    }
+  }
+}
+
+struct WithBuffersImpl : torch::nn::Module {
+  WithBuffersImpl() {
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    linear = register_module("linear", torch::nn::Linear(4, 2));
+    strided = register_buffer("strided", at::arange(6, at::kLong).view({2, 3}).t());
+    absent = register_buffer("absent", at::Tensor());
+    register_buffer("empty", at::zeros({0, 3}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(norm(x)); }
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Linear linear{nullptr};
+  at::Tensor strided, absent;
+};
+TORCH_MODULE(WithBuffers);
+
+TEST_F(Weights, BuffersAreRankZeros) {
+  const fs::path path = folder_ / "buffers.pt";
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    WithBuffers model;
+    Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    strategy.units.classes = {};
+    Engine engine(model, strategy, mesh);
+    model->norm->running_mean.fill_(mesh.rank() + 1.0);
+    save_weights(engine, path);
+    if (!mesh.is_main()) return;
+    WithBuffers other;
+    other->strided.zero_();
+    load_weights(other, path);
+    EXPECT_TRUE(at::equal(other->norm->running_mean, at::ones({4})));
+    EXPECT_TRUE(at::equal(other->named_buffers()["strided"], at::arange(6, at::kLong).view({2, 3}).t()));
+    EXPECT_EQ(other->named_buffers()["empty"].sizes(), (std::vector<std::int64_t>{0, 3}));
+    EXPECT_EQ(dictionary_of(path).size(), 9u);
+  });
+}
+
+TEST_F(Weights, PythonReadsThem) {
+  if (!oracle::python_has_torch()) GTEST_SKIP() << "Python without torch";
+  const fs::path path = folder_ / "weights.pt";
+  std::string wanted;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard), {.tied_head = true});
+    session.train(0);
+    save_weights(session.engine, path);
+    double sum = 0;
+    for (const auto& [name, value] : session.values()) sum += value.to(at::kDouble).abs().sum().item<double>();
+    if (mesh.is_main()) wanted = std::to_string(sum);
+  });
+  const auto printed = oracle::run_python("read_weights.py", {path.string(), "head", "embedding.weight"}, folder_, 60);
+  ASSERT_TRUE(printed.ok()) << printed.status();
+  EXPECT_EQ(*printed, wanted + " True\n");
+}
+
+/// On all ranks, and the Engine goes on.
+void expect_failure(const fs::path& path, Existing existing, ExitCode code, const std::string& text) {
+  for (const int ranks : {1, 3}) {
+    run_ranks({.ranks = ranks, .timeout_s = 10}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+      session.train(0);
+      try {
+        save_weights(session.engine, path, existing);
+        ADD_FAILURE() << path << " was written";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.exit_code(), code) << error.message();
+        EXPECT_THAT(error.message(), HasSubstr("rank 0: "));
+        EXPECT_THAT(error.message(), HasSubstr(text));
+      }
+      session.train(1);
+    });
+  }
+}
+
+TEST_F(Weights, WhatRankZeroCannotWriteIsEverybodysError) {
+  expect_failure(folder_ / "nowhere" / "w.pt", Existing::kReplaced, ExitCode::kCannotCreate, "nowhere");
+  std::ofstream(folder_ / "old.pt") << "old";
+  expect_failure(folder_ / "old.pt", Existing::kKept, ExitCode::kCannotCreate, "old.pt.partial");
+  EXPECT_EQ(bytes_of(folder_ / "old.pt"), "old");
+  EXPECT_EQ(dictionary_of(folder_ / "old.pt.partial").size(), 20u);  // nothing is lost
+  // A full disk, behind the partial file's name.
+  fs::create_symlink("/dev/full", folder_ / "full.pt.partial");
+  expect_failure(folder_ / "full.pt", Existing::kReplaced, ExitCode::kCannotCreate, "full.pt.partial");
+}
+
+TEST_F(Weights, FilesThatDoNotFitAreRefusedWithAllNames) {
+  const fs::path path = folder_ / "w.pt";
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard));
+    save_weights(session.engine, path);
+  });
+  Tiny other = make_tiny({.width = 13, .blocks = 4}, false);
+  try {
+    load_weights(other, path);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+    EXPECT_THAT(error.message(), HasSubstr("blocks.3.up.weight: missing in the file"));
+    EXPECT_THAT(error.message(), HasSubstr("head: the model wants [19, 13], the file has [19, 12]"));
+  }
+  EXPECT_THROW(load_weights(other, folder_ / "none.pt"), Error);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,53 @@
+"""Applies the diff that README.md shows for a program, so that what it shows is known to build and to run.
+
+A hunk begins with a line of "@@". Its lines of context and those that it takes away must stand in the program, once and
+one below the other; line numbers there are none. More than ten added lines are an error: the page promises few.
+
+Usage: apply_diff.py README PROGRAM OUTPUT
+"""
+
+import pathlib
+import re
+import sys
+
+MOST_LINES = 10
+
+
+def diff_of(readme):
+    found = re.findall(r"^```diff\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    if len(found) != 1:
+        sys.exit(f"README shows {len(found)} diffs, where one is expected")
+    return found[0].splitlines()
+
+
+def hunks_of(diff):
+    hunks = []
+    for line in diff:
+        if line.startswith("@@"):
+            hunks.append([])
+        else:
+            hunks[-1].append(line)
+    return hunks
+
+
+def applied(program, hunk):
+    old = "".join(line[1:] + "\n" for line in hunk if line[0] in " -")
+    new = "".join(line[1:] + "\n" for line in hunk if line[0] in " +")
+    if program.count(old) != 1:
+        sys.exit(f"these lines stand {program.count(old)} times in the program:\n{old}")
+    return program.replace(old, new)
+
+
+def main(readme, program, output):
+    diff = diff_of(pathlib.Path(readme).read_text(encoding="utf-8"))
+    added = sum(line.startswith("+") for line in diff)
+    if not 0 < added <= MOST_LINES:
+        sys.exit(f"README's diff adds {added} lines, where at most {MOST_LINES} are promised")
+    text = pathlib.Path(program).read_text(encoding="utf-8")
+    for hunk in hunks_of(diff):
+        text = applied(text, hunk)
+    pathlib.Path(output).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,50 @@
+// The programs of examples/ learn, on one rank and on several.
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <sstream>
+
+#include "tests/support/workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+/// "epoch 3  loss 0.5  right 0.9": the numbers of the last line that begins with `word`, by name.
+std::map<std::string, double> last_line(const std::string& output, const std::string& word) {
+  std::map<std::string, double> numbers;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(word + " ", 0) != 0) continue;
+    std::istringstream words(line);
+    std::string name;
+    for (double value = 0; words >> name >> value;) numbers[name] = value;
+  }
+  return numbers;
+}
+
+class Examples : public Workplace {
+ protected:
+  std::string output_of(const std::string& program, int ranks, const Words& arguments = {}) const {
+    const Words command = Words{program} + arguments;
+    return run(ranks == 1 ? command : launch(ranks, {"--no-prefix"}) + command, 120).out;
+  }
+};
+
+TEST_F(Examples, ThePlainClassifierLearns) {
+  const auto last = last_line(output_of(PLAIN_CLASSIFIER, 1), "epoch");
+  EXPECT_EQ(last.at("epoch"), 15);
+  EXPECT_GT(last.at("right"), 0.9);
+}
+
+TEST_F(Examples, WithReadmesDiffItLearnsOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 3}) {
+    const std::string output = output_of(SHARDED_CLASSIFIER, ranks);
+    const auto last = last_line(output, "epoch");
+    EXPECT_EQ(last.at("epoch"), 15) << ranks;
+    EXPECT_GT(last.at("right"), 0.9) << ranks;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/loop/recomputing.h"
+
 namespace tessera {
 namespace {
 
@@ -100,6 +102,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::ThreadLocalStateGuard as_in_forward(replay.thread_state);
       const at::AutoGradMode with_grad(true);
       const WithRandomStates same_random_numbers(replay.random_states);
+      const Recomputing second_time;
       outputs = replay.function(replay.all_inputs(inputs));
     }
     variable_list roots, seeds;

@@ -1,0 +1,162 @@
+#include "tessera/sync_batch_norm.h"
+
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/batch_norm_native.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <optional>
+#include <ostream>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/expect.h"
+#include "engine/loop/batch_statistics.h"
+#include "engine/loop/recomputing.h"
+#include "engine/loop/same_call.h"
+#include "runtime/base/text.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+
+namespace tessera {
+namespace {
+
+using NormGroup = std::shared_ptr<Collectives>;
+
+NormGroup norm_group_of(const Mesh& mesh) { return value_or_throw(groups_of(mesh).shared_world("sync_batch_norm")); }
+
+/// A BatchNorm that was converted.
+struct Converted {
+  std::weak_ptr<torch::nn::Module> module;
+  at::Tensor batches;  ///< its num_batches_tracked, if any
+  NormGroup group;
+};
+
+/// Converted modules by the tensors that they give to aten::batch_norm. Ranks that are threads share it.
+class ConvertedModules {
+ public:
+  static ConvertedModules& all() {
+    static ConvertedModules* const modules = new ConvertedModules;  // forwards may run until the process ends
+    return *modules;
+  }
+
+  void add(const at::Tensor& known_by, Converted converted) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.converted.module.expired(); });
+    at::TensorImpl* const key = known_by.unsafeGetTensorImpl();
+    entries_.insert_or_assign(
+        key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(known_by.getIntrusivePtr()), std::move(converted)});
+  }
+
+  /// Nothing where the operator is not a converted module's.
+  std::optional<Converted> find(const std::optional<at::Tensor>& running_mean,
+                                const std::optional<at::Tensor>& weight) {
+    const at::Tensor* const known_by = running_mean && running_mean->defined() ? &*running_mean
+                                       : weight && weight->defined()           ? &*weight
+                                                                               : nullptr;
+    if (!known_by) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(known_by->unsafeGetTensorImpl());
+    if (found == entries_.end() || found->second.converted.module.expired()) return std::nullopt;
+    return found->second.converted;
+  }
+
+ private:
+  /// `alive` keeps the address from being used again, not the tensor.
+  struct Entry {
+    c10::weak_intrusive_ptr<at::TensorImpl> alive;
+    Converted converted;
+  };
+  std::mutex mutex_;  // guards entries_
+  std::unordered_map<at::TensorImpl*, Entry> entries_;
+};
+
+at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
+
+/// aten::batch_norm for all that autograd sees: LibTorch's own, but for converted modules.
+at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                               const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+                               const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
+                               bool cudnn_enabled) {
+  std::optional<Converted> converted;
+  if (training) converted = ConvertedModules::all().find(running_mean, weight);
+  const auto module = converted ? converted->module.lock() : nullptr;
+  if (!module || !module->is_training()) {
+    return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                                  cudnn_enabled);
+  }
+  // The module has counted this batch a second time.
+  if (Recomputing::now() && converted->batches.defined()) converted->batches.sub_(1);
+  const RunningStatistics running{value_or_undefined(running_mean), value_or_undefined(running_var), momentum};
+  return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), running, eps,
+                               converted->group);
+}
+
+// For each device by itself: LibTorch's kernel, which is a composite, would come before one for DispatchKey::Autograd.
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
+
+/// Whether `module` is a `Norm`; then it is converted.
+template <class Norm>
+bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& module, const NormGroup& group) {
+  const auto* const norm = module->as<Norm>();
+  if (!norm) return false;
+  const at::Tensor& known_by = norm->running_mean.defined() ? norm->running_mean : norm->weight;
+  expect(known_by.defined(), "module ", name,
+         " is a BatchNorm with neither parameters nor running statistics, so it cannot be converted. hint: write it as "
+         "tessera::SyncBatchNorm");
+  ConvertedModules::all().add(known_by, {module, norm->num_batches_tracked, group});
+  return true;
+}
+
+}  // namespace
+
+SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_given, const Mesh& mesh)
+    : NormImplBase(options_given), mesh_(mesh) {
+  norm_group_of(mesh_);
+}
+
+void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
+  expect(input.dim() >= 2 && input.dim() <= 5 && input.size(1) == options.num_features() && input.is_floating_point(),
+         "SyncBatchNorm wants a floating point input of 2 to 5 dimensions [B, ", options.num_features(), ", ...], got ",
+         input.scalar_type(), " ", input.sizes());
+}
+
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+  _check_input_dim(input);
+  if (!is_training()) {
+    return at::batch_norm(input, weight, bias, running_mean, running_var, !options.track_running_stats(), 0.0,
+                          options.eps(), /*cudnn_enabled=*/true);
+  }
+  RunningStatistics running{running_mean, running_var, options.momentum().value_or(0.0)};
+  if (num_batches_tracked.defined() && !Recomputing::now()) {
+    num_batches_tracked.add_(1);
+    if (!options.momentum()) running.momentum = 1.0 / num_batches_tracked.item<double>();
+  }
+  return batch_norm_over_ranks(input, weight, bias, running, options.eps(), norm_group_of(mesh_));
+}
+
+void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
+  stream << "tessera::SyncBatchNorm(" << options.num_features() << ", eps=" << options.eps() << ")";
+}
+
+std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh) {
+  const NormGroup group = norm_group_of(mesh);
+  std::vector<std::string> names;
+  std::string problem;
+  try {
+    using namespace torch::nn;
+    for (const auto& item : module->named_modules()) {
+      const bool is_norm = convert<BatchNorm1dImpl>(item.key(), item.value(), group) ||
+                           convert<BatchNorm2dImpl>(item.key(), item.value(), group) ||
+                           convert<BatchNorm3dImpl>(item.key(), item.value(), group);
+      if (is_norm) names.push_back(item.key());
+    }
+  } catch (const Error& error) {
+    problem = error.message();
+  }
+  expect_same_call(*group, "convert_sync_batchnorm of " + joined(names), problem);
+  return names;
+}
+
+}  // namespace tessera

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/loop/end_of_backward.h"
 #include "engine/loop/recomputing.h"
 
 namespace tessera {
@@ -111,7 +112,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
       roots.push_back(outputs[i]);
       seeds.push_back(output_gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, seeds);
+    if (!roots.empty()) {
+      const InnerBackward inner;
+      torch::autograd::backward(roots, seeds);
+    }
     variable_list gradients;
     for (const at::Tensor& input : inputs) gradients.push_back(input.requires_grad() ? input.grad() : at::Tensor());
     gradients.emplace_back();  // of the replay itself

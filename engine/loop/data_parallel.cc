@@ -1,0 +1,282 @@
+#include "tessera/data_parallel.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/expect.h"
+#include "engine/loop/end_of_backward.h"
+#include "engine/loop/reduce_tensor.h"
+#include "engine/loop/same_call.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/deferred_init.h"
+
+namespace tessera {
+namespace {
+
+namespace autograd = torch::autograd;
+
+/// What a rank has of a gradient.
+enum class Has : char { kNone, kDense, kSparse };
+
+/// Parameters whose gradients are sent together.
+struct GradientBucket {
+  at::ScalarType type = at::kFloat;  ///< of the sums: fp32, or fp64
+  std::vector<std::size_t> parameters;
+  std::int64_t numel = 0;
+};
+
+std::string named_tensors(const char* kind, const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::ostringstream text;
+  for (const auto& item : tensors) {
+    text << kind << " " << item.key();
+    if (item.value().defined()) text << " of " << item.value().scalar_type() << " " << item.value().sizes();
+    text << "\n";
+  }
+  return text.str();
+}
+
+/// One line a parameter and buffer.
+std::string outline_of(const torch::nn::Module& module) {
+  return named_tensors("parameter", module.named_parameters()) + named_tensors("buffer", module.named_buffers());
+}
+
+/// The first line in which an outline differs from rank 0's; empty if none does.
+std::string difference_of(const std::string& own, const std::string& of_rank_0) {
+  std::istringstream mine(own), theirs(of_rank_0);
+  std::string a, b;
+  while (true) {
+    const bool has_a = static_cast<bool>(std::getline(mine, a)), has_b = static_cast<bool>(std::getline(theirs, b));
+    if (!has_a && !has_b) return "";
+    if (has_a != has_b || a != b)
+      return c10::str("DataParallel: the module has ", has_a ? a : "nothing more", " where rank 0's has ",
+                      has_b ? b : "nothing more");
+  }
+}
+
+}  // namespace
+
+struct DataParallel::State {
+  State(std::shared_ptr<torch::nn::Module> module_given, const Mesh& mesh, const DataParallelOptions& options)
+      : module(std::move(module_given)), group(value_or_throw(groups_of(mesh).world("data_parallel"))) {
+    expect_same_modules(options);
+    list_parameters();
+    plan_buckets(options.bucket_mb);
+    for (const at::Tensor& parameter : parameters) broadcast_value(parameter);
+    broadcast_buffers();
+    set_hooks();
+  }
+  ~State() {
+    for (const at::Tensor& parameter : hooked) autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void expect_same_modules(const DataParallelOptions& options);
+  void list_parameters();
+  void plan_buckets(double bucket_mb);
+  void set_hooks();
+  std::string problem(const DataParallelOptions& options) const;
+
+  void broadcast_value(const at::Tensor& tensor);
+  void broadcast_buffers();
+
+  void on_gradient();
+  void average();
+  std::vector<Has> agree_on_gradients();
+  void average(const GradientBucket& bucket, const std::vector<Has>& on_any_rank);
+
+  struct AfterAccumulation;
+
+  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<Collectives> group;
+  std::vector<at::Tensor> parameters;  ///< each once, however many names it has
+  std::vector<std::string> names;      ///< [parameter]
+  std::vector<at::Tensor> hooked;
+  std::vector<GradientBucket> buckets;
+  at::Tensor memory;  ///< fp32, of the largest bucket; in the group's memory
+  std::unique_ptr<CommBuffer> buffer;
+  int open_no_syncs = 0;
+  /// When the running backward ends.
+  std::shared_ptr<bool> will_average = std::make_shared<bool>(false);
+};
+
+struct DataParallel::State::AfterAccumulation : autograd::PostAccumulateGradHook {
+  explicit AfterAccumulation(State& state) : state(state) {}
+  void operator()(const autograd::Variable&) override { state.on_gradient(); }
+  State& state;
+};
+
+/// Why this rank cannot take part.
+std::string DataParallel::State::problem(const DataParallelOptions& options) const {
+  if (!(options.bucket_mb > 0)) return c10::str("DataParallel wants a bucket_mb above 0, got ", options.bucket_mb);
+  for (const auto& item : module->named_parameters()) {
+    if (is_deferred(item.value()))
+      return c10::str("DataParallel: parameter ", item.key(),
+                      " is deferred. hint: call tessera::materialize_module first; an Engine needs no such call");
+    if (autograd::impl::post_acc_grad_hooks(item.value()))
+      return c10::str("DataParallel: parameter ", item.key(),
+                      " belongs to an Engine or to another DataParallel that still lives");
+  }
+  return "";
+}
+
+void DataParallel::State::expect_same_modules(const DataParallelOptions& options) {
+  const std::string own = outline_of(*module);
+  std::uint64_t length = own.size();
+  throw_if_error(group->broadcast("DataParallel", &length, sizeof length, 0).wait());
+  std::string of_rank_0 = group->rank() == 0 ? own : std::string(length, '\0');
+  throw_if_error(group->broadcast("DataParallel", of_rank_0.data(), length, 0).wait());
+  const std::string difference = difference_of(own, of_rank_0);
+  expect_same_call(*group, c10::str("DataParallel with buckets of ", options.bucket_mb, " MiB"),
+                   difference.empty() ? problem(options) : difference);
+}
+
+void DataParallel::State::list_parameters() {
+  for (const auto& item : module->named_parameters()) {
+    const auto same = [&](const at::Tensor& other) { return other.is_same(item.value()); };
+    if (std::any_of(parameters.begin(), parameters.end(), same)) continue;
+    parameters.push_back(item.value());
+    names.push_back(item.key());
+  }
+}
+
+/// Backward makes the last gradients first, so buckets are filled from the end.
+void DataParallel::State::plan_buckets(double bucket_mb) {
+  const double most = bucket_mb * 1024 * 1024 / sizeof(float);
+  std::int64_t largest = 0;
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    const at::ScalarType type = parameters[i].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const std::int64_t numel = parameters[i].numel();
+    const bool fits =
+        !buckets.empty() && buckets.back().type == type && static_cast<double>(buckets.back().numel + numel) <= most;
+    if (!fits) buckets.push_back({type, {}, 0});
+    buckets.back().parameters.push_back(i);
+    buckets.back().numel += numel;
+    if (type == at::kFloat) largest = std::max(largest, buckets.back().numel);
+  }
+  buffer = value_or_throw(group->allocate(static_cast<std::size_t>(largest) * sizeof(float)));
+  memory = at::from_blob(buffer->data(), {largest}, at::kFloat);
+}
+
+void DataParallel::State::set_hooks() {
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.requires_grad()) continue;
+    autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<AfterAccumulation>(*this));
+    hooked.push_back(parameter);
+  }
+}
+
+void DataParallel::State::broadcast_value(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = tensor.detach().to(at::kCPU).contiguous().clone();
+  const auto bytes = static_cast<std::size_t>(value.nbytes());
+  throw_if_error(group->broadcast("DataParallel", value.mutable_data_ptr(), bytes, 0).wait());
+  throw_if_error(group->status());
+  if (group->rank() != 0) tensor.copy_(value);
+}
+
+void DataParallel::State::broadcast_buffers() {
+  for (const auto& item : module->named_buffers()) {
+    if (item.value().defined()) broadcast_value(item.value());
+  }
+}
+
+void DataParallel::State::on_gradient() {
+  if (*will_average || open_no_syncs > 0) return;
+  *will_average = true;
+  // A backward that throws drops its callbacks; then the next one must not think that it has one.
+  const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
+  at_end_of_backward([this, at_its_end] { average(); });
+}
+
+void DataParallel::State::average() {
+  const at::NoGradGuard no_grad;
+  const std::vector<Has> on_any_rank = agree_on_gradients();
+  if (group->size() == 1) return;
+  for (const GradientBucket& bucket : buckets) average(bucket, on_any_rank);
+}
+
+std::vector<Has> DataParallel::State::agree_on_gradients() {
+  std::vector<Has> own(parameters.size(), Has::kNone);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = parameters[i].grad();
+    if (gradient.defined()) own[i] = gradient.layout() == at::kStrided ? Has::kDense : Has::kSparse;
+  }
+  std::vector<Has> all(own.size() * static_cast<std::size_t>(group->size()));
+  throw_if_error(group->all_gather("gradients that ranks have", own.data(), all.data(), own.size()).wait());
+  throw_if_error(group->status());
+  std::vector<Has> on_any(own.size(), Has::kNone);
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    const std::size_t i = k % own.size();
+    expect(all[k] != Has::kSparse, "DataParallel: the gradient of ", names[i], " is sparse on rank ", k / own.size(),
+           ", and only dense ones can be averaged. hint: EmbeddingOptions::sparse(false)");
+    if (all[k] == Has::kDense) on_any[i] = Has::kDense;
+  }
+  return on_any;
+}
+
+void DataParallel::State::average(const GradientBucket& bucket, const std::vector<Has>& on_any_rank) {
+  std::vector<std::size_t> wanted;
+  std::int64_t numel = 0;
+  for (const std::size_t i : bucket.parameters) {
+    if (on_any_rank[i] == Has::kNone) continue;
+    wanted.push_back(i);
+    numel += parameters[i].numel();
+  }
+  if (numel == 0) return;
+  const bool in_memory = bucket.type == at::kFloat;
+  at::Tensor flat = in_memory ? memory.narrow(0, 0, numel) : at::empty({numel}, at::kDouble);
+  const auto for_each_part = [&](const auto& visit) {
+    std::int64_t at = 0;
+    for (const std::size_t i : wanted) {
+      visit(parameters[i], flat.narrow(0, at, parameters[i].numel()).view(parameters[i].sizes()));
+      at += parameters[i].numel();
+    }
+  };
+  for_each_part([](const at::Tensor& parameter, const at::Tensor& part) {
+    parameter.grad().defined() ? part.copy_(parameter.grad()) : part.zero_();
+  });
+  // Groups of a GPU, whose calls are made through its memory here, make no sums for the host.
+  const bool sums = group->kind() != TransportKind::kNccl && group->kind() != TransportKind::kCudaHost;
+  if (in_memory && sums) {
+    float* const data = flat.mutable_data_ptr<float>();
+    throw_if_error(group->all_reduce("gradients", data, DType::kF32, data, static_cast<std::size_t>(numel)).wait());
+  } else {
+    flat = reduce_over_ranks(*group, flat, Reduce::kSum);
+  }
+  throw_if_error(group->status());
+  flat.div_(group->size());
+  for_each_part([](const at::Tensor& parameter, const at::Tensor& part) {
+    if (!parameter.grad().defined()) parameter.mutable_grad() = at::empty_like(parameter);
+    parameter.mutable_grad().copy_(part);
+  });
+}
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
+                           const DataParallelOptions& options)
+    : state_(std::make_unique<State>(std::move(module), mesh, options)) {}
+
+DataParallel::~DataParallel() = default;
+
+void DataParallel::broadcast_buffers() {
+  const at::NoGradGuard no_grad;
+  expect_same_call(*state_->group, "broadcast_buffers");
+  state_->broadcast_buffers();
+}
+
+std::size_t DataParallel::num_buckets() const { return state_->buckets.size(); }
+
+DataParallel::NoSync::NoSync(DataParallel& parallel) : parallel_(parallel) { ++parallel_.state_->open_no_syncs; }
+DataParallel::NoSync::~NoSync() { --parallel_.state_->open_no_syncs; }
+
+}  // namespace tessera

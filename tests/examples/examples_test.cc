@@ -46,5 +46,27 @@ TEST_F(Examples, WithReadmesDiffItLearnsOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(Examples, AGeneratorLearnsThroughItsDiscriminator) {
+  const auto last = last_line(output_of(GAN, 2), "step");
+  EXPECT_EQ(last.at("step"), 600);
+  EXPECT_NEAR(last.at("x"), 2, 0.4);
+  EXPECT_NEAR(last.at("y"), -1, 0.4);
+}
+
+TEST_F(Examples, FineTuningLearnsWithAFrozenBodyAndBetterWithAll) {
+  const std::string output = output_of(FINETUNE, 2, {path("weights.pt")});
+  const double pretrained = last_line(output, "pretrained").at("loss");
+  const double head = last_line(output, "head").at("loss"), all = last_line(output, "all").at("loss");
+  EXPECT_LT(pretrained, 0.05);
+  EXPECT_LT(head, 0.06);
+  EXPECT_LT(all, head);
+}
+
+TEST_F(Examples, AConvolutionalNetworkWithBatchNormsOverAllRanksLearns) {
+  const auto last = last_line(output_of(CNN, 2), "epoch");
+  EXPECT_EQ(last.at("epoch"), 4);
+  EXPECT_GT(last.at("right"), 0.9);
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -14,13 +14,13 @@
 #include "offload/fault_environment.h"
 #include "offload/file_calls.h"
 #include "offload/file_error.h"
+#include "offload/retries.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kMostRetries = 100;
 constexpr int kMostNames = 100;
 
 std::string folder_of(const std::string& path) {
@@ -66,7 +66,7 @@ class TemporaryFile {
       if (got > 0) {
         done += static_cast<std::size_t>(got);
         fruitless = 0;
-      } else if ((got != 0 && got != -EINTR && got != -EAGAIN) || ++fruitless > kMostRetries) {
+      } else if ((got != 0 && !is_worth_retrying(static_cast<int>(-got))) || ++fruitless > kMostRetries) {
         return error("write", got == 0 ? EIO : static_cast<int>(-got), static_cast<std::int64_t>(done),
                      static_cast<std::int64_t>(bytes.size()), static_cast<std::int64_t>(done));
       }
@@ -102,13 +102,6 @@ class TemporaryFile {
   }
 
  private:
-  template <typename Call>
-  static int retried(const Call& call) {
-    int got = call();
-    for (int tries = 0; (got == -EINTR || got == -EAGAIN) && tries < kMostRetries; ++tries) got = call();
-    return got;
-  }
-
   absl::Status error(const char* operation, int error, std::int64_t offset, std::int64_t wanted,
                      std::int64_t got) const {
     return file_error({.who = who_,

@@ -31,11 +31,12 @@ enum class FaultSite {
   kWrite,    ///< a write, before it begins
   kFsync,    ///< of a file or folder
   kRename,   ///< path: the new name
-  kUnlink,
+  kUnlink,   ///< of a file, or of an empty folder
+  kMkdir,
   kSubmit,  ///< handing a read or write to io_uring or to the threads
   kCqe,     ///< the result of a read or write of an IoRing, before it is looked at
 };
-inline constexpr int kNumFaultSites = 9;
+inline constexpr int kNumFaultSites = 10;
 
 enum class FaultAction {
   kNone,     ///< only counts

@@ -14,10 +14,11 @@
 namespace tessera {
 namespace {
 
-const std::map<std::string, FaultSite> kSites = {
-    {"open", FaultSite::kOpen},     {"reserve", FaultSite::kReserve}, {"read", FaultSite::kRead},
-    {"write", FaultSite::kWrite},   {"fsync", FaultSite::kFsync},     {"rename", FaultSite::kRename},
-    {"unlink", FaultSite::kUnlink}, {"submit", FaultSite::kSubmit},   {"cqe", FaultSite::kCqe}};
+const std::map<std::string, FaultSite> kSites = {{"open", FaultSite::kOpen},     {"reserve", FaultSite::kReserve},
+                                                 {"read", FaultSite::kRead},     {"write", FaultSite::kWrite},
+                                                 {"fsync", FaultSite::kFsync},   {"rename", FaultSite::kRename},
+                                                 {"unlink", FaultSite::kUnlink}, {"mkdir", FaultSite::kMkdir},
+                                                 {"submit", FaultSite::kSubmit}, {"cqe", FaultSite::kCqe}};
 
 const std::map<std::string, FaultAction> kActions = {{"errno", FaultAction::kErrno},
                                                      {"short", FaultAction::kShort},

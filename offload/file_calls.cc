@@ -1,6 +1,7 @@
 #include "offload/file_calls.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -143,6 +144,20 @@ int unlink(const std::string& name) {
   const int got = negative_errno(::unlink(name.c_str()));
   if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->unlinked(name);
   return got;
+}
+
+int make_folder(const std::string& name, mode_t mode) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kMkdir, name, fault, result)) return static_cast<int>(result);
+  return negative_errno(::mkdir(name.c_str(), mode));
+}
+
+int remove_folder(const std::string& name) {
+  Fault fault;
+  ssize_t result = 0;
+  if (fails_at(FaultSite::kUnlink, name, fault, result)) return static_cast<int>(result);
+  return negative_errno(::rmdir(name.c_str()));
 }
 
 }  // namespace tessera::file_calls

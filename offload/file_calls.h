@@ -25,5 +25,8 @@ int fsync(int fd, const std::string& name);
 int fsync_folder(int fd, const std::string& folder);
 int rename(const std::string& from, const std::string& to);
 int unlink(const std::string& name);
+int make_folder(const std::string& name, mode_t mode);
+/// Of an empty folder.
+int remove_folder(const std::string& name);
 
 }  // namespace tessera::file_calls

@@ -46,8 +46,10 @@ void UnsyncedFiles::before_rename(const std::string& from, const std::string& to
 void UnsyncedFiles::renamed(const std::string& from, const std::string& to) {
   std::lock_guard lock(mutex_);
   renames_.push_back({from, to, replaced_});
-  for (std::string& path : unsynced_)
-    if (path == from) path = to;
+  for (std::string& path : unsynced_) {
+    const bool lies_inside = path.starts_with(from + "/");
+    if (path == from || lies_inside) path.replace(0, from.size(), to);
+  }
 }
 
 void UnsyncedFiles::unlinked(const std::string& path) {

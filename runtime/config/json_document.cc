@@ -42,8 +42,8 @@ class CountingIterator {
 // end and the separators that follow.
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  TreeBuilder(std::string_view text, const std::size_t& taken, Diagnostics& diagnostics)
-      : text_(text), taken_(taken), diagnostics_(diagnostics) {
+  TreeBuilder(std::string_view text, const std::size_t& taken, Diagnostics& diagnostics, std::size_t most_values)
+      : text_(text), taken_(taken), diagnostics_(diagnostics), values_left_(most_values) {
     if (text.starts_with("\xEF\xBB\xBF")) token_end_ = 3;
   }
 
@@ -107,12 +107,20 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return parent.children.back();
   }
 
+  bool count_value() {
+    if (values_left_-- > 0) return true;
+    diagnostics_.add(take_token(), "", "more values than a file of this kind may have");
+    return false;
+  }
+
   bool scalar(nlohmann::json value) {
+    if (!count_value()) return false;
     add_node(std::move(value));
     return true;
   }
 
   bool number(nlohmann::json value) {
+    if (!count_value()) return false;
     add_node(std::move(value));
     --token_end_;  // only the character behind a number tells the lexer that it is over
     return true;
@@ -126,6 +134,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool open(nlohmann::json empty) {
+    if (!count_value()) return false;
     std::string pointer = next_pointer();
     // The parent's list of children does not grow before this node is closed, so the pointer to it stays
     // good.
@@ -146,6 +155,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_;
   const std::size_t& taken_;
   Diagnostics& diagnostics_;
+  std::size_t values_left_;
   std::size_t token_end_ = 0;
   JsonNode root_;
   std::vector<Open> open_;
@@ -222,14 +232,14 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
 
 }  // namespace
 
-std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics) {
+std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics, std::size_t most_values) {
   // nlohmann's lexer takes a NUL for the end of the text and would not see what follows.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     diagnostics.add(nul, "", "a NUL byte: this is not a text file");
     return std::nullopt;
   }
   std::size_t taken = 0;
-  TreeBuilder builder(text, taken, diagnostics);
+  TreeBuilder builder(text, taken, diagnostics, most_values);
   const bool complete = nlohmann::json::sax_parse(CountingIterator(text.data(), &taken),
                                                   CountingIterator(text.data() + text.size(), &taken), &builder);
   if (!complete) return std::nullopt;

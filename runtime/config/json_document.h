@@ -28,8 +28,9 @@ struct JsonNode {
 /// hold, valid UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at
 /// most kMaxJsonDepth deep. What breaks these rules, and every key given twice in one object, goes to
 /// `diagnostics`; the result is empty if the text could not be read to its end. Needs no more stack for
-/// deeper nesting.
-std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics);
+/// deeper nesting. A text of more than `most_values` values (some 200 bytes of memory each) is not read to its end either.
+std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
+                                   std::size_t most_values = static_cast<std::size_t>(-1));
 
 inline constexpr std::size_t kMaxJsonDepth = 32;
 

@@ -28,7 +28,7 @@ NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
 SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
-ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "offload", "include/tessera"]
+ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "offload", "checkpoint", "include/tessera"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
     "runtime/config": ["runtime/base", *PUBLIC_CONFIG],
@@ -49,6 +49,7 @@ ALLOWED = {
     "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
     "optim": GROUND,
     "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
+    "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE],
     "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
@@ -65,7 +66,7 @@ ALLOWED = {
             "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim", "offload",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD]

@@ -1,0 +1,259 @@
+#include "checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_reader.h"
+#include "offload/atomic_file.h"
+#include "offload/fault_environment.h"
+#include "offload/file_calls.h"
+#include "offload/file_error.h"
+#include "offload/retries.h"
+#include "runtime/base/input_file.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-", kUnfinished = ".tmp-";
+constexpr std::int64_t kMostLatestBytes = 4096;
+constexpr int kMostGenerations = 1000;
+constexpr std::size_t kNamedCheckpoints = 10;
+
+/// The number in "step-000000000100" or "step-000000000100.2"; nothing for other names.
+std::optional<std::int64_t> step_of(std::string_view name) {
+  if (!name.starts_with(kPrefix) || !is_plain_name(name)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  std::int64_t step = 0, generation = 0;
+  const char* const last = name.data() + name.size();
+  auto [end, error] = std::from_chars(name.data(), last, step);
+  if (error != std::errc() || step < 0) return std::nullopt;
+  if (end == last) return step;
+  if (*end != '.') return std::nullopt;
+  const auto rest = std::from_chars(end + 1, last, generation);
+  return rest.ec == std::errc() && rest.ptr == last && generation > 0 ? std::optional(step) : std::nullopt;
+}
+
+std::string name_of(std::int64_t step, int generation) {
+  const std::string name = fmt::format("{}{:012}", kPrefix, step);
+  return generation == 0 ? name : fmt::format("{}.{}", name, generation);
+}
+
+bool is_there(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
+absl::Status failed(const std::string& who, const char* operation, const std::string& path, int error) {
+  return file_error({.who = who,
+                     .operation = operation,
+                     .file = path,
+                     .folder = fs::path(path).parent_path().string(),
+                     .error = error});
+}
+
+absl::StatusOr<std::vector<std::string>> names_in(const std::string& folder, const std::string& who) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  if (error) return input_error(folder, who + ":", "cannot be listed", error.value());
+  return names;
+}
+
+absl::Status sync_folder(const std::string& folder, const std::string& who) {
+  const int fd = retried([&] { return file_calls::open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
+  if (fd < 0) return failed(who, "open of the folder", folder, -fd);
+  const int got = file_calls::fsync_folder(fd, folder);
+  ::close(fd);
+  return got == 0 ? absl::OkStatus() : failed(who, "fsync of the folder", folder, -got);
+}
+
+/// A folder of files. The manifest goes first, so that what is left of it is no checkpoint. Tries all, and reports the first
+/// failure.
+absl::Status remove_tree(const std::string& path, const std::string& who) {
+  absl::Status status;
+  const auto note = [&](int got, const std::string& what) {
+    if (got < 0 && got != -ENOENT && status.ok()) status = failed(who, "removal", what, -got);
+  };
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+    note(file_calls::unlink(path), path);
+    return status;
+  }
+  note(retried([&] { return file_calls::unlink(path + "/manifest.json"); }), path + "/manifest.json");
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(path, who));
+  for (const std::string& name : names)
+    note(retried([&] { return file_calls::unlink(path + "/" + name); }), path + "/" + name);
+  note(retried([&] { return file_calls::remove_folder(path); }), path);
+  return status;
+}
+
+std::string text_of(const std::vector<ListedCheckpoint>& checkpoints) {
+  std::vector<std::string> names;
+  for (const ListedCheckpoint& checkpoint : checkpoints) names.push_back(checkpoint.name);
+  if (names.empty()) return "none";
+  const std::size_t more = names.size() > kNamedCheckpoints ? names.size() - kNamedCheckpoints : 0;
+  names.erase(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(more));
+  return joined(names) + (more > 0 ? fmt::format(" and {} older ones", more) : "");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder, who));
+  struct Found {
+    std::int64_t seconds, nanoseconds;
+    ListedCheckpoint checkpoint;
+    auto order() const { return std::tie(seconds, nanoseconds, checkpoint.step, checkpoint.name); }
+  };
+  std::vector<Found> found;
+  for (const std::string& name : names) {
+    const std::optional<std::int64_t> step = step_of(name);
+    struct stat info {};
+    // The manifest is the last file that is written, and nothing of a committed checkpoint changes.
+    if (!step || ::lstat((folder + "/" + name + "/manifest.json").c_str(), &info) != 0) continue;
+    found.push_back({info.st_mtim.tv_sec, info.st_mtim.tv_nsec, {name, *step}});
+  }
+  std::ranges::sort(found, [](const Found& a, const Found& b) { return a.order() < b.order(); });
+  std::vector<ListedCheckpoint> checkpoints;
+  for (Found& each : found) checkpoints.push_back(std::move(each.checkpoint));
+  return checkpoints;
+}
+
+absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
+  const std::string path = folder + "/latest", hint = ". hint: name a checkpoint itself; there are: " + text_of(there);
+  absl::StatusOr<std::string> name = read_checkpoint_text(path, kMostLatestBytes, who);
+  if (!name.ok()) return make_error(exit_code_of(name.status()), message_of(name.status()) + hint);
+  if (name->ends_with('\n')) name->pop_back();
+  if (!step_of(*name))
+    return make_error(ExitCode::kCorruptData,
+                      who + ": " + path + " holds " + quoted_text(*name) + ", which is no name of a checkpoint" + hint);
+  if (std::ranges::find(there, *name, &ListedCheckpoint::name) == there.end())
+    return make_error(ExitCode::kNoInput, who + ": " + path + " names " + *name + ", which is not there" + hint);
+  return *name;
+}
+
+absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who) {
+  if (is_there(path + "/manifest.json")) return path;
+  TESSERA_ASSIGN_OR_RETURN(const std::string name, latest_checkpoint(path, who));
+  return path + "/" + name;
+}
+
+absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begin(const std::string& folder,
+                                                                                  std::int64_t step,
+                                                                                  const std::string& who) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  if (folder.empty()) return make_error(ExitCode::kConfig, who + ": the path of the folder for checkpoints is empty");
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return failed(who, "create", folder, error.value());
+  std::unique_ptr<UnfinishedCheckpoint> checkpoint(new UnfinishedCheckpoint(folder, who));
+  TESSERA_RETURN_IF_ERROR(checkpoint->take_lock());
+  TESSERA_RETURN_IF_ERROR(checkpoint->remove_leftovers());
+  // A committed checkpoint is never replaced: a run that comes to the same step again takes the next name.
+  int generation = 0;
+  while (generation < kMostGenerations && is_there(folder + "/" + name_of(step, generation))) ++generation;
+  checkpoint->name_ = name_of(step, generation);
+  static std::atomic<std::uint64_t> numbers{0};
+  checkpoint->path_ =
+      fmt::format("{}/{}{}{}-{}", folder, checkpoint->name_, kUnfinished, ::getpid(), numbers.fetch_add(1));
+  const int got = retried([&] { return file_calls::make_folder(checkpoint->path_, 0700); });
+  if (got < 0) return failed(who, "create", checkpoint->path_, -got);
+  checkpoint->exists_ = true;
+  return checkpoint;
+}
+
+absl::Status UnfinishedCheckpoint::take_lock() {
+  const std::string path = folder_ + "/lock";
+  const int got = retried([&] { return file_calls::open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600); });
+  if (got < 0) return failed(who_, "create", path, -got);
+  lock_ = got;
+  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno == EWOULDBLOCK)
+    return make_error(ExitCode::kUnavailable, who_ + ": another process saves a checkpoint to " + folder_ +
+                                                  " now (it holds " + path +
+                                                  "). hint: give each run a folder of its own");
+  log_warning(fmt::format("{}: {} cannot be locked here ({}); see to it that one run alone saves there", who_, path,
+                          errno_text(errno)));
+  return absl::OkStatus();
+}
+
+absl::Status UnfinishedCheckpoint::remove_leftovers() const {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder_, who_));
+  for (const std::string& name : names) {
+    const std::size_t end = name.find(kUnfinished);
+    const bool is_ours = end != std::string::npos && (step_of(name.substr(0, end)) || name.substr(0, end) == "latest");
+    if (!is_ours) continue;
+    log_info(who_ + ": removes " + folder_ + "/" + name + ", which a process that was killed has left");
+    TESSERA_RETURN_IF_ERROR(remove_tree(folder_ + "/" + name, who_));
+  }
+  return absl::OkStatus();
+}
+
+UnfinishedCheckpoint::~UnfinishedCheckpoint() {
+  if (exists_) {
+    absl::Status status = remove_tree(path_, who_);
+    if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have failed the first
+    if (!status.ok()) log_warning(message_of(status));
+  }
+  if (lock_ >= 0) ::close(lock_);
+}
+
+absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest) {
+  // This syncs the folder too, and so the names of all its files.
+  TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
+  const std::string committed = folder_ + "/" + name_;
+  const int got = retried([&] { return file_calls::rename(path_, committed); });
+  if (got < 0) return failed(who_, "rename", committed, -got);
+  exists_ = false;
+  absl::Status status = sync_folder(folder_, who_);
+  const std::string line = name_ + "\n";
+  if (status.ok()) status = write_file_atomically(folder_ + "/latest", std::as_bytes(std::span(line)), who_);
+  if (!status.ok())
+    return make_error(exit_code_of(status), message_of(status) + ". The checkpoint " + committed +
+                                                " is whole, but a power loss might undo it, and " + folder_ +
+                                                "/latest may name an earlier one");
+  return committed;
+}
+
+absl::Status UnfinishedCheckpoint::prune(std::int64_t keep) const {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> there, list_checkpoints(folder_, who_));
+  TESSERA_ASSIGN_OR_RETURN(const std::string latest, latest_checkpoint(folder_, who_));
+  auto left = static_cast<std::int64_t>(there.size());
+  for (const ListedCheckpoint& checkpoint : there) {
+    if (left <= std::max<std::int64_t>(keep, 1)) break;
+    if (checkpoint.name == latest) continue;
+    // Under this name a half-removed one is taken for what it is.
+    const std::string path = folder_ + "/" + checkpoint.name, gone = path + std::string(kUnfinished) + "pruned";
+    const int got = retried([&] { return file_calls::rename(path, gone); });
+    if (got < 0) return failed(who_, "rename", gone, -got);
+    TESSERA_RETURN_IF_ERROR(sync_folder(folder_, who_));
+    TESSERA_RETURN_IF_ERROR(remove_tree(gone, who_));
+    --left;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

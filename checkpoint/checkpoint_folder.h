@@ -1,0 +1,73 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// A folder of checkpoints:
+///
+///   latest                         one line: the name of the checkpoint that was committed last
+///   step-000000000100/             a committed checkpoint, which nobody writes any more
+///     manifest.json
+///     rank-00000.safetensors ...
+///   step-000000000200.tmp-.../     a save under way, or what a killed one left: nobody reads it
+///   lock                           held by a save under way
+///
+/// A checkpoint is committed by the rename of its folder, after all it holds has reached the disk. `latest` follows, also by a
+/// rename. So at any moment, through errors, kill -9 and power loss, `latest` names a whole checkpoint, if any was committed.
+struct ListedCheckpoint {
+  std::string name;
+  std::int64_t step = 0;
+};
+
+/// The committed checkpoints of a folder, the one committed last at the end. 66 if there is no such folder; 77, 74.
+absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who);
+
+/// What `latest` names. 66 if there is none, or what it names is not there (with the checkpoints that are); 65 if it is no name of
+/// a checkpoint.
+absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
+
+/// The checkpoint that a user means by `path`: itself if it holds a manifest, else the latest one of that folder. 66, 65.
+absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
+
+/// A checkpoint in the making, by one rank for all. Holds the folder's lock while it lives. Unless it was committed, the
+/// destructor removes what was written.
+class UnfinishedCheckpoint {
+ public:
+  /// Makes `folder` if it is not there, takes its lock, removes what killed saves have left, and makes a new folder for the files
+  /// of step `step`. Errors: 73, 77; 69 if another process saves there now.
+  static absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> begin(const std::string& folder, std::int64_t step,
+                                                                     const std::string& who);
+  ~UnfinishedCheckpoint();
+  UnfinishedCheckpoint(const UnfinishedCheckpoint&) = delete;
+  UnfinishedCheckpoint& operator=(const UnfinishedCheckpoint&) = delete;
+
+  /// Where the files of the checkpoint are written, before `commit`.
+  const std::string& path() const { return path_; }
+
+  /// Writes the manifest, syncs, renames, and makes `latest` name the new checkpoint, whose path it returns. REQUIRES: all files
+  /// are written and synced. An error after the rename says that the checkpoint is whole but not the latest.
+  absl::StatusOr<std::string> commit(const std::string& manifest);
+
+  /// After `commit`: removes the oldest checkpoints until `keep` are left, which is at least 1. Never the one that `latest` names.
+  absl::Status prune(std::int64_t keep) const;
+
+ private:
+  UnfinishedCheckpoint(std::string folder, std::string who) : folder_(std::move(folder)), who_(std::move(who)) {}
+  absl::Status take_lock();
+  absl::Status remove_leftovers() const;
+
+  const std::string folder_, who_;
+  std::string name_;  ///< when committed
+  std::string path_;
+  int lock_ = -1;
+  bool exists_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// What a checkpoint keeps of bytes, to notice that they are not the same any more: XXH3 of 64 bits with seed 0
+/// (https://xxhash.com), as `xxhsum -H3` prints it. It finds damage, not forgery.
+std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
+std::uint64_t checkpoint_hash(std::string_view text);
+
+/// 16 hexadecimal digits, the most significant first.
+std::string hash_text(std::uint64_t hash);
+/// The reverse. False if `text` is anything else.
+bool read_hash(std::string_view text, std::uint64_t& hash);
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#include "checkpoint/manifest.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/hash.h"
+#include "checkpoint/manifest_line.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const SavedParameter& parameter) {
+  Json json = {{"name", parameter.name},       {"shape", parameter.shape},
+               {"dtype", parameter.dtype},     {"trains", parameter.trains},
+               {"updates", parameter.updates}, {"unit", parameter.unit},
+               {"group", parameter.group},     {"first_element", parameter.first_element}};
+  if (!parameter.aliases.empty()) json["aliases"] = parameter.aliases;
+  if (!parameter.strides.empty()) json["strides"] = parameter.strides;
+  return json;
+}
+
+Json json_of(const SavedTensor& tensor) {
+  Json json = {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}};
+  if (!tensor.ranks.empty()) json["ranks"] = tensor.ranks;
+  return json;
+}
+
+Json json_of(const SavedFile& file) {
+  Json hashes = Json::array();
+  for (const std::uint64_t hash : file.chunk_hashes) hashes.push_back(hash_text(hash));
+  return {{"name", file.name},
+          {"bytes", file.bytes},
+          {"header_bytes", file.header_bytes},
+          {"header_hash", hash_text(file.header_hash)},
+          {"chunk_bytes", SavedFile::kChunkBytes},
+          {"chunk_hashes", std::move(hashes)}};
+}
+
+Json json_of(const SavedState& state) { return {{"name", state.name}, {"format", state.format}}; }
+
+template <class List>
+Json list_of(const List& values) {
+  Json list = Json::array();
+  for (const auto& value : values) list.push_back(json_of(value));
+  return list;
+}
+
+/// Lists of objects have a line for each, so that people can read and compare them.
+std::string lines_of(const Json& root) {
+  std::string text;
+  for (const auto& [key, value] : root.items()) {
+    text += (text.empty() ? "" : ",\n") + Json(key).dump() + ": ";
+    const bool has_lines = value.is_array() && !value.empty() && value[0].is_object();
+    if (!has_lines) {
+      text += value.dump();
+      continue;
+    }
+    for (std::size_t i = 0; i < value.size(); ++i) text += (i == 0 ? "[\n  " : ",\n  ") + value[i].dump();
+    text += "\n]";
+  }
+  return text + "\n}\n";
+}
+
+}  // namespace
+
+std::string write_manifest(const Manifest& manifest) {
+  Json root = {{"written_by", manifest.written_by},
+               {"step", manifest.step},
+               {"steps_applied", manifest.steps_applied},
+               {"ranks", manifest.ranks},
+               {"mesh", {{"replicate", manifest.replicate}, {"shard", manifest.shard}}},
+               {"generators", manifest.generators}};
+  if (manifest.loss_scale) {
+    root["loss_scale"] = {{"scale", manifest.loss_scale->scale},
+                          {"finite_steps", manifest.loss_scale->finite_steps},
+                          {"overflow_steps", manifest.loss_scale->overflow_steps}};
+  }
+  if (!manifest.rates.empty()) {
+    root["rates"] = Json::array();
+    for (const std::optional<double>& rate : manifest.rates) root["rates"].push_back(rate ? Json(*rate) : Json());
+  }
+  if (manifest.data) {
+    root["data"] = {{"epoch", manifest.data->epoch},
+                    {"consumed", manifest.data->consumed},
+                    {"num_samples", manifest.data->num_samples},
+                    {"seed", manifest.data->seed},
+                    {"shuffle", manifest.data->shuffle}};
+  }
+  root["states"] = list_of(manifest.states);
+  root["units"] = manifest.units;
+  root["parameters"] = list_of(manifest.parameters);
+  root["buffers"] = list_of(manifest.buffers);
+  root["items"] = list_of(manifest.items);
+  root["json_items"] = manifest.json_items;
+  root["files"] = list_of(manifest.files);
+  root["strategy"] = manifest.strategy;
+  const std::string lines = lines_of(root);
+  return manifest_line(Manifest::kVersion, checkpoint_hash(lines)) + lines;
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// What a checkpoint holds, and how to tell that it is whole. The names here are the keys
+/// of `manifest.json`.
+
+/// A number that the optimizer keeps for each element of a parameter that trains.
+struct SavedState {
+  std::string name;  ///< "exp_avg": the `what` of its pieces
+  std::string
+      format;  ///< "fp32", "bf16", or "8bit": then a second kind of pieces, "exp_avg.scales", has an F32 for 256 elements
+  friend bool operator==(const SavedState&, const SavedState&) = default;
+};
+
+struct SavedParameter {
+  std::string name;                  ///< the first under which the module has it
+  std::vector<std::string> aliases;  ///< further names, of a tied parameter
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;  ///< its elements are counted in this order; empty: rows one behind the other
+  std::string dtype;                  ///< of safetensors, as the run computed with it: "F32", "BF16", ...
+  bool trains = false;                ///< pieces "master" (F32) and one a state; else "value" of `dtype`
+  std::int64_t updates = 0;           ///< steps that it took part in
+  /// What its noise depends on where states are rounded stochastically: numbers of its unit and of its group there, and its
+  /// first element in that group's flat buffer.
+  std::int64_t unit = 0, group = 0, first_element = 0;
+  std::int64_t numel = 0;  ///< made from `shape`
+};
+
+/// A tensor that every rank has in full.
+struct SavedTensor {
+  std::string name;
+  std::string dtype;  ///< of safetensors
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> ranks;  ///< of a buffer: ranks that have values of their own, pieces "buffer.rank3"
+  std::int64_t numel = 0;
+};
+
+/// Where training goes on in its data (runtime/data/sampler.h).
+struct SavedCursor {
+  std::int64_t epoch = 0, consumed = 0, num_samples = 0;
+  std::uint64_t seed = 0;
+  bool shuffle = true;
+  friend bool operator==(const SavedCursor&, const SavedCursor&) = default;
+};
+
+struct SavedLossScale {
+  double scale = 1;
+  std::int64_t finite_steps = 0, overflow_steps = 0;
+};
+
+/// A file of the checkpoint.
+struct SavedFile {
+  static constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  ///< that are hashed together
+
+  std::string name;
+  std::int64_t bytes = 0, header_bytes = 0;
+  std::uint64_t header_hash = 0;
+  std::vector<std::uint64_t>
+      chunk_hashes;  ///< of the data behind the header, each kChunkBytes long, the last one perhaps shorter
+
+  std::int64_t data_bytes() const { return bytes - header_bytes; }
+  std::int64_t chunks() const { return (data_bytes() + kChunkBytes - 1) / kChunkBytes; }
+};
+
+struct Manifest {
+  static constexpr std::int64_t kVersion = 1;
+
+  std::string written_by;  ///< "tessera 0.1.0"
+  std::int64_t step = 0;   ///< steps taken, those skipped for an overflow included
+  std::int64_t steps_applied = 0;
+  std::int64_t ranks = 1, replicate = 1, shard = 1;
+  std::string strategy;  ///< JSON, every key present
+  std::vector<SavedState> states;
+  std::vector<std::string> units;
+  std::vector<SavedParameter> parameters;
+  std::vector<SavedTensor> buffers, items;
+  std::map<std::string, std::string> json_items;
+  std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
+  std::optional<SavedLossScale> loss_scale;
+  /// Learning rates set by hand: everybody's, then those of groups that have one of their own.
+  std::vector<std::optional<double>> rates;
+  std::optional<SavedCursor> data;
+  std::vector<SavedFile> files;
+};
+
+/// The text of manifest.json. Its first line has the hash of all the others, so that nobody can read it half-written.
+std::string write_manifest(const Manifest& manifest);
+
+/// Reads such a text. `file` stands in front of messages. Errors (65): a first line that is not this format's, another hash, a
+/// version that this program does not read (both versions are named), anything missing or out of range, names that are given
+/// twice or are no plain file names.
+absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
+
+/// A name with which nothing outside of a folder can be opened: letters, digits, '.', '_' and '-', and no '.' in front.
+bool is_plain_name(std::string_view name);
+
+}  // namespace tessera

@@ -1,0 +1,221 @@
+#include "checkpoint/saved_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "checkpoint/hash.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
+constexpr std::size_t kMostOpenFiles = 16;
+/// Neighbours in a unit come from as many files as the run had ranks; so many are read by turns without reading twice.
+constexpr std::size_t kMostChunks = 4;
+constexpr std::size_t kNamedPieces = 3;
+
+std::string key_of(const std::string& what, const std::string& name) { return what + "|" + name; }
+
+}  // namespace
+
+std::string buffer_of_rank(std::int64_t rank) { return fmt::format("{}.rank{}", kBuffer, rank); }
+
+std::string dtype_of_state(const SavedState& state) {
+  return state.format == "8bit" ? "U8" : state.format == "bf16" ? "BF16" : "F32";
+}
+
+absl::StatusOr<std::unique_ptr<SavedCheckpoint>> SavedCheckpoint::open(const std::string& folder,
+                                                                       const std::string& who) {
+  std::unique_ptr<SavedCheckpoint> checkpoint(new SavedCheckpoint(folder, who));
+  TESSERA_RETURN_IF_ERROR(checkpoint->read_manifest());
+  TESSERA_RETURN_IF_ERROR(checkpoint->read_headers());
+  TESSERA_RETURN_IF_ERROR(checkpoint->check_tensors());
+  return checkpoint;
+}
+
+absl::Status SavedCheckpoint::read_manifest() {
+  const std::string path = folder_ + "/manifest.json";
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_checkpoint_text(path, kMostManifestBytes, who_));
+  hash_ = checkpoint_hash(text);
+  TESSERA_ASSIGN_OR_RETURN(manifest_, tessera::read_manifest(who_ + ": " + path, text));
+  return absl::OkStatus();
+}
+
+absl::Status SavedCheckpoint::read_headers() {
+  for (std::size_t file = 0; file < manifest_.files.size(); ++file) {
+    ShardReader reader(folder_, manifest_.files[file], who_);
+    TESSERA_ASSIGN_OR_RETURN(ShardHeader header, reader.read_header());
+    for (Piece& piece : header.pieces) {
+      std::vector<Place>& tensor = tensors_[key_of(piece.what, piece.name)];
+      tensor.push_back({file, std::move(piece)});
+    }
+  }
+  for (auto& [key, places] : tensors_) {
+    std::ranges::stable_sort(places, {}, [](const Place& place) { return place.piece.offset; });
+    checked_[key] = false;
+  }
+  return absl::OkStatus();
+}
+
+/// Its pieces are of one type and follow each other from the first element to the last.
+absl::Status SavedCheckpoint::check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
+                                           std::int64_t numel) {
+  const auto corrupt = [&](const std::string& problem) {
+    return make_error(ExitCode::kCorruptData,
+                      fmt::format("{}: {}: {} of {}: {}", who_, folder_, what, quoted_text(name), problem));
+  };
+  std::int64_t next = 0;
+  for (const Place& place : pieces(what, name)) {
+    const Piece& piece = place.piece;
+    const std::string& file = manifest_.files[place.file].name;
+    if (piece.dtype != dtype) return corrupt(fmt::format("{} has the type {}, wanted {}", file, piece.dtype, dtype));
+    if (piece.offset != next)
+      return corrupt(fmt::format("{} has it from element {} on, wanted {}: pieces {}", file, piece.offset, next,
+                                 piece.offset < next ? "overlap" : "are missing"));
+    next += piece.numel;
+  }
+  if (next != numel) return corrupt(fmt::format("the files have {} elements, wanted {}", next, numel));
+  if (const auto found = checked_.find(key_of(what, name)); found != checked_.end()) found->second = true;
+  return absl::OkStatus();
+}
+
+absl::Status SavedCheckpoint::check_tensors() {
+  const std::int64_t block = kScaledElements;
+  for (const SavedParameter& parameter : manifest_.parameters) {
+    const std::string& name = parameter.name;
+    if (!parameter.trains) {
+      TESSERA_RETURN_IF_ERROR(check_tensor(kValue, name, parameter.dtype, parameter.numel));
+      continue;
+    }
+    TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
+    for (const SavedState& state : manifest_.states) {
+      TESSERA_RETURN_IF_ERROR(check_tensor(state.name, name, dtype_of_state(state), parameter.numel));
+      if (state.format != "8bit") continue;
+      TESSERA_RETURN_IF_ERROR(check_tensor(state.name + kScales, name, "F32", (parameter.numel + block - 1) / block));
+    }
+  }
+  for (const SavedTensor& buffer : manifest_.buffers) {
+    TESSERA_RETURN_IF_ERROR(check_tensor(kBuffer, buffer.name, buffer.dtype, buffer.numel));
+    for (const std::int64_t rank : buffer.ranks)
+      TESSERA_RETURN_IF_ERROR(check_tensor(buffer_of_rank(rank), buffer.name, buffer.dtype, buffer.numel));
+  }
+  for (const SavedTensor& item : manifest_.items)
+    TESSERA_RETURN_IF_ERROR(check_tensor(kItem, item.name, item.dtype, item.numel));
+  for (std::int64_t rank = 0; rank < manifest_.generators; ++rank) {
+    std::int64_t numel = 0;
+    for (const Place& place : pieces(kGenerator, std::to_string(rank))) numel += place.piece.numel;
+    TESSERA_RETURN_IF_ERROR(check_tensor(kGenerator, std::to_string(rank), "U8", std::max<std::int64_t>(1, numel)));
+  }
+  for (const auto& [key, is_known] : checked_) {
+    if (is_known) continue;
+    const Place& place = tensors_.at(key).front();
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {}/{} has {}, of which the manifest knows nothing", who_,
+                                                          folder_, manifest_.files[place.file].name, quoted_text(key)));
+  }
+  checked_.clear();
+  return absl::OkStatus();
+}
+
+std::span<const SavedCheckpoint::Place> SavedCheckpoint::pieces(const std::string& what,
+                                                                const std::string& name) const {
+  const auto found = tensors_.find(key_of(what, name));
+  if (found == tensors_.end()) return {};
+  return found->second;
+}
+
+absl::Status SavedCheckpoint::read(const std::string& what, const std::string& name, std::int64_t first,
+                                   std::span<std::byte> bytes) {
+  const std::span<const Place> places = pieces(what, name);
+  auto place = std::ranges::upper_bound(places, first, {}, [](const Place& each) { return each.piece.offset; });
+  std::int64_t offset = 0;  // in the piece, in bytes
+  if (place != places.begin()) {
+    --place;
+    offset = (first - place->piece.offset) * element_bytes(place->piece.dtype);
+  }
+  while (!bytes.empty()) {
+    if (place == places.end() || offset >= place->piece.bytes())
+      return make_error(ExitCode::kInternal, fmt::format("{}: {} of {} has no element {}", folder_, what, name, first));
+    const std::int64_t at = place->piece.begin + offset;
+    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> chunk,
+                             chunk_of(place->file, at / SavedFile::kChunkBytes));
+    const auto in_chunk = static_cast<std::size_t>(at % SavedFile::kChunkBytes);
+    const std::size_t size =
+        std::min({bytes.size(), chunk.size() - in_chunk, static_cast<std::size_t>(place->piece.bytes() - offset)});
+    std::memcpy(bytes.data(), chunk.data() + in_chunk, size);
+    bytes = bytes.subspan(size);
+    offset += static_cast<std::int64_t>(size);
+    if (offset == place->piece.bytes()) {
+      ++place;
+      offset = 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::int64_t SavedCheckpoint::chunks() const {
+  std::int64_t chunks = 0;
+  for (const SavedFile& file : manifest_.files) chunks += file.chunks();
+  return chunks;
+}
+
+absl::Status SavedCheckpoint::verify(std::int64_t number) {
+  std::size_t file = 0;
+  for (; number >= manifest_.files[file].chunks(); ++file) number -= manifest_.files[file].chunks();
+  return chunk_of(file, number).status();
+}
+
+ShardReader& SavedCheckpoint::reader_of(std::size_t file) {
+  auto found = std::ranges::find(readers_, file, [](const auto& reader) { return reader.first; });
+  if (found == readers_.end()) {
+    if (readers_.size() == kMostOpenFiles) readers_.pop_back();
+    readers_.emplace_front(file, ShardReader(folder_, manifest_.files[file], who_));
+    found = readers_.begin();
+  }
+  readers_.splice(readers_.begin(), readers_, found);
+  return readers_.front().second;
+}
+
+absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::chunk_of(std::size_t file, std::int64_t index) {
+  auto found =
+      std::ranges::find_if(chunks_, [&](const Chunk& chunk) { return chunk.file == file && chunk.index == index; });
+  if (found == chunks_.end()) {
+    Chunk chunk{file, index, {}};
+    if (chunks_.size() == kMostChunks) {
+      chunk.bytes = std::move(chunks_.back().bytes);
+      chunks_.pop_back();
+    }
+    TESSERA_RETURN_IF_ERROR(reader_of(file).read_chunk(
+        index, chunk.bytes, [&](auto begin, auto end) { return describe(file, begin, end); }));
+    chunks_.push_front(std::move(chunk));
+    found = chunks_.begin();
+  }
+  chunks_.splice(chunks_.begin(), chunks_, found);
+  return std::span<const std::byte>(chunks_.front().bytes);
+}
+
+/// "master of \"a\" (elements 0 to 4095), ... and 3 more".
+std::string SavedCheckpoint::describe(std::size_t file, std::int64_t begin, std::int64_t end) const {
+  std::vector<const Piece*> found;
+  for (const auto& [key, places] : tensors_) {
+    for (const Place& place : places) {
+      if (place.file == file && place.piece.begin < end && place.piece.end() > begin) found.push_back(&place.piece);
+    }
+  }
+  std::ranges::sort(found, {}, [](const Piece* piece) { return piece->begin; });
+  std::vector<std::string> words;
+  for (const Piece* piece : found) {
+    if (words.size() == kNamedPieces) break;
+    words.push_back(fmt::format("{} of {} (elements {} to {})", piece->what, quoted_text(piece->name), piece->offset,
+                                piece->offset + piece->numel - 1));
+  }
+  const std::size_t more = found.size() - words.size();
+  return joined(words) + (more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_header.h"
+#include "checkpoint/shard_reader.h"
+
+namespace tessera {
+
+/// Words of pieces that are not an optimizer's states.
+inline constexpr char kMaster[] = "master";        ///< F32: a parameter that trains
+inline constexpr char kValue[] = "value";          ///< a parameter that is frozen, in its own type
+inline constexpr char kBuffer[] = "buffer";        ///< of the module
+inline constexpr char kItem[] = "item";            ///< of the program
+inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default generator of the CPU, named by the rank
+inline constexpr char kScales[] = ".scales";       ///< behind a state's name
+std::string buffer_of_rank(std::int64_t rank);     ///< "buffer.rank3"
+/// Elements of an "8bit" state that share a scale, counted from the parameter's first.
+inline constexpr std::int64_t kScaledElements = 256;
+/// The type of a state's numbers: "F32", "BF16", "U8".
+std::string dtype_of_state(const SavedState& state);
+
+/// A committed checkpoint, opened for reading. `open` has looked at the manifest, at the sizes of all files and at their
+/// headers: every tensor is there, once and whole. The data is checked when it is read.
+class SavedCheckpoint {
+ public:
+  /// A piece, and the file that it lies in.
+  struct Place {
+    std::size_t file = 0;
+    Piece piece;
+  };
+
+  /// `who` stands in front of messages: "rank 0". Errors: 66 there is no checkpoint at `folder`; 65 with file, place, wanted and
+  /// got; 74, 77, 71.
+  static absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open(const std::string& folder, const std::string& who);
+
+  const std::string& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  /// Of the manifest's text: the same for ranks that read the same checkpoint.
+  std::uint64_t hash() const { return hash_; }
+
+  /// All of a tensor, by offset. Empty where it has no elements, or is not there.
+  std::span<const Place> pieces(const std::string& what, const std::string& name) const;
+  /// Elements of a tensor from `first` on, as many as `bytes` has room for. REQUIRES: they are there.
+  absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
+
+  /// Of all files.
+  std::int64_t chunks() const;
+  /// Reads and checks chunk `number` of all.
+  absl::Status verify(std::int64_t number);
+
+ private:
+  struct Chunk {
+    std::size_t file = 0;
+    std::int64_t index = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  SavedCheckpoint(std::string folder, std::string who) : folder_(std::move(folder)), who_(std::move(who)) {}
+  absl::Status read_manifest();
+  absl::Status read_headers();
+  absl::Status check_tensors();
+  absl::Status check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
+                            std::int64_t numel);
+  absl::StatusOr<std::span<const std::byte>> chunk_of(std::size_t file, std::int64_t index);
+  ShardReader& reader_of(std::size_t file);
+  std::string describe(std::size_t file, std::int64_t begin, std::int64_t end) const;
+
+  const std::string folder_, who_;
+  Manifest manifest_;
+  std::uint64_t hash_ = 0;
+  std::map<std::string, std::vector<Place>> tensors_;       ///< by "what|name"
+  std::map<std::string, bool> checked_;                     ///< likewise, while the tensors are looked at
+  std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< of files used last, the latest first
+  std::list<Chunk> chunks_;                                 ///< read last, the latest first
+};
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_header.h"
+
+namespace tessera {
+
+/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is given out whose hash is not the manifest's.
+/// Only a regular file of that name in that folder is opened; links are not followed.
+///
+/// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or another
+/// hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.
+class ShardReader {
+ public:
+  /// What lies at bytes [begin, end) of the data, for messages.
+  using Describe = std::function<std::string(std::int64_t begin, std::int64_t end)>;
+
+  /// `file` outlives this.
+  ShardReader(std::string folder, const SavedFile& file, std::string who);
+  ~ShardReader();
+  ShardReader(ShardReader&& other) noexcept;
+  ShardReader& operator=(ShardReader&&) = delete;
+
+  absl::StatusOr<ShardHeader> read_header();
+  /// A chunk of the data [as long as the chunk], checked. `describe` is asked if it is damaged.
+  absl::Status read_chunk(std::int64_t chunk, std::vector<std::byte>& bytes, const Describe& describe);
+  const std::string& path() const { return path_; }
+
+ private:
+  absl::Status open();
+  absl::Status read(std::int64_t offset, std::span<std::byte> bytes);
+
+  const std::string path_, who_;
+  const SavedFile& file_;
+  int fd_ = -1;
+};
+
+/// The whole text of a small file of a checkpoint, of at most `most_bytes`. 66, 77, 71, 74; 65 for a larger file, a link or
+/// anything that is no regular file.
+absl::StatusOr<std::string> read_checkpoint_text(const std::string& path, std::int64_t most_bytes,
+                                                 const std::string& who);
+
+}  // namespace tessera

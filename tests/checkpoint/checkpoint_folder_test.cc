@@ -1,0 +1,264 @@
+#include "checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "checkpoint/saved_checkpoint.h"
+#include "checkpoint/shard_writer.h"
+#include "offload/fault_plan.h"
+#include "runtime/base/status.h"
+#include "tests/checkpoint/made_up.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+/// A whole save by one rank. Its content tells `step`.
+absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100) {
+  TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, step, "rank 0"));
+  Manifest manifest;
+  manifest.step = step;
+  manifest.parameters = {{"w", {}, {600}, {}, "F32", false}};
+  ShardHeader header{{{kValue, "w", "F32", 0, 600}}};
+  TESSERA_ASSIGN_OR_RETURN(const auto writer,
+                           ShardWriter::create(unfinished->path(), "rank-00000.safetensors", header, "rank 0"));
+  TESSERA_RETURN_IF_ERROR(writer->append(made_up_bytes(header.pieces[0], static_cast<std::uint64_t>(step))));
+  TESSERA_ASSIGN_OR_RETURN(const SavedFile file, writer->finish());
+  manifest.files = {file};
+  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished->commit(write_manifest(manifest)));
+  TESSERA_RETURN_IF_ERROR(unfinished->prune(keep));
+  return path;
+}
+
+/// The step of the checkpoint at `path`, all of which is read; -1 if it is not whole.
+std::int64_t step_at(const std::string& path) {
+  auto checkpoint = SavedCheckpoint::open(path, "rank 0");
+  if (!checkpoint.ok()) return -1;
+  std::vector<std::byte> bytes(2400);
+  if (!(*checkpoint)->read(kValue, "w", 0, bytes).ok()) return -1;
+  const std::int64_t step = (*checkpoint)->manifest().step;
+  return bytes == made_up_bytes({kValue, "w", "F32", 0, 600}, static_cast<std::uint64_t>(step)) ? step : -1;
+}
+
+std::int64_t latest_step(const std::string& folder) {
+  const auto path = find_checkpoint(folder, "rank 0");
+  return path.ok() ? step_at(*path) : -1;
+}
+
+std::vector<std::string> listed(const std::string& folder) {
+  std::vector<std::string> names;
+  const auto there = list_checkpoints(folder, "test");
+  EXPECT_TRUE(there.ok()) << there.status();
+  if (!there.ok()) return {};
+  for (const ListedCheckpoint& checkpoint : *there) names.push_back(checkpoint.name);
+  return names;
+}
+
+TEST(CheckpointFolder, TheLatestIsTheOneCommittedLast) {
+  const ScratchFolder scratch;
+  const std::string folder = scratch.file("runs/a");  // is made
+  for (const std::int64_t step : {10, 20, 5}) {
+    const auto path = save(folder, step);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_EQ(latest_step(folder), step);
+    EXPECT_EQ(step_at(*path), step);
+    ::usleep(20000);  // names are ordered by the time of the commit
+  }
+  EXPECT_THAT(listed(folder), ElementsAre("step-000000000010", "step-000000000020", "step-000000000005"));
+  EXPECT_EQ(*find_checkpoint(folder + "/step-000000000010", "test"), folder + "/step-000000000010");
+  struct stat info {};
+  ASSERT_EQ(::stat((folder + "/step-000000000010").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST(CheckpointFolder, AStepSavedAgainReplacesNothing) {
+  const ScratchFolder folder;
+  for (const char* name : {"step-000000000010", "step-000000000010.1", "step-000000000010.2"}) {
+    EXPECT_EQ(*save(folder.path(), 10), folder.file(name));
+    EXPECT_EQ(content_of(folder.file("latest")), std::string(name) + "\n");
+    ::usleep(20000);
+  }
+  EXPECT_EQ(listed(folder.path()).size(), 3u);
+}
+
+TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
+  const ScratchFolder folder;
+  for (const std::int64_t step : {1, 2, 3, 4}) {
+    ASSERT_TRUE(save(folder.path(), step).ok());
+    ::usleep(20000);
+  }
+  ASSERT_TRUE(save(folder.path(), 5, 2).ok());
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000004", "step-000000000005"));
+  ASSERT_TRUE(save(folder.path(), 6, 0).ok());
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000006"));
+  EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000006"));
+  // Somebody set the clock back: the latest looks oldest, and stays.
+  timespec old[2] = {{1, 0}, {1, 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, folder.file("step-000000000006/manifest.json").c_str(), old, 0), 0);
+  auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 7, "rank 0");
+  std::filesystem::create_directory(folder.file("step-000000000008"));
+  write_content(folder.file("step-000000000008/manifest.json"), "");
+  ASSERT_TRUE((*unfinished)->prune(1).ok());
+  EXPECT_EQ(latest_step(folder.path()), 6);
+}
+
+TEST(CheckpointFolder, TheNextSaveRemovesWhatAKilledOneLeftAndNothingElse) {
+  const ScratchFolder folder;
+  ASSERT_TRUE(save(folder.path(), 1).ok());
+  for (const char* name : {"step-000000000002.tmp-77-0", "step-000000000001.tmp-pruned"}) {
+    std::filesystem::create_directory(folder.file(name));
+    write_content(folder.file(name) + "/rank-00000.safetensors", "x");
+  }
+  write_content(folder.file("latest.tmp-77-3"), "step-0");
+  // What others have put here stays.
+  for (const char* name : {"notes.tmp-1", "step-100", "steps.tmp-5"})
+    std::filesystem::create_directory(folder.file(name));
+  EXPECT_EQ(latest_step(folder.path()), 1);  // a load takes no notice
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000001"));
+  ASSERT_TRUE(save(folder.path(), 3).ok());
+  EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "notes.tmp-1", "step-000000000001",
+                                                   "step-000000000003", "step-100", "steps.tmp-5"));
+}
+
+TEST(CheckpointFolder, TwoSavesAtOnceAreRefused) {
+  const ScratchFolder folder;
+  const auto first = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
+  ASSERT_TRUE(first.ok());
+  const auto second = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
+  EXPECT_EQ(exit_code_of(second.status()), ExitCode::kUnavailable);
+  EXPECT_THAT(message_of(second.status()), HasSubstr("another process saves"));
+}
+
+TEST(CheckpointFolder, OneThatWasNotCommittedLeavesNothing) {
+  const ScratchFolder folder;
+  {
+    const auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
+    write_content((*unfinished)->path() + "/rank-00000.safetensors", "x");
+  }
+  EXPECT_THAT(folder.names(), ElementsAre("lock"));
+}
+
+TEST(CheckpointFolder, BadFoldersAreNamed) {
+  const ScratchFolder folder;
+  write_content(folder.file("file"), "x");
+  EXPECT_EQ(exit_code_of(save("", 1).status()), ExitCode::kConfig);
+  EXPECT_EQ(exit_code_of(save(folder.file("file"), 1).status()), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(find_checkpoint(folder.file("none"), "x").status()), ExitCode::kNoInput);
+  EXPECT_EQ(exit_code_of(find_checkpoint(folder.path(), "x").status()), ExitCode::kNoInput);
+  ASSERT_TRUE(save(folder.path(), 1).ok());
+  for (const auto& [text, code] : {std::pair("", ExitCode::kCorruptData),
+                                   {"../elsewhere\n", ExitCode::kCorruptData},
+                                   {"/etc\n", ExitCode::kCorruptData},
+                                   {"step-000000000001/..\n", ExitCode::kCorruptData},
+                                   {"step-000000000009\n", ExitCode::kNoInput}}) {
+    write_content(folder.file("latest"), text);
+    const auto found = find_checkpoint(folder.path(), "rank 0");
+    EXPECT_EQ(exit_code_of(found.status()), code) << text;
+    EXPECT_THAT(message_of(found.status()), HasSubstr("there are: step-000000000001")) << text;
+  }
+  write_content(folder.file("latest"), std::string(5000, 'x'));
+  EXPECT_EQ(exit_code_of(find_checkpoint(folder.path(), "x").status()), ExitCode::kCorruptData);
+}
+
+constexpr FaultSite kSites[] = {FaultSite::kOpen,   FaultSite::kRead,   FaultSite::kWrite, FaultSite::kFsync,
+                                FaultSite::kRename, FaultSite::kUnlink, FaultSite::kMkdir};
+
+// F22, F23: whichever operation of a save fails, the error says which, a whole checkpoint is the latest, and the next save works.
+TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
+  for (const FaultSite site : kSites) {
+    for (const int error : {EIO, ENOSPC}) {
+      std::int64_t n = 1;
+      for (;; ++n) {
+        const ScratchFolder folder;
+        ASSERT_TRUE(save(folder.path(), 1).ok());
+        ASSERT_TRUE(save(folder.path(), 2).ok());
+        std::int64_t hits = 0;
+        absl::Status status;
+        {
+          ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = error}});
+          status = save(folder.path(), 3, 2).status();
+          hits = faults.plan().faults();
+        }
+        const std::int64_t latest = latest_step(folder.path());
+        EXPECT_TRUE(latest == 2 || latest == 3) << latest;
+        if (hits == 0) {
+          EXPECT_TRUE(status.ok());
+          break;
+        }
+        EXPECT_FALSE(status.ok()) << static_cast<int>(site) << " " << n;
+        EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0: "), HasSubstr(folder.path())));
+        ASSERT_TRUE(save(folder.path(), 4, 1).ok());
+        EXPECT_EQ(latest_step(folder.path()), 4);
+        EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000004"));
+      }
+      EXPECT_GT(n, 1) << static_cast<int>(site);
+    }
+  }
+}
+
+// F2, F26: killed, or without power, at any operation.
+TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
+  for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
+                                FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
+                                FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = true}}) {
+    for (const FaultSite site : kSites) {
+      std::int64_t n = 1;
+      for (;; ++n) {
+        const ScratchFolder folder;
+        ASSERT_TRUE(save(folder.path(), 1).ok());
+        ASSERT_TRUE(save(folder.path(), 2).ok());
+        FaultRule rule = kind;
+        rule.site = site;
+        rule.nth = n;
+        const ChildEnd end = in_child([&] {
+          ScopedFaults faults({rule});
+          if (!save(folder.path(), 3, 2).ok()) return 1;
+          return faults.plan().faults() == 0 ? 0 : 2;
+        });
+        const std::int64_t latest = latest_step(folder.path());
+        EXPECT_TRUE(latest == 2 || latest == 3)
+            << "site " << static_cast<int>(site) << " operation " << n << ": " << latest;
+        for (const std::string& name : listed(folder.path())) EXPECT_GT(step_at(folder.file(name)), 0) << name;
+        if (end.exit_code == 0) break;
+        EXPECT_EQ(end.exit_code, 137);
+        ASSERT_TRUE(save(folder.path(), 4, 1).ok());
+        EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000004"));
+      }
+      EXPECT_GT(n, 1);
+    }
+  }
+}
+
+// So the test above can fail: without the sync of the shards a power loss takes the checkpoint.
+TEST(CheckpointFolder, WithoutSyncAPowerLossWouldShow) {
+  const ScratchFolder folder;
+  const ChildEnd end = in_child([&] {
+    ScopedFaults faults(
+        {{.site = FaultSite::kFsync, .path = "rank-00000", .nth = 1, .action = FaultAction::kTorn},
+         {.site = FaultSite::kUnlink, .path = "nothing", .nth = 1, .action = FaultAction::kDropUnsynced},
+         {.site = FaultSite::kOpen,
+          .path = "power",
+          .nth = 1,
+          .action = FaultAction::kDropUnsynced,
+          .keep_renames = true}});
+    if (!save(folder.path(), 1).ok()) return 1;
+    return fault_at(FaultSite::kOpen, "power").action == FaultAction::kNone ? 2 : 3;
+  });
+  EXPECT_EQ(end.exit_code, 137);
+  EXPECT_EQ(latest_step(folder.path()), -1);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,151 @@
+#include "checkpoint/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/hash.h"
+#include "checkpoint/manifest_line.h"
+#include "runtime/base/status.h"
+#include "tests/checkpoint/made_up.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string some_text() {
+  const ScratchFolder folder;
+  return write_made_up_checkpoint(folder.path());
+}
+
+TEST(Manifest, ComesBack) {
+  const std::string text = some_text();
+  const auto manifest = read_manifest("manifest.json", text);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(write_manifest(*manifest), text);
+  EXPECT_EQ(manifest->rates, (std::vector<std::optional<double>>{1e-3, std::nullopt, 0.1 + 0.2}));
+  EXPECT_EQ(manifest->data, (SavedCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
+  EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
+  EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));
+  EXPECT_EQ(manifest->json_items.at("best"), R"({"loss": 1.5})");
+  EXPECT_EQ(manifest->strategy, R"({"strategy": "FULL_SHARD"})");
+}
+
+// Another program reads it without knowing Tessera.
+TEST(Manifest, IsJson) {
+  const auto json = nlohmann::json::parse(some_text());
+  EXPECT_EQ(json.at("tessera_checkpoint"), 1);
+  EXPECT_EQ(json.at("files").size(), 2u);
+}
+
+// F30.
+TEST(Manifest, EveryFlippedBitIsNoticed) {
+  const std::string text = some_text();
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = text;
+      changed[i] = static_cast<char>(changed[i] ^ (1 << bit));
+      const auto read = read_manifest("manifest.json", changed);
+      ASSERT_FALSE(read.ok()) << "byte " << i << " bit " << bit;
+      EXPECT_EQ(exit_code_of(read.status()), ExitCode::kCorruptData);
+    }
+  }
+}
+
+// F31.
+TEST(Manifest, EveryTruncationIsNoticed) {
+  const std::string text = some_text();
+  for (std::size_t size = 0; size < text.size(); ++size)
+    ASSERT_FALSE(read_manifest("m", text.substr(0, size)).ok()) << size;
+  EXPECT_FALSE(read_manifest("m", text + "\n").ok());
+  EXPECT_FALSE(read_manifest("m", text + std::string(1, '\0')).ok());
+}
+
+// F35.
+TEST(Manifest, AnotherVersionIsNamed) {
+  const std::string text = some_text(), lines = text.substr(text.find('\n') + 1);
+  for (const std::int64_t version : {0, 2, 17}) {
+    const auto read = read_manifest("m", manifest_line(version, checkpoint_hash(lines)) + lines);
+    ASSERT_FALSE(read.ok());
+    EXPECT_THAT(message_of(read.status()),
+                AllOf(HasSubstr("version " + std::to_string(version)), HasSubstr("reads version 1")));
+  }
+}
+
+// F37: with a hash that fits.
+TEST(Manifest, HostileOnesAreRefused) {
+  const std::string text = some_text();
+  ASSERT_TRUE(read_manifest("m", changed_manifest(text, R"("step":)", R"("step":)")).ok());
+  struct Change {
+    const char *from, *to, *what;
+  };
+  const std::string step = "\"step\": ";
+  const Change changes[] = {
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"../rank-00000.safetensors\"", "plain file name"},
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"/etc/passwd\"", "plain file name"},
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"..\"", "plain file name"},
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"\"", "plain file name"},
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"a\\u0000b\"", "plain file name"},
+      {"\"name\":\"rank-00000.safetensors\"", "\"name\":\"rank-00001.safetensors\"", "given twice"},
+      {"\"name\":\"a.weight\"", "\"name\":\"frozen\"", "given twice"},
+      {"\"name\":\"count\"", "\"name\":\"running_mean\"", "given twice"},
+      {"\"shape\":[700,512]", "\"shape\":[3037000500,3037000500]", "too large"},
+      {"\"shape\":[700,512]", "\"shape\":[-700,512]", "/shape"},
+      {"\"shape\":[700,512]", "\"shape\":700", "/shape"},
+      {"\"step\": 12", "\"step\": -12", "/step"},
+      {"\"step\": 12", "\"step\": 1.2e1", "/step"},
+      {"\"step\": 12", "\"step\": 99999999999999999999", "/step"},
+      {"\"step\": 12", "\"step\": 12, \"step\": 13", "given twice"},
+      {"\"step\": 12", "\"steps\": 12", "/step"},
+      {"\"ranks\": 2", "\"ranks\": 3", "/mesh"},
+      {"\"ranks\":[1]", "\"ranks\":[2]", "/ranks"},
+      {"\"generators\": 2", "\"generators\": 3", "/generators"},
+      {"\"format\":\"8bit\"", "\"format\":\"4bit\"", "/format"},
+      {"\"name\":\"exp_avg\"", "\"name\":\"exp|avg\"", "'|'"},
+      {"\"dtype\":\"I64\"", "\"dtype\":\"C64\"", "/dtype"},
+      {"\"scale\":1024.5", "\"scale\":-1", "/loss_scale/scale"},
+      {"\"rates\": [0.001", "\"rates\": [\"x\"", "/rates"},
+      {"\"shuffle\":true", "\"shuffle\":1", "/data/shuffle"},
+      {"\"chunk_bytes\":1048576", "\"chunk_bytes\":0", "/chunk_bytes"},
+      {"\"header_bytes\":", "\"header_bytes\":-", "/header_bytes"},
+      {"\"chunk_hashes\":[\"", "\"chunk_hashes\":[\"0", "/chunk_hashes"},
+      {"\"chunk_hashes\":[", "\"chunk_hashes\":[\"0123456789abcdef\",", "hashes for"},
+      {"\"json_items\": {\"best\":", "\"json_items\": {\"best\":{},\"worst\":", "/json_items"},
+      {"\"units\": [\"(root)\"", "\"units\": [1", "/units"},
+      {"\"mesh\": {", "\"mesh\": [], \"net\": {", "/mesh"}};
+  for (const Change& change : changes) {
+    const auto read = read_manifest("there/manifest.json", changed_manifest(text, change.from, change.to));
+    ASSERT_FALSE(read.ok()) << change.to;
+    EXPECT_EQ(exit_code_of(read.status()), ExitCode::kCorruptData) << change.to;
+    EXPECT_THAT(message_of(read.status()), AllOf(HasSubstr("there/manifest.json"), HasSubstr(change.what)))
+        << change.to;
+  }
+  const std::string deep = std::string(1000000, '[');
+  EXPECT_FALSE(read_manifest("m", changed_manifest(text, "\"units\": [", "\"units\": [" + deep)).ok());
+}
+
+TEST(Manifest, NothingMayBeMissing) {
+  const std::string text = some_text();
+  const auto json = nlohmann::ordered_json::parse(text);
+  for (const auto& [key, value] : json.items()) {
+    // What a checkpoint need not have.
+    if (key == "data" || key == "rates" || key == "loss_scale" || key.starts_with("tessera") || key.starts_with("xxh3"))
+      continue;
+    const std::string at = "\"" + key + "\": ";
+    EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;
+  }
+}
+
+TEST(Manifest, PlainNames) {
+  for (const char* name : {"rank-00000.safetensors", "a", "A_9.-"}) EXPECT_TRUE(is_plain_name(name)) << name;
+  for (const char* name : {"", ".", "..", ".a", "a/b", "/a", "a b", "a\\b", "\xc3\xa9"})
+    EXPECT_FALSE(is_plain_name(name)) << name;
+  EXPECT_FALSE(is_plain_name(std::string(256, 'a')));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -66,6 +66,8 @@ std::string lines_of(const Json& root) {
 
 }  // namespace
 
+std::string this_program() { return "tessera " TESSERA_VERSION; }
+
 std::string write_manifest(const Manifest& manifest) {
   Json root = {{"written_by", manifest.written_by},
                {"step", manifest.step},

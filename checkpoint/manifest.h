@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/token_options.h"
+
 namespace tessera {
 
 /// What a checkpoint holds, and how to tell that it is whole. The names here are the keys
@@ -46,14 +48,6 @@ struct SavedTensor {
   std::int64_t numel = 0;
 };
 
-/// Where training goes on in its data (runtime/data/sampler.h).
-struct SavedCursor {
-  std::int64_t epoch = 0, consumed = 0, num_samples = 0;
-  std::uint64_t seed = 0;
-  bool shuffle = true;
-  friend bool operator==(const SavedCursor&, const SavedCursor&) = default;
-};
-
 struct SavedLossScale {
   double scale = 1;
   std::int64_t finite_steps = 0, overflow_steps = 0;
@@ -73,11 +67,14 @@ struct SavedFile {
   std::int64_t chunks() const { return (data_bytes() + kChunkBytes - 1) / kChunkBytes; }
 };
 
+/// "tessera 0.1.0".
+std::string this_program();
+
 struct Manifest {
   static constexpr std::int64_t kVersion = 1;
 
-  std::string written_by;  ///< "tessera 0.1.0"
-  std::int64_t step = 0;   ///< steps taken, those skipped for an overflow included
+  std::string written_by = this_program();
+  std::int64_t step = 0;  ///< steps taken, those skipped for an overflow included
   std::int64_t steps_applied = 0;
   std::int64_t ranks = 1, replicate = 1, shard = 1;
   std::string strategy;  ///< JSON, every key present
@@ -90,7 +87,7 @@ struct Manifest {
   std::optional<SavedLossScale> loss_scale;
   /// Learning rates set by hand: everybody's, then those of groups that have one of their own.
   std::vector<std::optional<double>> rates;
-  std::optional<SavedCursor> data;
+  std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
 };
 

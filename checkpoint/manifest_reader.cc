@@ -124,7 +124,7 @@ class ManifestReader {
     }
     if (const JsonNode* node = root_.find("data")) {
       const JsonFields fields(*node, file_, "/data", problem_);
-      SavedCursor& cursor = manifest.data.emplace();
+      SamplerCursor& cursor = manifest.data.emplace();
       cursor.epoch = fields.integer("epoch", 0, kMost);
       cursor.consumed = fields.integer("consumed", 0, std::int64_t{1} << 61);
       cursor.num_samples = fields.integer("num_samples", 0, std::int64_t{1} << 60);

@@ -41,6 +41,10 @@ Engine::~Engine() {
 }
 
 void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const {
+  expect(!half_loaded,
+         "backward after load_checkpoint failed half-way: some parameters are the checkpoint's, others are not. hint: "
+         "load a "
+         "checkpoint that is whole, or make the Engine anew");
   expect(microbatch < strategy.gradient_accumulation, "backward was called ", microbatch + 1,
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
   expect_weights("backward");

@@ -107,6 +107,7 @@ struct Engine::State {
   std::optional<Residency> residency;  ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;
 
+  bool half_loaded = false;     ///< a load of a checkpoint failed after it had begun to write
   int open_guards = 0;          ///< Gathered guards that live
   int open_writes = 0;          ///< Gathered(kWrite) guards that live
   bool shows_ema = false;       ///< parameters and their averages have changed places

@@ -50,6 +50,8 @@ TokenBatches& TokenBatches::operator=(TokenBatches&&) noexcept = default;
 TokenBatches::~TokenBatches() = default;
 
 TokenBatch TokenBatches::next(at::Device device) { return stream_->next(device); }
+SamplerCursor TokenBatches::cursor() const { return stream_->sampler().cursor(); }
+void TokenBatches::resume(const SamplerCursor& cursor) { throw_if_error(stream_->resume(cursor)); }
 std::int64_t TokenBatches::num_tokens() const { return stream_->dataset().num_tokens(); }
 std::int64_t TokenBatches::epoch() const { return stream_->sampler().epoch(); }
 std::int64_t TokenBatches::steps_per_epoch() const { return stream_->sampler().steps_per_epoch(); }

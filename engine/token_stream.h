@@ -24,6 +24,7 @@ class TokenStream {
   TokenBatch next(at::Device device);
   const TokenDataset& dataset() const { return *dataset_; }
   const DistributedSampler& sampler() const { return sampler_; }
+  absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:
   TokenStream(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,

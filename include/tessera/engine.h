@@ -22,6 +22,7 @@
 
 namespace tessera {
 
+class EngineCheckpoints;
 class QueuedStep;
 class StepOutcome;
 
@@ -213,6 +214,7 @@ class Engine {
 
  private:
   friend class EmaWeights;
+  friend class EngineCheckpoints;
   friend class Gathered;
   friend void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing);
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);

@@ -1,6 +1,7 @@
 #pragma once
 
 /// Everything a training program needs. Each header stands alone too.
+#include "tessera/checkpoint.h"            // IWYU pragma: export
 #include "tessera/collectives.h"           // IWYU pragma: export
 #include "tessera/deferred_init.h"         // IWYU pragma: export
 #include "tessera/engine.h"                // IWYU pragma: export

@@ -34,6 +34,12 @@ class TokenBatches {
   /// Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 
+  /// Where the next microbatch comes from, for a checkpoint. Taken between two steps, it holds for any number of ranks.
+  SamplerCursor cursor() const;
+  /// Goes on behind `cursor`. Throws tessera::Error: 78 if the number of samples, the seed or shuffling is another; 65 if the
+  /// numbers make no sense.
+  void resume(const SamplerCursor& cursor);
+
   std::int64_t num_tokens() const;
   std::int64_t epoch() const;
   std::int64_t steps_per_epoch() const;

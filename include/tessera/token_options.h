@@ -41,4 +41,14 @@ struct SamplerOptions {
   std::int64_t global_batch() const { return batch * accumulation * world_size; }
 };
 
+/// Where a sampler stands: what a checkpoint keeps. It says nothing of ranks, so any number of them can go on from it.
+struct SamplerCursor {
+  std::int64_t epoch = 0;
+  std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
+  std::int64_t num_samples = 0;
+  std::uint64_t seed = 0;
+  bool shuffle = true;
+  friend bool operator==(const SamplerCursor&, const SamplerCursor&) = default;
+};
+
 }  // namespace tessera

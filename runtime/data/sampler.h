@@ -16,15 +16,6 @@ namespace tessera {
 /// further, as many targets. Neighbours share one token, and every token but the first is a target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
-/// Where a sampler stands: what a checkpoint keeps. It says nothing of ranks, so any number of them can go on from it.
-struct SamplerCursor {
-  std::int64_t epoch = 0;
-  std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
-  std::int64_t num_samples = 0;
-  std::uint64_t seed = 0;
-  bool shuffle = true;
-};
-
 /// Deals the samples of an epoch out to the ranks. Each rank has one, with its own `rank`; they never talk.
 ///
 /// Invariants:

@@ -28,7 +28,7 @@ TEST(Manifest, ComesBack) {
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(write_manifest(*manifest), text);
   EXPECT_EQ(manifest->rates, (std::vector<std::optional<double>>{1e-3, std::nullopt, 0.1 + 0.2}));
-  EXPECT_EQ(manifest->data, (SavedCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
+  EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));
   EXPECT_EQ(manifest->json_items.at("best"), R"({"loss": 1.5})");

@@ -1,0 +1,191 @@
+#include "engine/checkpoint/matched_checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Contiguity.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "engine/checkpoint/state_formats.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+#include "sharding/scalar_type.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostProblems = 20;
+
+template <class Named>
+std::map<std::string, const Named*> by_name(const std::vector<Named>& list) {
+  std::map<std::string, const Named*> found;
+  for (const Named& each : list) found[each.name] = &each;
+  return found;
+}
+
+std::string quoted(const std::string& name) { return quoted_text(name, 120); }
+
+std::string sizes_text(const std::vector<std::int64_t>& sizes) { return c10::str(at::IntArrayRef(sizes)); }
+
+/// Compares both sides, and collects what does not fit.
+class Matcher {
+ public:
+  explicit Matcher(const Manifest& manifest) : manifest_(manifest), saved_(by_name(manifest.parameters)) {}
+
+  void match_parameters(const std::vector<std::unique_ptr<Unit>>& units) {
+    std::vector<std::string> left;
+    for (const auto& [name, parameter] : saved_) left.push_back(name);
+    for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
+      const FlatParameter& parameter = group.parameters[i];
+      if (const auto found = saved_.find(parameter.name); found == saved_.end()) {
+        missing_.push_back(parameter.name);
+      } else {
+        std::erase(left, parameter.name);
+        match(group, i, *found->second);
+      }
+    });
+    for (const std::string& name : missing_)
+      problem("parameter " + quoted(name) + " of the model is not in the checkpoint" + did_you_mean(name, left));
+    for (const std::string& name : left)
+      problem("parameter " + quoted(name) + " of the checkpoint is not in the model" + did_you_mean(name, missing_));
+  }
+
+  void match_buffers(const torch::nn::Module& module) {
+    const auto saved = by_name(manifest_.buffers);
+    std::size_t matched = 0;
+    for (const auto& item : module.named_buffers()) {
+      const at::Tensor& buffer = item.value();
+      if (!buffer.defined()) continue;
+      const auto found = saved.find(item.key());
+      if (found == saved.end()) {
+        problem("buffer " + quoted(item.key()) + " of the model is not in the checkpoint");
+        continue;
+      }
+      ++matched;
+      const std::string word = safetensors_word(buffer.scalar_type(), "buffer " + item.key());
+      if (buffer.sizes() != at::IntArrayRef(found->second->shape) || word != found->second->dtype)
+        problem(c10::str("buffer ", quoted(item.key()), ": the model wants ", word, " of ", buffer.sizes(),
+                         ", the checkpoint has ", found->second->dtype, " of ", sizes_text(found->second->shape)));
+    }
+    if (matched == saved.size()) return;
+    for (const auto& [name, buffer] : saved) {
+      if (!module.named_buffers().contains(name))
+        problem("buffer " + quoted(name) + " of the checkpoint is not in the model");
+    }
+  }
+
+  void match_states(const std::vector<SavedState>& states) {
+    const auto saved = by_name(manifest_.states);
+    for (const SavedState& state : states) {
+      const auto found = saved.find(state.name);
+      if (found == saved.end()) {
+        problem("the optimizer keeps " + quoted(state.name) + " for each parameter, and the checkpoint has " +
+                names_of(manifest_.states) + ". hint: /optimizer/type is another one than in the run that saved it");
+        continue;
+      }
+      matched_.states.push_back(found->second);
+      if (found->second->format == state.format) continue;
+      if (!can_convert(found->second->format, state.format)) {
+        problem("the state " + quoted(state.name) + " is " + found->second->format +
+                " in the checkpoint, and the Engine wants " + state.format +
+                ". hint: /optimizer/state_dtype as in the run that saved it");
+      } else if (!is_exact(found->second->format, state.format)) {
+        inexact("the state " + quoted(state.name) + " is " + found->second->format +
+                " in the checkpoint and was rounded to " + state.format);
+      }
+    }
+    for (const SavedState& state : manifest_.states) {
+      if (std::ranges::find(states, state.name, &SavedState::name) == states.end())
+        inexact("the optimizer has no state " + quoted(state.name) + ", so that of the checkpoint was left out");
+    }
+    const bool is_noisy = std::ranges::any_of(states, [](const SavedState& state) { return state.format != "fp32"; });
+    if (is_noisy && renumbered_ > 0)
+      inexact(c10::str("units are others than in the run that was saved, so ", renumbered_,
+                       " parameters' states will be rounded with other noise"));
+  }
+
+  absl::StatusOr<MatchedCheckpoint> take() {
+    if (problems_.empty()) {
+      note("begin with states of zeros, since they were frozen", anew_);
+      note("are frozen now, so their states were left out", frozen_);
+      note("were rounded to a narrower type, since they are frozen", rounded_);
+      return std::move(matched_);
+    }
+    const std::size_t more = problems_.size() > kMostProblems ? problems_.size() - kMostProblems : 0;
+    problems_.resize(problems_.size() - more);
+    return make_error(ExitCode::kCorruptData, "it does not fit the model:\n  " + joined(problems_, "\n  ") +
+                                                  (more > 0 ? c10::str("\n  and ", more, " more") : ""));
+  }
+
+ private:
+  void problem(std::string text) { problems_.push_back(std::move(text)); }
+  void inexact(std::string text) { matched_.inexact.push_back(std::move(text)); }
+  void note(const std::string& what, const std::vector<std::string>& names) {
+    if (!names.empty()) inexact(c10::str(names.size(), " parameters ", what, ": ", clipped(joined(names), 500)));
+  }
+
+  static std::string names_of(const std::vector<SavedState>& states) {
+    std::vector<std::string> names;
+    for (const SavedState& state : states) names.push_back(quoted(state.name));
+    return names.empty() ? "none" : joined(names);
+  }
+
+  void match(FlatGroup& group, std::size_t i, const SavedParameter& saved) {
+    const FlatParameter& parameter = group.parameters[i];
+    const std::string who = "parameter " + quoted(parameter.name);
+    if (parameter.sizes != saved.shape)
+      return problem(who + ": the model wants " + sizes_text(parameter.sizes) + ", the checkpoint has " +
+                     sizes_text(saved.shape));
+    if (saved_strides(parameter) != saved.strides)
+      return problem(who + ": the model has its elements in the order of strides " + sizes_text(parameter.strides) +
+                     ", the checkpoint in that of " + (saved.strides.empty() ? "rows" : sizes_text(saved.strides)));
+    if (parameter.aliases != saved.aliases)
+      return problem(who + ": the model ties it to [" + joined(parameter.aliases) + "], the checkpoint to [" +
+                     joined(saved.aliases) + "]");
+    check_type(group, who, saved);
+    if (group.trainable && !saved.trains) anew_.push_back(parameter.name);
+    if (!group.trainable && saved.trains) frozen_.push_back(parameter.name);
+    if (group.trainable && (saved.unit != group.unit->index || saved.group != static_cast<std::int64_t>(group.index) ||
+                            saved.first_element != group.layout.extent(i).offset))
+      ++renumbered_;
+    matched_.parameters.push_back({&group, i, &saved});
+  }
+
+  void check_type(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
+    const std::string wanted = safetensors_word(group.dtype), got = saved.trains ? "F32" : saved.dtype;
+    if (wanted == got || (group.trainable && got == "F32")) return;
+    const auto is_float = [](const std::string& word) { return word == "F32" || word == "BF16" || word == "F16"; };
+    if (!is_float(wanted) || !is_float(got))
+      return problem(who + ": the model wants the type " + wanted + ", the checkpoint has " + got);
+    const bool widens = group.trainable || wanted == "F32";
+    if (!widens) rounded_.push_back(saved.name);
+  }
+
+  const Manifest& manifest_;
+  const std::map<std::string, const SavedParameter*> saved_;
+  MatchedCheckpoint matched_;
+  std::vector<std::string> problems_, missing_, anew_, frozen_, rounded_;
+  std::int64_t renumbered_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> saved_strides(const FlatParameter& parameter) {
+  const auto rows = c10::contiguous_strides(parameter.sizes);
+  return at::IntArrayRef(rows) == at::IntArrayRef(parameter.strides) ? std::vector<std::int64_t>() : parameter.strides;
+}
+
+absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
+                                                   const torch::nn::Module& module,
+                                                   const std::vector<SavedState>& states, const Manifest& manifest) {
+  Matcher matcher(manifest);
+  matcher.match_parameters(units);
+  matcher.match_buffers(module);
+  matcher.match_states(states);
+  return matcher.take();
+}
+
+}  // namespace tessera

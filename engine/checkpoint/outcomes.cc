@@ -1,0 +1,58 @@
+#include "engine/checkpoint/outcomes.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+
+#include "runtime/base/text.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/gather_strings.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostMessageBytes = 16384;
+constexpr char kSeparator = ' ';  // between the exit code and the text
+
+std::string encode(const absl::StatusOr<std::string>& own) {
+  if (own.ok()) return "0" + (kSeparator + *own);
+  return std::to_string(static_cast<int>(exit_code_of(own.status()))) + kSeparator +
+         clipped(message_of(own.status()), kMostMessageBytes);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
+                                                        const absl::StatusOr<std::string>& own) {
+  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, encode(own)));
+  std::vector<int> failed;
+  absl::Status first;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    int code = 0;
+    const std::size_t end = texts[rank].find(kSeparator);
+    std::from_chars(texts[rank].data(), texts[rank].data() + end, code);
+    texts[rank].erase(0, end + 1);
+    if (code == 0) continue;
+    if (failed.empty()) first = make_error(static_cast<ExitCode>(code), texts[rank]);
+    failed.push_back(static_cast<int>(rank));
+  }
+  if (failed.empty()) return texts;
+  if (failed.size() == 1) return first;
+  failed.erase(failed.begin());
+  return make_error(exit_code_of(first), message_of(first) + " (and ranks " + number_ranges(failed) + " failed too)");
+}
+
+absl::Status status_from(const std::function<absl::Status()>& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    return make_error(error.exit_code(), error.message());
+  } catch (const std::bad_alloc&) {
+    return make_error(ExitCode::kOsResource, "out of memory");
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return make_error(ExitCode::kInternal, text.substr(0, text.find('\n')));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include "engine/checkpoint/state_reader.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/checkpoint/state_formats.h"
+#include "engine/checkpoint/stored_states.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/memory/master_weights.h"
+#include "engine/memory/state_views.h"
+#include "runtime/base/status.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+/// Calls `visit(portion)` for the portions of `run`; each but the last is of whole blocks, counted from `run`'s begin.
+template <class Visit>
+absl::Status for_each_portion(Extent run, const Visit& visit) {
+  static_assert(StateReader::kPortion % kStateBlock == 0);
+  for (std::int64_t begin = run.offset; begin < run.end(); begin += StateReader::kPortion)
+    TESSERA_RETURN_IF_ERROR(visit(Extent{begin, std::min(StateReader::kPortion, run.end() - begin)}));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status StateReader::read() {
+  const Unrecorded unrecorded;
+  for (const MatchedParameter& parameter : matched_.parameters) {
+    TESSERA_RETURN_IF_ERROR(read_value(parameter));
+    if (!parameter.group->trainable) continue;
+    if (!parameter.saved->trains) {
+      clear_states(parameter);
+      continue;
+    }
+    for (std::size_t state = 0; state < states_.size(); ++state) TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
+  }
+  return absl::OkStatus();
+}
+
+/// Masters, and parameters rounded from them; of frozen ones their values. What a rank holds of a parameter holds its masters.
+absl::Status StateReader::read_value(const MatchedParameter& parameter) {
+  FlatGroup& group = *parameter.group;
+  const SavedParameter& saved = *parameter.saved;
+  const std::string word = saved.trains ? "F32" : saved.dtype;
+  const Extent place = group.layout.extent(parameter.index);
+  return for_each_portion(intersect(place, group.parameter_part), [&](Extent portion) {
+    read_.resize(static_cast<std::size_t>(portion.numel * element_bytes(word)));
+    TESSERA_RETURN_IF_ERROR(
+        checkpoint_.read(saved.trains ? kMaster : kValue, saved.name, portion.offset - place.offset, read_));
+    const at::Tensor values = at::from_blob(read_.data(), {portion.numel}, at::TensorOptions(*type_of_word(word)));
+    write_values(group, values.to(flat_type_of(group)), portion);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status StateReader::read_state(const MatchedParameter& parameter, std::size_t state) {
+  FlatGroup& group = *parameter.group;
+  const SavedState& saved = *matched_.states[state];
+  const std::int64_t size = element_bytes(dtype_of_state(saved));
+  const Extent place = group.layout.extent(parameter.index), run = intersect(place, group.optimizer_part);
+  TESSERA_RETURN_IF_ERROR(for_each_portion(run, [&](Extent portion) {
+    read_.resize(static_cast<std::size_t>(portion.numel * size));
+    TESSERA_RETURN_IF_ERROR(checkpoint_.read(saved.name, parameter.saved->name, portion.offset - place.offset, read_));
+    for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
+      const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
+      const auto bytes = static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).data);
+      convert_state(saved.format, std::span(read_).subspan(begin, static_cast<std::size_t>(view.run.numel * size)),
+                    states_[state].format, {view.state[state].data, bytes});
+    });
+    return absl::OkStatus();
+  }));
+  return states_[state].format == "8bit" ? read_scales(parameter, state, run) : absl::OkStatus();
+}
+
+absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::size_t state, Extent run) {
+  FlatGroup& group = *parameter.group;
+  const Extent place = group.layout.extent(parameter.index);
+  return for_each_portion(run, [&](Extent portion) {
+    const std::int64_t blocks = (portion.numel + kStateBlock - 1) / kStateBlock;
+    read_.resize(static_cast<std::size_t>(blocks) * 4);
+    TESSERA_RETURN_IF_ERROR(checkpoint_.read(matched_.states[state]->name + kScales, parameter.saved->name,
+                                             (portion.offset - place.offset) / kStateBlock, read_));
+    for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
+      const std::int64_t first = (view.run.offset - portion.offset) / kStateBlock;
+      std::memcpy(view.state[state].scales, read_.data() + first * 4,
+                  static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).scales));
+    });
+    return absl::OkStatus();
+  });
+}
+
+/// As a new Engine has them.
+void StateReader::clear_states(const MatchedParameter& parameter) const {
+  FlatGroup& group = *parameter.group;
+  const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
+  if (run.numel == 0 || states_.empty()) return;
+  for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {
+    for (std::size_t state = 0; state < states_.size(); ++state) {
+      const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
+      std::memset(view.state[state].data, 0, static_cast<std::size_t>(bytes.data));
+      if (bytes.scales > 0) std::memset(view.state[state].scales, 0, static_cast<std::size_t>(bytes.scales));
+    }
+  });
+}
+
+}  // namespace tessera

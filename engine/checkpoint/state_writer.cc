@@ -1,0 +1,154 @@
+#include "engine/checkpoint/state_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <span>
+#include <utility>
+
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/stored_states.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/memory/state_views.h"
+#include "optim/rounding.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kJoinedAtOnce = 16384;
+
+/// `portions(append)` calls `append` with one portion after the other; the first failure ends the writing.
+template <class Portions>
+absl::Status append_portions(ShardWriter& writer, const Portions& portions) {
+  absl::Status status;
+  portions([&](const void* data, std::int64_t bytes) {
+    if (status.ok()) status = writer.append({static_cast<const std::byte*>(data), static_cast<std::size_t>(bytes)});
+  });
+  return status;
+}
+
+/// The masters of a split run, joined.
+template <class Append>
+void append_joined(const StateView& view, const Append& append) {
+  const auto* const high = reinterpret_cast<const std::uint16_t*>(view.parameter);
+  std::array<float, kJoinedAtOnce> joined;
+  for (std::int64_t begin = 0; begin < view.run.numel; begin += kJoinedAtOnce) {
+    const std::int64_t count = std::min(kJoinedAtOnce, view.run.numel - begin);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto low = static_cast<std::uint32_t>(static_cast<std::int32_t>(view.low[begin + i]));
+      joined[i] = std::bit_cast<float>(join_split(std::uint32_t{high[begin + i]}, low));
+    }
+    append(joined.data(), count * 4);
+  }
+}
+
+absl::Status append_masters(const FlatGroup& group, Extent run, ShardWriter& writer) {
+  const bool is_parameter = group.dtype == DType::kF32, is_split = group.master_kind == MasterKind::kSplitBF16;
+  const StateKind kind = is_parameter ? StateKind::kParameters
+                         : is_split   ? StateKind::kAll
+                                      : StateKind::kMastersAndStates;
+  return append_portions(writer, [&](const auto& append) {
+    for_each_state(group, kind, run, StateUse::kRead, [&](const StateView& view) {
+      if (!is_parameter && is_split) return append_joined(view, append);
+      append(is_parameter ? static_cast<const void*>(view.parameter) : view.master, view.run.numel * 4);
+    });
+  });
+}
+
+absl::Status append_values(const FlatGroup& group, Extent run, ShardWriter& writer) {
+  return append_portions(writer, [&](const auto& append) {
+    for_each_state(group, StateKind::kParameters, run, StateUse::kRead,
+                   [&](const StateView& view) { append(view.parameter, view.run.numel * group.element_bytes()); });
+  });
+}
+
+absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales, Extent run, ShardWriter& writer) {
+  return append_portions(writer, [&](const auto& append) {
+    for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kRead, [&](const StateView& view) {
+      const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
+      scales ? append(view.state[state].scales, bytes.scales) : append(view.state[state].data, bytes.data);
+    });
+  });
+}
+
+/// How many ranks hold the same part, and which of them this one is.
+std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
+  const Extent own = owned(axes, mesh, numel);
+  const int rank = mesh.replicate_index * mesh.shard_size + mesh.shard_index;
+  std::int64_t count = 0, index = 0;
+  for (int other = 0; other < mesh.world_size(); ++other) {
+    if (owned(axes, mesh.of(other), numel) != own) continue;
+    if (other < rank) ++index;
+    ++count;
+  }
+  return {count, index};
+}
+
+}  // namespace
+
+Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
+  const Extent own = owned(axes, mesh, numel);
+  const auto [count, index] = replicas(axes, mesh, numel);
+  // Cuts lie between blocks of the buffer, which cut no small tensor and large ones between blocks of their own (Layout).
+  const auto cut = [&](std::int64_t i) {
+    const std::int64_t at = own.offset + own.numel / count * i;
+    return i == 0       ? own.offset
+           : i == count ? own.end()
+                        : std::min(own.end(), (at + Layout::kBlock - 1) / Layout::kBlock * Layout::kBlock);
+  };
+  return {cut(index), cut(index + 1) - cut(index)};
+}
+
+StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                         const std::vector<SavedState>& states) {
+  const PlanInput& input = plan.input();
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+    const AxisPlacement axes = group.trainable ? input.placement.optimizer : input.placement.parameters;
+    const Extent run = intersect(group.layout.extent(i), written_part(axes, input.mesh, group.layout.numel()));
+    if (run.numel > 0) add_run(group, i, run, states);
+  });
+}
+
+void StateWriter::add_run(const FlatGroup& group, std::size_t parameter, Extent run,
+                          const std::vector<SavedState>& states) {
+  const std::string& name = group.parameters[parameter].name;
+  const std::int64_t offset = run.offset - group.layout.extent(parameter).offset;
+  if (!group.trainable) {
+    sources_.push_back({{kValue, name, safetensors_word(group.dtype), offset, run.numel},
+                        [&group, run](ShardWriter& writer) { return append_values(group, run, writer); }});
+    return;
+  }
+  sources_.push_back({{kMaster, name, "F32", offset, run.numel},
+                      [&group, run](ShardWriter& writer) { return append_masters(group, run, writer); }});
+  for (std::size_t state = 0; state < states.size(); ++state) {
+    const std::string& what = states[state].name;
+    sources_.push_back(
+        {{what, name, dtype_of_state(states[state]), offset, run.numel},
+         [&group, run, state](ShardWriter& writer) { return append_state(group, state, false, run, writer); }});
+    if (states[state].format != "8bit") continue;
+    sources_.push_back(
+        {{what + kScales, name, "F32", offset / kStateBlock, (run.numel + kStateBlock - 1) / kStateBlock},
+         [&group, run, state](ShardWriter& writer) { return append_state(group, state, true, run, writer); }});
+  }
+}
+
+void StateWriter::add(const std::string& what, const std::string& name, const at::Tensor& host) {
+  if (host.numel() == 0) return;
+  sources_.push_back({{what, name, safetensors_word(host.scalar_type(), what + " " + name), 0, host.numel()},
+                      [host](ShardWriter& writer) { return writer.append(bytes_of(host)); }});
+}
+
+absl::StatusOr<SavedFile> StateWriter::write(const std::string& folder, const std::string& name,
+                                             const std::string& who) {
+  ShardHeader header;
+  for (const Source& source : sources_) header.pieces.push_back(source.piece);
+  place_pieces(header.pieces);
+  std::ranges::stable_sort(sources_, std::ranges::greater(),
+                           [](const Source& source) { return element_bytes(source.piece.dtype); });
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ShardWriter> writer, ShardWriter::create(folder, name, header, who));
+  for (const Source& source : sources_) TESSERA_RETURN_IF_ERROR(source.append(*writer));
+  return writer->finish();
+}
+
+}  // namespace tessera

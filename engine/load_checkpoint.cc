@@ -1,0 +1,234 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/hash.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/outcomes.h"
+#include "engine/checkpoint/state_reader.h"
+#include "engine/checkpoint/stored_states.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/engine_checkpoints.h"
+#include "engine/expect.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+/// Loads one checkpoint. Every rank makes one, and all do the same steps.
+class Load {
+ public:
+  Load(EngineCheckpoints::State& s, const std::string& path)
+      : s_(s),
+        path_(path),
+        rank_(s.mesh.rank()),
+        who_("rank " + std::to_string(rank_)),
+        states_(stored_states(s.plan, *s.optimizer)) {}
+
+  absl::StatusOr<LoadedCheckpoint> run() {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
+    path_ = paths[0];
+    // Gathered values are stale soon, and no rank may be reading parts that others write: `looked at` is a meeting.
+    for (auto& unit : s_.units) {
+      if (unit->residency()) unit->residency()->drop(*unit);
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
+                             share("checkpoint looked at", [&] { return look(); }));
+    TESSERA_RETURN_IF_ERROR(expect_same(seen));
+    s_.half_loaded = true;
+    const auto applied = share("checkpoint loaded", [&] { return apply(); });
+    if (!applied.ok())
+      return make_error(
+          exit_code_of(applied.status()),
+          message_of(applied.status()) +
+              ". The Engine is not as it was: some of its values are the checkpoint's already. hint: load a "
+              "checkpoint that is whole, or make the Engine anew");
+    finish();
+    s_.half_loaded = false;
+    return std::move(loaded_);
+  }
+
+ private:
+  template <class Body>
+  absl::StatusOr<std::vector<std::string>> share(const char* label, const Body& body) {
+    std::string text;
+    const absl::Status status = status_from([&]() -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(text, body());
+      return absl::OkStatus();
+    });
+    return share_outcomes(*s_.axes.control, label, status.ok() ? absl::StatusOr<std::string>(text) : status);
+  }
+
+  absl::StatusOr<std::string> find() {
+    if (rank_ != 0) return "";
+    return find_checkpoint(std::filesystem::absolute(path_).string(), who_);
+  }
+
+  /// Nothing is changed before all of it was found to be right. The chunks are dealt out to the ranks.
+  absl::StatusOr<std::string> look() {
+    TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
+    absl::StatusOr<MatchedCheckpoint> matched =
+        match_checkpoint(s_.units, *s_.module, states_, checkpoint_->manifest());
+    if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
+    matched_ = *std::move(matched);
+    for (std::int64_t chunk = rank_; chunk < checkpoint_->chunks(); chunk += s_.mesh.world_size())
+      TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));
+    return hash_text(checkpoint_->hash());
+  }
+
+  /// The same on every rank.
+  absl::Status expect_same(const std::vector<std::string>& hashes) const {
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
+      if (hashes[rank] == hashes[0]) continue;
+      return make_error(ExitCode::kCorruptData,
+                        path_ + "/manifest.json has the hash " + hashes[0] + " on rank 0 and " + hashes[rank] +
+                            " on rank " + std::to_string(rank) +
+                            ": ranks see different files. hint: the folder must be one that all ranks "
+                            "share");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> apply() {
+    const Unrecorded unrecorded;
+    TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
+    TESSERA_RETURN_IF_ERROR(read_buffers());
+    TESSERA_RETURN_IF_ERROR(read_items());
+    TESSERA_RETURN_IF_ERROR(read_generator());
+    return "";
+  }
+
+  const Manifest& manifest() const { return checkpoint_->manifest(); }
+
+  absl::StatusOr<at::Tensor> read_tensor(const std::string& what, const SavedTensor& saved) {
+    const at::Tensor tensor = at::empty(saved.shape, at::TensorOptions(*type_of_word(saved.dtype)));
+    TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, saved.name, 0, bytes_of(tensor)));
+    return tensor;
+  }
+
+  absl::Status read_buffers() {
+    const bool same_ranks = manifest().ranks == s_.mesh.world_size();
+    const auto buffers = s_.module->named_buffers();
+    for (const SavedTensor& saved : manifest().buffers) {
+      const bool has_own = std::ranges::find(saved.ranks, rank_) != saved.ranks.end();
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor value,
+                               read_tensor(same_ranks && has_own ? buffer_of_rank(rank_) : kBuffer, saved));
+      at::Tensor buffer = buffers[saved.name];
+      buffer.copy_(value);
+      if (!same_ranks && !saved.ranks.empty())
+        matched_.inexact.push_back("the buffer \"" + saved.name +
+                                   "\" was another one on each rank, and is rank 0's now");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status read_items() {
+    for (const SavedTensor& saved : manifest().items) {
+      TESSERA_ASSIGN_OR_RETURN(loaded_.items.tensors[saved.name], read_tensor(kItem, saved));
+    }
+    loaded_.items.json = manifest().json_items;
+    loaded_.items.data = manifest().data;
+    return absl::OkStatus();
+  }
+
+  absl::Status read_generator() {
+    if (manifest().generators < s_.mesh.world_size())
+      matched_.inexact.push_back("the checkpoint is of " + std::to_string(manifest().generators) +
+                                 " ranks, so ranks from that number on keep the generators that they have");
+    if (rank_ >= manifest().generators) return absl::OkStatus();
+    const std::string name = std::to_string(rank_);
+    std::int64_t bytes = 0;
+    for (const SavedCheckpoint::Place& place : checkpoint_->pieces(kGenerator, name)) bytes += place.piece.numel;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(generator.mutex());
+    const std::int64_t wanted = generator.get_state().numel();
+    if (bytes != wanted)
+      return make_error(ExitCode::kCorruptData, who_ + ": " + path_ + ": the state of LibTorch's generator has " +
+                                                    std::to_string(bytes) + " bytes, this LibTorch's has " +
+                                                    std::to_string(wanted));
+    const at::Tensor state = at::empty({bytes}, at::TensorOptions(at::kByte));
+    TESSERA_RETURN_IF_ERROR(checkpoint_->read(kGenerator, name, 0, bytes_of(state)));
+    generator.set_state(state);
+    return absl::OkStatus();
+  }
+
+  /// What cannot fail any more.
+  void finish() {
+    StepProgress progress = s_.step->progress();
+    progress.applied = manifest().steps_applied;
+    for (const MatchedParameter& parameter : matched_.parameters) {
+      const bool goes_on = parameter.group->trainable && parameter.saved->trains;
+      progress.updates[parameter.group->parameters[parameter.index].tensor.unsafeGetTensorImpl()] =
+          goes_on ? parameter.saved->updates : 0;
+    }
+    if (manifest().loss_scale && s_.strategy.mixed_precision.loss_scale.dynamic)
+      progress.scaler = {static_cast<float>(manifest().loss_scale->scale), manifest().loss_scale->finite_steps,
+                         manifest().loss_scale->overflow_steps};
+    read_rates(progress);
+    s_.step->resume(progress);
+    s_.attempts = manifest().step;
+    // Graphs made before must not be run backward on the new values.
+    for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
+      if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
+    });
+    for (auto& unit : s_.units) unit->gathered_hash = 0;
+    s_.checks->accept();
+    loaded_.path = path_;
+    loaded_.step = manifest().step;
+    loaded_.inexact = std::move(matched_.inexact);
+    if (rank_ != 0) return;
+    log_info("loaded " + path_ + ", of step " + std::to_string(loaded_.step));
+    for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
+  }
+
+  void read_rates(StepProgress& progress) {
+    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual || manifest().rates.empty()) return;
+    if (manifest().rates.size() != progress.rates.size()) {
+      matched_.inexact.push_back(
+          "the run has other groups of parameters than the checkpoint, so rates set by hand were left out");
+      return;
+    }
+    std::ranges::transform(manifest().rates, progress.rates.begin(), [](const std::optional<double>& rate) {
+      return rate.value_or(std::numeric_limits<double>::quiet_NaN());
+    });
+  }
+
+  EngineCheckpoints::State& s_;
+  std::string path_;
+  const int rank_;
+  const std::string who_;
+  const std::vector<SavedState> states_;
+  std::unique_ptr<SavedCheckpoint> checkpoint_;
+  MatchedCheckpoint matched_;
+  LoadedCheckpoint loaded_;
+};
+
+}  // namespace
+
+LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
+  expect(s_.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
+  expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
+  if (s_.accelerator.device.is_queued)
+    throw Error(ExitCode::kConfig,
+                "load_checkpoint: checkpoints of Engines on a GPU are not built yet. hint: train on the CPU");
+  return value_or_throw(s_.or_abort("load_checkpoint", [&] {
+    s_.expect_parameters();
+    return Load(s_, path).run();
+  }));
+}
+
+LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {
+  return EngineCheckpoints(engine).load(path.string());
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/token_options.h"
+
+namespace tessera {
+
+class Engine;
+
+/// What a checkpoint holds beside an Engine.
+struct CheckpointItems {
+  std::map<std::string, at::Tensor> tensors;  ///< rank 0's; of numbers or bools, dense, of any device
+  std::map<std::string, std::string> json;    ///< rank 0's; each a JSON text
+  std::optional<SamplerCursor> data;  ///< TokenBatches::cursor, taken after the last microbatch that was trained on
+};
+
+struct SaveOptions {
+  std::int64_t keep = 0;  ///< so many checkpoints stay in the folder, the oldest go; 0: all stay
+};
+
+/// What load_checkpoint found.
+struct LoadedCheckpoint {
+  std::string path;
+  std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
+  CheckpointItems items;  ///< the same on every rank
+  /// What is not as it was when the checkpoint was saved, each in a sentence: states that had to be rounded or that begin anew,
+  /// generators of ranks that there were not. Empty where nothing was lost.
+  std::vector<std::string> inexact;
+};
+
+/// Writes all that training goes on from to a new folder in `folder`, whose path it returns, and makes `folder`/latest name it:
+///
+///   tessera::save_checkpoint(engine, "runs/a/checkpoints", {.data = batches.cursor()}, {.keep = 3});
+///   ...
+///   auto loaded = tessera::load_checkpoint(engine, "runs/a/checkpoints");   // in another process, on other ranks
+///   batches.resume(*loaded.items.data);
+///
+/// Holds parameters and fp32 masters, optimizer states as they are stored, how often each parameter was updated, the loss scale,
+/// rates set by hand, the module's buffers, LibTorch's default generator of the CPU of each rank, and `items`. docs/checkpoints.md
+/// is the format. Each rank writes its own shards, through one MiB of memory. At any moment, through errors and kills, `latest`
+/// names a whole checkpoint, if there was one. All ranks must reach `folder`.
+///
+/// Collective; between steps. Errors, the same on every rank: 64 between backward and step, or under Gathered; 73, 74, 77 where
+/// a file cannot be written (the message names the rank and the file). After those nothing has changed, and training can go on.
+std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder, const CheckpointItems& items = {},
+                            const SaveOptions& options = {});
+
+/// Gives an Engine all that a checkpoint holds, at any number of ranks, under any strategy and precision, wherever state lies. With
+/// the number of ranks, the units and the strategy of the save, training goes on as if it had not stopped, bit for bit. `path`: a
+/// checkpoint, or a folder with `latest`.
+///
+/// What is not the model's is not loaded: learning rates of a schedule, clipping, sharding come from the Engine's strategy.
+///
+/// Collective; between steps. All files are checked before anything is changed. Errors, the same on every rank: 66 no checkpoint;
+/// 65 it is damaged (with file, offset, wanted and got) or of another model or optimizer (with all names); 74 a file cannot be
+/// read. If a message does not say so, the Engine is as it was.
+LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path);
+
+}  // namespace tessera

@@ -1,0 +1,581 @@
+// Checkpoints of Engines: training goes on with the same bits, under any strategy and number of ranks, and what is wrong with a
+// checkpoint is an error on all ranks that changes nothing.
+
+#include "tessera/checkpoint.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "checkpoint/saved_checkpoint.h"
+#include "offload/fault_plan.h"
+#include "tessera/error.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+/// A folder that goes with the object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "tessera-checkpoints-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::string content_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+/// Every byte of every tensor of a checkpoint, by "what|name", whichever file has it.
+std::map<std::string, std::string> tensors_of(const std::string& path) {
+  auto checkpoint = SavedCheckpoint::open(path, "test");
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::map<std::string, std::string> tensors;
+  const auto add = [&](const std::string& what, const std::string& name) {
+    for (const auto& place : (*checkpoint)->pieces(what, name)) {
+      std::string bytes(static_cast<std::size_t>(place.piece.bytes()), '\0');
+      EXPECT_TRUE((*checkpoint)->read(what, name, place.piece.offset, std::as_writable_bytes(std::span(bytes))).ok());
+      tensors[what + "|" + name] += bytes;
+    }
+  };
+  for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
+    add(kMaster, parameter.name);
+    add(kValue, parameter.name);
+    for (const SavedState& state : (*checkpoint)->manifest().states) {
+      add(state.name, parameter.name);
+      add(state.name + kScales, parameter.name);
+    }
+  }
+  return tensors;
+}
+
+struct Steps {
+  std::vector<StepResult> results;
+  Values values;
+};
+
+Steps train(Session& session, std::size_t begin, std::size_t end) {
+  Steps steps;
+  for (std::size_t i = begin; i < end; ++i) {
+    while (!session.engine.step_is_due()) session.engine.backward(session.loss(i), {.tokens = 1, .samples = 1});
+    steps.results.push_back(session.engine.step());
+  }
+  steps.values = session.values();
+  return steps;
+}
+
+bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+void expect_same(const Steps& got, const Steps& wanted, const std::string& what) {
+  ASSERT_EQ(got.results.size(), wanted.results.size());
+  for (std::size_t i = 0; i < got.results.size(); ++i) {
+    const StepResult &a = got.results[i], &b = wanted.results[i];
+    EXPECT_TRUE(a.step == b.step && same_number(a.loss, b.loss) && same_number(a.grad_norm, b.grad_norm) &&
+                a.lr == b.lr && a.overflow == b.overflow && a.loss_scale == b.loss_scale)
+        << what << ", step " << a.step << ": " << a.loss << " " << b.loss << ", " << a.grad_norm << " " << b.grad_norm;
+  }
+  EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
+}
+
+/// Trains, saves, trains on; and loads into an Engine that has already trained something else, and trains on.
+void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model, const std::string& folder,
+                   const std::string& what) {
+  Session first(mesh, strategy, model);
+  train(first, 0, 3);
+  save_checkpoint(first.engine, folder);
+  const Steps wanted = train(first, 3, 6);
+  Session second(mesh, strategy, model);
+  train(second, 4, 5);
+  const LoadedCheckpoint loaded = load_checkpoint(second.engine, folder);
+  EXPECT_EQ(loaded.step, 3);
+  EXPECT_THAT(loaded.inexact, IsEmpty()) << what;
+  EXPECT_EQ(second.engine.steps_applied(), wanted.results[0].overflow ? 0 : first.engine.steps_applied() - 3) << what;
+  expect_same(train(second, 3, 6), wanted, what);
+}
+
+TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
+  for (const Kept& kept : kKept) {
+    const TinyOptions again{.shared_block = true, .recompute = true};
+    for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}, {kAwkward, 4}, {again, 2}}) {
+      for (const Placed& placed : kOnePerPlacement) {
+        const Folder folder;
+        const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
+        const TinyOptions& options = model;
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          expect_resume(mesh, strategy_of(kept, placed), options, folder.path(), what);
+        });
+      }
+    }
+  }
+}
+
+TEST(Checkpoint, StatesOnDiskGoOnToo) {
+  constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 0, 3}};
+  for (const Kept& kept : kKept) {
+    for (const Below& below : kBelow) {
+      for (const Placed& placed : kOnePerPlacement) {
+        const Folder folder;
+        run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+          expect_resume(mesh, strategy_of(kept, placed, &below), kAwkward, folder.path(),
+                        name_of(kept) + ", " + name_of(placed));
+        });
+      }
+    }
+  }
+}
+
+// Groups with rates of their own, accumulation, overflows, updates in backward, four ranks on two hosts.
+TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
+  const std::pair<const char*, std::function<void(Strategy&)>> kinds[] = {
+      {"accumulation", [](Strategy& s) { s.gradient_accumulation = 2; }},
+      {"schedule",
+       [](Strategy& s) { s.lr_schedule = {.type = LrScheduleType::kCosine, .warmup_steps = 2, .total_steps = 8}; }},
+      {"in backward", update_in_backward},
+      {"groups", [](Strategy& s) { s.optimizer.groups = {{.match = {"*.bias"}, .lr_ratio = 2}}; }},
+      {"sgd", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd, s.optimizer.momentum = 0.9; }},
+      {"sgd without states", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd; }},
+      {"buckets",
+       [](Strategy& s) { s.strategy = ShardingStrategy::kNoShard, s.units = {}, s.units.bucket_cap_mb = 0.01; }},
+      {"hybrid", [](Strategy& s) { s.strategy = ShardingStrategy::kHybridShard; }},
+      {"hybrid, world",
+       [](Strategy& s) { s.strategy = ShardingStrategy::kHybridShard, s.optimizer.shard_over_world = true; }},
+      {"zero 1", [](Strategy& s) { s.strategy = ShardingStrategy::kShardOptimizer; }}};
+  for (const auto& [what, adjust] : kinds) {
+    for (const bool shared : {false, true}) {
+      const Folder folder;
+      run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {
+        expect_resume(mesh, strategy_for(Placed(ShardingStrategy::kFullShard, shared), adjust), kAwkward, folder.path(),
+                      what);
+      });
+    }
+  }
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Strategy strategy = strategy_for(ShardingStrategy::kFullShard, nullptr, DType::kF16);
+    strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // steps overflow before and after the save
+    Session first(mesh, strategy);
+    train(first, 0, 3);
+    save_checkpoint(first.engine, folder.path());
+    const Steps wanted = train(first, 3, 12);
+    EXPECT_TRUE(wanted.results.front().overflow);
+    Session second(mesh, strategy);
+    load_checkpoint(second.engine, folder.path());
+    expect_same(train(second, 3, 12), wanted, "overflows");
+  });
+}
+
+TEST(Checkpoint, RatesSetByHandGoOn) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
+      s.lr_schedule.type = LrScheduleType::kManual;
+      s.optimizer.groups = {{.name = "biases", .match = {"*.bias"}},
+                            {.name = "head", .match = {"head"}, .lr_ratio = 0.5}};
+    });
+    Session first(mesh, strategy);
+    first.engine.set_lr(0.004);
+    first.engine.set_lr("head", 0.0123);
+    train(first, 0, 2);
+    save_checkpoint(first.engine, folder.path());
+    const Steps wanted = train(first, 2, 4);
+    Session second(mesh, strategy);
+    load_checkpoint(second.engine, folder.path());
+    expect_same(train(second, 2, 4), wanted, "rates");
+  });
+}
+
+// N -> M -> N: what was saved comes back byte for byte, whatever the ranks between did with it.
+TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
+  const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
+                            Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
+  for (const Kept& kept : kKept) {
+    for (const int ranks : {1, 2, 3}) {
+      const Folder one;
+      std::string path;
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
+        train(session, 0, 3);
+        const std::string saved = save_checkpoint(session.engine, one.path());
+        if (mesh.rank() == 0) path = saved;
+      });
+      const auto wanted = tensors_of(path);
+      for (const int others : {1, 2, 3, 4}) {
+        const Placed& placed = kOthers[(others + ranks) % 4];
+        const Folder two, three;
+        const std::string what =
+            name_of(kept) + ", " + std::to_string(ranks) + " -> " + std::to_string(others) + " " + name_of(placed);
+        std::string between, back;
+        run_ranks({.ranks = others}, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_of(kept, placed), kAwkward);
+          train(session, 1, 2);
+          load_checkpoint(session.engine, path);
+          const std::string saved = save_checkpoint(session.engine, two.path());
+          if (mesh.rank() == 0) between = saved;
+        });
+        EXPECT_EQ(tensors_of(between), wanted) << what;
+        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+          Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
+          load_checkpoint(session.engine, two.path());
+          const std::string saved = save_checkpoint(session.engine, three.path());
+          if (mesh.rank() == 0) back = saved;
+        });
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::string name = "rank-0000" + std::to_string(rank) + ".safetensors";
+          EXPECT_EQ(content_of(back + "/" + name), content_of(path + "/" + name)) << what << " " << name;
+        }
+      }
+    }
+  }
+}
+
+// No element is written twice: files of replicated state are as large as those of sharded state.
+TEST(Checkpoint, RanksDivideWhatTheyAllHave) {
+  for (const Placed& placed : kInMemory) {
+    const Folder folder;
+    std::string path;
+    run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_of(kKept[0], placed), kWide);
+      const std::string saved = save_checkpoint(session.engine, folder.path());
+      if (mesh.rank() == 0) path = saved;
+    });
+    const auto checkpoint = SavedCheckpoint::open(path, "test");
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const SavedFile& file : (*checkpoint)->manifest().files)
+      EXPECT_GT(file.data_bytes(), 45000) << name_of(placed);
+  }
+}
+
+// What the fp32 masters are does not depend on how parameters are computed with.
+TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
+  for (const DType from : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Kept& to : kKept) {
+      if (to.state == StateDType::k8Bit) continue;
+      const Folder one, two;
+      std::string path, again;
+      std::vector<std::string> inexact;
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session first(mesh, strategy_for(ShardingStrategy::kFullShard, nullptr, from), kWide);
+        train(first, 0, 3);
+        const std::string saved = save_checkpoint(first.engine, one.path());
+        Session second(mesh, strategy_of(to, ShardingStrategy::kShardGradients), kWide);
+        const LoadedCheckpoint loaded = load_checkpoint(second.engine, one.path());
+        const std::string saved_again = save_checkpoint(second.engine, two.path());
+        train(second, 3, 4);
+        if (mesh.rank() == 0) path = saved, again = saved_again, inexact = loaded.inexact;
+      });
+      const auto wanted = tensors_of(path), got = tensors_of(again);
+      for (const auto& [key, bytes] : wanted) {
+        if (key.starts_with("master|") || to.state == StateDType::kF32) {
+          EXPECT_EQ(got.at(key), bytes) << key;
+        }
+      }
+      EXPECT_EQ(inexact.empty(), to.state == StateDType::kF32) << ::testing::PrintToString(inexact);
+      if (!inexact.empty()) {
+        EXPECT_THAT(inexact[0], HasSubstr("rounded to bf16"));
+      }
+    }
+  }
+}
+
+TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session trained(mesh, strategy_for(ShardingStrategy::kFullShard), kWide);
+    train(trained, 0, 3);
+    save_checkpoint(trained.engine, folder.path());
+    const Values wanted = trained.values();
+    TinyOptions frozen = kWide;
+    frozen.frozen_first_block = true;
+    Session second(mesh, strategy_for(ShardingStrategy::kFullShard), frozen);
+    const LoadedCheckpoint loaded = load_checkpoint(second.engine, folder.path());
+    EXPECT_TRUE(all_same_bits(second.values(), wanted));
+    ASSERT_EQ(loaded.inexact.size(), 1u);
+    EXPECT_THAT(loaded.inexact[0], AllOf(HasSubstr("are frozen now"), HasSubstr("blocks.0.up.weight")));
+    train(second, 3, 4);
+    save_checkpoint(second.engine, folder.path());
+    const Values later = second.values();
+    Session third(mesh, strategy_for(ShardingStrategy::kFullShard), kWide);
+    train(third, 0, 2);  // has states, which are to be zeros again
+    const LoadedCheckpoint thawed = load_checkpoint(third.engine, folder.path());
+    ASSERT_EQ(thawed.inexact.size(), 1u);
+    EXPECT_THAT(thawed.inexact[0], HasSubstr("states of zeros"));
+    EXPECT_TRUE(all_same_bits(third.values(), later));
+    const std::string path = save_checkpoint(third.engine, folder.path());
+    if (mesh.rank() != 0) return;
+    const std::string zeros = tensors_of(path).at("exp_avg|blocks.0.up.weight");
+    EXPECT_EQ(zeros, std::string(zeros.size(), '\0'));
+  });
+}
+
+TEST(Checkpoint, ItemsAndCursorComeBackOnEveryRank) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    CheckpointItems items;
+    items.tensors["ema"] = at::full({3, 2}, 1.5 + mesh.rank(), at::kDouble).t();
+    items.tensors["none"] = at::full({0}, 1.0);
+    items.tensors["one"] = at::full({}, 7, at::kLong);
+    items.json["best"] = R"({"loss": 1.25, "at": [1, 2]})";
+    items.data = SamplerCursor{2, 400, 1000, 0xffffffffffffffffu, false};
+    save_checkpoint(session.engine, folder.path(), items);
+    const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
+    EXPECT_TRUE(loaded.items.tensors.at("ema").equal(at::full({2, 3}, 1.5, at::kDouble)));
+    EXPECT_EQ(loaded.items.tensors.at("none").numel(), 0);
+    EXPECT_EQ(loaded.items.tensors.at("one").item<std::int64_t>(), 7);
+    EXPECT_EQ(loaded.items.json, items.json);
+    EXPECT_EQ(loaded.items.data, items.data);
+  });
+}
+
+TEST(Checkpoint, KeepsSoMany) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    for (std::size_t i = 0; i < 4; ++i) {
+      session.train(i);
+      save_checkpoint(session.engine, folder.path(), {}, {.keep = 2});
+    }
+  });
+  EXPECT_EQ(names_in(folder.path()),
+            (std::set<std::string>{"latest", "lock", "step-000000000003", "step-000000000004"}));
+}
+
+/// What all ranks of two are told when they load; nothing has changed, and training goes on.
+std::string refusal_of(const std::string& path, const TinyOptions& model, const Adjust& adjust, ExitCode code) {
+  std::string texts[2];
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), model);
+    train(session, 0, 1);
+    const Values before = session.values();
+    try {
+      load_checkpoint(session.engine, path);
+      ADD_FAILURE() << "loaded " << path;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), code) << error.message();
+      texts[mesh.rank()] = error.message();
+    }
+    EXPECT_TRUE(all_same_bits(session.values(), before));
+    train(session, 1, 2);
+  });
+  EXPECT_EQ(texts[0], texts[1]);
+  return texts[0];
+}
+
+TEST(Checkpoint, OfAnotherModelIsRefusedWithAllNames) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    save_checkpoint(session.engine, folder.path());
+  });
+  const auto refusal = [&](const TinyOptions& model, const Adjust& adjust = nullptr) {
+    return refusal_of(folder.path(), model, adjust, ExitCode::kCorruptData);
+  };
+  EXPECT_THAT(refusal({.vocab = 19, .width = 12, .hidden = 32}),
+              AllOf(HasSubstr("\"blocks.0.up.weight\": the model wants [32, 12], the checkpoint has [31, 12]"),
+                    HasSubstr("blocks.2.down.weight")));
+  EXPECT_THAT(refusal({.blocks = 2}), HasSubstr("\"blocks.2.up.weight\" of the checkpoint is not in the model"));
+  EXPECT_THAT(refusal({.blocks = 4}), HasSubstr("\"blocks.3.up.weight\" of the model is not in the checkpoint"));
+  EXPECT_THAT(refusal({.tied_head = true}), HasSubstr("ties it to [embedding.weight], the checkpoint to []"));
+  EXPECT_THAT(refusal({}, [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd, s.optimizer.momentum = 0.9; }),
+              AllOf(HasSubstr("\"momentum_buffer\""), HasSubstr("\"exp_avg\", \"exp_avg_sq\""), HasSubstr("hint:")));
+  EXPECT_THAT(refusal({}, [](Strategy& s) { s.optimizer.state_dtype = StateDType::k8Bit; }),
+              AllOf(HasSubstr("is fp32 in the checkpoint"), HasSubstr("wants 8bit")));
+}
+
+TEST(Checkpoint, MissingOnesAreNamed) {
+  const Folder folder;
+  EXPECT_THAT(refusal_of(folder.file("nowhere"), {}, nullptr, ExitCode::kNoInput), HasSubstr("nowhere"));
+  EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));
+}
+
+// F30, F31: whichever rank finds it, all are told.
+TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
+  const Folder folder;
+  std::string path;
+  run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    const std::string saved = save_checkpoint(session.engine, folder.path());
+    if (mesh.rank() == 0) path = saved;
+  });
+  for (const char* name :
+       {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors"}) {
+    const std::string file = path + "/" + name, bytes = content_of(file);
+    for (const std::size_t place : {std::size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
+      std::string changed = bytes;
+      changed[place] = static_cast<char>(changed[place] ^ 1);
+      std::ofstream(file, std::ios::binary) << changed;
+      EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kCorruptData), HasSubstr(name));
+    }
+    std::ofstream(file, std::ios::binary) << bytes.substr(0, bytes.size() - 1);
+    EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kCorruptData), HasSubstr(name));
+    fs::remove(file);
+    EXPECT_THAT(refusal_of(path, {}, nullptr, ExitCode::kNoInput),
+                HasSubstr(name == std::string("manifest.json") ? "latest" : name));
+    std::ofstream(file, std::ios::binary) << bytes;
+  }
+}
+
+TEST(Checkpoint, CallsOutOfTurnAreRefused) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    const auto refused = [&](const char* text) {
+      for (const auto& call : {std::function<void()>([&] { save_checkpoint(session.engine, folder.path()); }),
+                               std::function<void()>([&] { load_checkpoint(session.engine, folder.path()); })}) {
+        try {
+          call();
+          ADD_FAILURE() << text;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.exit_code(), ExitCode::kUsage);
+          EXPECT_THAT(error.message(), HasSubstr(text));
+        }
+      }
+    };
+    session.engine.backward(session.loss(0));
+    refused("between backward and step");
+    session.engine.step();
+    const Gathered guard(session.engine);
+    refused("under a Gathered guard");
+  });
+}
+
+// F22, F23: every operation of a save by two ranks fails once. All ranks get the same error, what was saved before stays the
+// latest, nothing is left over, and training goes on.
+TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
+  for (const FaultSite site :
+       {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
+    std::int64_t n = 1;
+    for (bool hit = true; hit; ++n) {
+      const Folder folder;
+      std::string texts[2];
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+        session.train(0);
+        save_checkpoint(session.engine, folder.path());
+        session.train(1);
+        {
+          static std::atomic<ScopedFaults*> faults{nullptr};
+          if (mesh.rank() == 0)
+            faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
+          const Values meet = session.values();  // the plan is installed before any rank saves
+          try {
+            save_checkpoint(session.engine, folder.path());
+          } catch (const Error& error) {
+            texts[mesh.rank()] = error.message();
+          }
+          const Values meet_again = session.values();
+          if (mesh.rank() == 0) {
+            hit = faults.load()->plan().faults() > 0;
+            delete faults.exchange(nullptr);
+          }
+        }
+        session.train(2);
+        const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
+        EXPECT_TRUE(loaded.step == 1 || loaded.step == 2);
+        if (texts[mesh.rank()].empty()) {
+          EXPECT_EQ(loaded.step, 2);
+        }
+      });
+      EXPECT_EQ(texts[0], texts[1]);
+      EXPECT_EQ(texts[0].empty(), !hit) << static_cast<int>(site) << " " << n << " " << texts[0];
+      if (hit) {
+        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path()), HasSubstr("errno 28")));
+      }
+      for (const std::string& name : names_in(folder.path())) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
+    }
+    EXPECT_GT(n, 2) << static_cast<int>(site);
+  }
+}
+
+/// Larger than what SavedCheckpoint remembers.
+constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
+
+// F24: every read of a load fails once. An error changes nothing, or says that it has; then only another load helps.
+TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
+  const Folder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard), kLarge);
+    train(session, 0, 2);
+    save_checkpoint(session.engine, folder.path());
+  });
+  for (const auto& [action, number] :
+       {std::pair(FaultAction::kErrno, EIO), std::pair(FaultAction::kBitFlip, 1), std::pair(FaultAction::kTorn, 0)}) {
+    std::int64_t n = 1;
+    bool half_loaded = false;
+    for (bool hit = true; hit; ++n) {
+      std::string texts[2];
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard), kLarge);
+        train(session, 0, 1);
+        const Values before = session.values();
+        static std::atomic<ScopedFaults*> faults{nullptr};
+        if (mesh.rank() == 0)
+          faults = new ScopedFaults({{.site = FaultSite::kRead, .nth = n, .action = action, .number = number}});
+        const Values meet = session.values();
+        try {
+          load_checkpoint(session.engine, folder.path());
+        } catch (const Error& error) {
+          texts[mesh.rank()] = error.message();
+        }
+        const Values after = session.values();
+        if (mesh.rank() == 0) {
+          hit = faults.load()->plan().faults() > 0;
+          delete faults.exchange(nullptr);
+        }
+        const std::string& text = texts[mesh.rank()];
+        if (text.empty()) return;
+        if (text.find("is not as it was") == std::string::npos) {
+          EXPECT_TRUE(all_same_bits(after, before)) << text;
+          return;
+        }
+        half_loaded = true;
+        EXPECT_THROW(session.engine.backward(session.loss(1)), Error);
+        EXPECT_THROW(save_checkpoint(session.engine, folder.path()), Error);
+        load_checkpoint(session.engine, folder.path());
+        train(session, 2, 3);
+      });
+      EXPECT_EQ(texts[0], texts[1]);
+      EXPECT_EQ(texts[0].empty(), !hit) << n << " " << texts[0];
+      if (hit) {
+        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path())));
+      }
+    }
+    EXPECT_GT(n, 5);
+    EXPECT_TRUE(half_loaded);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

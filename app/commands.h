@@ -17,6 +17,14 @@ struct TextSampling {
   std::uint64_t seed = 0;
 };
 
+struct CheckpointOptions {
+  std::string folder;            ///< empty: no checkpoints are made
+  std::int64_t every_steps = 0;  ///< 0: not by steps
+  double every_minutes = 0;      ///< 0: not by time
+  std::int64_t keep = 0;         ///< 0: all
+  std::string resume = "auto";   ///< auto, none or a path (training_checkpoints.h)
+};
+
 struct TrainCommand {
   std::string model;     ///< model file
   std::string strategy;  ///< strategy file
@@ -37,6 +45,7 @@ struct TrainCommand {
   std::string eval_data;          ///< held out, in data_format; empty: no evaluation
   std::int64_t eval_every = 0;    ///< steps between evaluations; 0: after the last step only
   std::int64_t eval_batches = 0;  ///< of a rank and evaluation; 0: all
+  CheckpointOptions checkpoints;
   TextSampling sample;
   std::vector<std::string> command_line;  ///< the whole, for the run directory
 };
@@ -89,6 +98,21 @@ int run_bench_overhead(const BenchCommand& command);
 int run_bench_optimizer(const BenchCommand& command);
 /// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.
 int run_bench_offload(const BenchCommand& command);
+
+struct CheckpointCommand {
+  std::string path;   ///< a checkpoint, or a folder of checkpoints
+  std::string other;  ///< diff: the second one
+  bool json = false;  ///< show: the manifest itself
+};
+/// Look at checkpoints without a model. They read files only.
+/// The checkpoints of a folder, a line each.
+int run_checkpoint_ls(const CheckpointCommand& command);
+/// What one holds.
+int run_checkpoint_show(const CheckpointCommand& command);
+/// Reads and hashes every byte; names all that is damaged (65).
+int run_checkpoint_verify(const CheckpointCommand& command);
+/// Tensors that differ between two, and by how much. 1 if some do.
+int run_checkpoint_diff(const CheckpointCommand& command);
 
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of
 /// `disks`, directories, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without is

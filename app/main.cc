@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "app/command_line.h"
@@ -62,6 +64,25 @@ void add_training(CLI::App& command, TrainCommand& train) {
       ->capture_default_str();
 }
 
+void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
+  command
+      .add_option("--checkpoint-dir", checkpoints.folder, "folder for checkpoints; one is made after the last step too")
+      ->check(not_empty());
+  command.add_option("--every-steps", checkpoints.every_steps, "steps between checkpoints; 0: not by steps")
+      ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
+  command.add_option("--every-minutes", checkpoints.every_minutes, "minutes between checkpoints; 0: not by time")
+      ->check(number_from(0, 1e6))
+      ->capture_default_str();
+  command.add_option("--keep", checkpoints.keep, "checkpoints that stay, the newest; 0: all")
+      ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
+  command
+      .add_option("--resume", checkpoints.resume, "auto: from the latest in --checkpoint-dir; none; or a checkpoint")
+      ->check(not_empty())
+      ->capture_default_str();
+}
+
 void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--out", train.out, "run directory: config.json, metrics.jsonl, weights.pt")->check(not_empty());
   command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
@@ -87,6 +108,7 @@ void add_train(CLI::App& app, TrainCommand& train) {
   CLI::App* command = app.add_subcommand("train", "train a model; one process a rank");
   add_training(*command, train);
   add_outputs(*command, train);
+  add_checkpoints(*command, train.checkpoints);
   add_evaluation(*command, train);
   add_sampling(*command, train.sample, "--sample-tokens");
 }
@@ -133,6 +155,24 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
       ->capture_default_str();
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
+}
+
+void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
+  CLI::App* command = app.add_subcommand("checkpoint", "look at checkpoints, without a model");
+  command->require_subcommand(1);
+  const std::pair<const char*, const char*> kinds[] = {{"ls", "the checkpoints of a folder"},
+                                                       {"show", "what a checkpoint holds"},
+                                                       {"verify", "read and hash every byte"},
+                                                       {"diff", "what differs between two"}};
+  for (const auto& [name, text] : kinds) {
+    CLI::App* each = command->add_subcommand(name, text);
+    each->add_option("path", checkpoint.path, "a checkpoint, or a folder of checkpoints")
+        ->required()
+        ->check(not_empty());
+    if (std::string_view(name) == "show") each->add_flag("--json", checkpoint.json, "the manifest, for programs");
+    if (std::string_view(name) != "diff") continue;
+    each->add_option("other", checkpoint.other, "likewise")->required()->check(not_empty());
+  }
 }
 
 void add_bench(CLI::App& app, BenchCommand& bench) {
@@ -212,11 +252,13 @@ int run(int argc, char** argv) {
   SampleCommand sample;
   PlanCommand plan;
   BenchCommand bench;
+  CheckpointCommand checkpoint;
   LaunchOptions launching;
   add_train(app, train);
   add_sample(app, sample);
   add_plan(app, plan);
   add_bench(app, bench);
+  add_checkpoint(app, checkpoint);
   add_launch(app, launching);
   std::vector<std::string> disks;
   app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks")
@@ -248,6 +290,12 @@ int run(int argc, char** argv) {
     for (const auto& [name, run_section] : sections) {
       if (command->got_subcommand(name)) return run_section(bench);
     }
+  }
+  if (const CLI::App* command = app.get_subcommand("checkpoint"); command->parsed()) {
+    if (command->got_subcommand("ls")) return run_checkpoint_ls(checkpoint);
+    if (command->got_subcommand("show")) return run_checkpoint_show(checkpoint);
+    if (command->got_subcommand("verify")) return run_checkpoint_verify(checkpoint);
+    return run_checkpoint_diff(checkpoint);
   }
   if (app.got_subcommand("doctor")) return run_doctor(disks);
   std::fputs(strategy_schema().c_str(), stdout);

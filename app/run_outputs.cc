@@ -30,9 +30,9 @@ std::string new_run_id() {
 
 std::string utc_now() { return utc_text("%Y-%m-%dT%H:%M:%SZ"); }
 
-RunOutputs outputs_of(const TrainCommand& command, int restart_count) {
+RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resumes) {
   RunOutputs outputs;
-  outputs.is_restart = restart_count > 0;
+  outputs.is_restart = restart_count > 0 || resumes;
   if (command.overwrite || outputs.is_restart) outputs.existing = Existing::kReplaced;
   outputs.run_id = new_run_id();
   const std::filesystem::path folder = command.out;

@@ -13,6 +13,7 @@
 #include "app/text_sample.h"
 #include "app/threads.h"
 #include "app/train_report.h"
+#include "app/training_checkpoints.h"
 #include "engine/token_stream.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
@@ -37,6 +38,7 @@ struct Prepared {
   std::optional<TokenBatches> batches;
   std::optional<Evaluation> evaluation;
   RunOutputs outputs;
+  std::string resumes;  ///< a checkpoint; empty: none
   std::int64_t seq_len = 0;
 };
 
@@ -124,7 +126,8 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   if (!command.eval_data.empty()) {
     TESSERA_ASSIGN_OR_RETURN(run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size()));
   }
-  run.outputs = outputs_of(command, mesh.topology().restart_count);
+  TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints));
+  run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty());
   if (mesh.rank() == 0) TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
   return run;
 }
@@ -146,6 +149,10 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"eval-tokens", run.evaluation ? run.evaluation->dataset().num_tokens() : 0},
             {"eval-every", command.eval_every},
             {"eval-batches", command.eval_batches},
+            {"checkpoint-dir", command.checkpoints.folder},
+            {"every-steps", command.checkpoints.every_steps},
+            {"every-minutes", command.checkpoints.every_minutes},
+            {"resume", run.resumes},
             {"trace", !run.outputs.trace.empty()},
             {"save-weights", !run.outputs.weights.empty()}}}};
 }
@@ -198,7 +205,7 @@ struct FinishedStep {
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
-      : batches_(batches), engine_(engine), left_(count) {
+      : batches_(batches), engine_(engine), left_(count), cursor_(batches.cursor()) {
     start();
   }
 
@@ -206,25 +213,30 @@ class BatchesAhead {
     Ahead now = *std::exchange(ahead_, std::nullopt);
     start();
     epoch_ = now.epoch;
+    cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1]};
   }
   /// Of the latest `next`.
   std::int64_t epoch() const { return epoch_; }
+  /// Behind it.
+  const SamplerCursor& cursor() const { return cursor_; }
 
  private:
   struct Ahead {
     Upload upload;
     std::int64_t epoch;
+    SamplerCursor cursor;
   };
   void start() {
     if (left_-- <= 0) return;
     const TokenBatch batch = batches_.next();
-    ahead_ = Ahead{engine_.upload({batch.input, batch.target}), batches_.epoch()};
+    ahead_ = Ahead{engine_.upload({batch.input, batch.target}), batches_.epoch(), batches_.cursor()};
   }
 
   TokenBatches& batches_;
   Engine& engine_;
   std::int64_t left_, epoch_ = 0;
+  SamplerCursor cursor_;
   std::optional<Ahead> ahead_;
 };
 
@@ -272,6 +284,8 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 }
 
 void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
+  TrainingCheckpoints checkpoints(command.checkpoints, run.config, mesh);
+  const std::int64_t done = checkpoints.resume(run.resumes, engine, *run.batches);
   const bool speaks = mesh.rank() == 0;
   TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs});
   std::optional<double> entropy;
@@ -285,19 +299,23 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     step.result.wait();
     if (speaks) report.add(step.result, step.epoch, step.traffic);
   };
-  BatchesAhead batches(*run.batches, engine, command.steps * engine.strategy().gradient_accumulation);
+  BatchesAhead batches(*run.batches, engine,
+                       std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   const std::string trace = run.outputs.trace;
-  for (std::int64_t step = 0; step < command.steps; ++step) {
-    if (!trace.empty() && step == std::max<std::int64_t>(0, command.steps - kTracedSteps)) Trace::start();
+  for (std::int64_t step = done; step < command.steps; ++step) {
+    if (!trace.empty() && step == std::max<std::int64_t>(done, command.steps - kTracedSteps)) Trace::start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (unknown) report_step(*unknown);
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, step + 1);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
-    if (!evaluates) continue;
-    const EvaluationResult result = run.evaluation->run(*run.model, engine);
-    if (speaks) report.add(result, step + 1, engine.traffic());
+    if (evaluates) {
+      const EvaluationResult result = run.evaluation->run(*run.model, engine);
+      if (speaks) report.add(result, step + 1, engine.traffic());
+    }
+    // A signal: what is made at the end of training is made by the run that goes on.
+    if (checkpoints.after_step(step + 1, command.steps, engine, batches.cursor())) return;
   }
   if (unknown) report_step(*unknown);
   // What took longest to make is made safe first.

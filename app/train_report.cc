@@ -116,8 +116,12 @@ void TrainReport::warn_unless(const absl::Status& status) {
 }
 
 void TrainReport::finish(std::optional<double> unigram_entropy) {
-  std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_,
-              static_cast<long long>(last_mean_steps_));
+  if (last_mean_steps_ == 0) {
+    std::printf("all steps were done before");
+  } else {
+    std::printf("final loss %.4f (mean of the last %lld steps)", last_mean_loss_,
+                static_cast<long long>(last_mean_steps_));
+  }
   if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
   std::printf("\n");
   if (metrics_) warn_unless(metrics_->close());

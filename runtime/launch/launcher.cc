@@ -95,7 +95,7 @@ class SignalScope {
   SignalScope() {
     sigset_t taken;
     ::sigemptyset(&taken);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaddset(&taken, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) ::sigaddset(&taken, signal);
     ::pthread_sigmask(SIG_BLOCK, &taken, &old_mask_);
     fd_ = OwnedFd(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
     struct sigaction ignore {};

@@ -29,13 +29,13 @@ struct LaunchOptions {
 /// |-------------------------------------|---------------------------------------------------------------------------|
 /// | a rank fails                        | the others have `grace_s`, then SIGTERM, after `term_s` SIGKILL           |
 /// | a rank returns 0                    | nothing; what it left in its process group is ended                       |
-/// | SIGINT, SIGTERM, SIGHUP or SIGQUIT  | forwarded to all ranks and waited for. A second one is forwarded too, and |
-/// |                                     | `grace_s` starts. The third kills                                         |
+/// | SIGINT, SIGTERM, SIGHUP, SIGQUIT or | forwarded to all ranks and waited for. A second one is forwarded too, and |
+/// | SIGUSR1                             | `grace_s` starts. The third kills                                         |
 /// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h)            |
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///
-/// Each rank is a process group of its own and reads /dev/null. While it runs, `launch` blocks those four signals in
+/// Each rank is a process group of its own and reads /dev/null. While it runs, `launch` blocks those signals in
 /// the calling thread, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that. Call
 /// it from a process without other threads that could take these signals. Only its own children are waited for.
 int launch(const LaunchOptions& options);

@@ -1,0 +1,135 @@
+#include "app/training_checkpoints.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera::app {
+namespace {
+
+constexpr int kStopping[] = {SIGTERM, SIGUSR1};
+
+std::atomic<int> received_signal{0};
+
+void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
+
+/// What a rank tells the others after a step.
+constexpr unsigned char kMinutesAreOver = 0x80;  // the other bits: a signal's number
+
+}  // namespace
+
+absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options) {
+  const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
+  const bool has_folder = !options.folder.empty();
+  if (!has_folder && (options.every_steps > 0 || options.every_minutes > 0 || options.keep > 0))
+    return refuse("--every-steps, --every-minutes and --keep want --checkpoint-dir, the folder for checkpoints");
+  if (options.resume == "none" || (!has_folder && options.resume == "auto")) return "";
+  if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
+  std::error_code error;
+  if (!std::filesystem::exists(options.folder, error) && !error) return "";
+  TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(options.folder, "--checkpoint-dir"));
+  if (there.empty()) return "";
+  return find_checkpoint(options.folder, "--checkpoint-dir");
+}
+
+StopSignals::StopSignals() {
+  received_signal = 0;
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);  // the next one does what it does by itself
+  for (const int signal : kStopping) ::sigaction(signal, &action, nullptr);
+}
+
+StopSignals::~StopSignals() {
+  for (const int signal : kStopping) ::signal(signal, SIG_DFL);
+}
+
+int StopSignals::received() { return received_signal.load(std::memory_order_relaxed); }
+
+TrainingCheckpoints::TrainingCheckpoints(const CheckpointOptions& options, const models::ModelConfig& model,
+                                         const Mesh& mesh)
+    : options_(options),
+      model_(models::to_json(model)),
+      rank_(mesh.rank()),
+      last_save_(std::chrono::steady_clock::now()) {
+  if (options_.folder.empty()) return;
+  signals_.emplace();
+  ranks_ = value_or_throw(groups_of(mesh).axes(1, mesh.world_size())).control;
+}
+
+TrainingCheckpoints::~TrainingCheckpoints() = default;
+
+std::int64_t TrainingCheckpoints::resume(const std::string& path, Engine& engine, TokenBatches& batches) {
+  if (path.empty()) return 0;
+  const auto start = std::chrono::steady_clock::now();
+  const LoadedCheckpoint loaded = load_checkpoint(engine, path);
+  if (!loaded.items.data)
+    throw Error(ExitCode::kCorruptData,
+                path +
+                    " does not say where its data goes on. hint: it was saved by another program; "
+                    "load it there");
+  batches.resume(*loaded.items.data);
+  if (rank_ == 0) {
+    std::printf("resumes %s after step %lld (%.3f s)\n", loaded.path.c_str(), static_cast<long long>(loaded.step),
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    std::fflush(stdout);
+  }
+  return loaded.step;
+}
+
+bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data) {
+  if (!ranks_) return false;
+  const Agreed agreed = agree();
+  const bool is_regular = options_.every_steps > 0 && step % options_.every_steps == 0;
+  if (is_regular || agreed.minutes_are_over || agreed.signal != 0 || step == steps) save(step, engine, data);
+  if (agreed.signal == 0 || step == steps) return false;
+  if (rank_ == 0) {
+    const char* const name = ::sigabbrev_np(agreed.signal);
+    std::printf("SIG%s: training ends after step %lld of %lld\n", name ? name : "?", static_cast<long long>(step),
+                static_cast<long long>(steps));
+    std::fflush(stdout);
+  }
+  return true;
+}
+
+TrainingCheckpoints::Agreed TrainingCheckpoints::agree() const {
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_save_;
+  const bool is_over = options_.every_minutes > 0 && since.count() >= 60 * options_.every_minutes;
+  auto own = static_cast<unsigned char>(StopSignals::received());
+  if (rank_ == 0 && is_over) own |= kMinutesAreOver;
+  std::vector<unsigned char> all(static_cast<std::size_t>(ranks_->size()));
+  throw_if_error(ranks_->all_gather("checkpoint due", &own, all.data(), 1).wait());
+  Agreed agreed;
+  for (const unsigned char each : all) {
+    if (each & kMinutesAreOver) agreed.minutes_are_over = true;
+    if (agreed.signal == 0) agreed.signal = each & ~kMinutesAreOver;
+  }
+  return agreed;
+}
+
+void TrainingCheckpoints::save(std::int64_t step, Engine& engine, const SamplerCursor& data) {
+  const auto start = std::chrono::steady_clock::now();
+  CheckpointItems items;
+  items.json["model"] = model_;
+  items.data = data;
+  const std::string path = save_checkpoint(engine, options_.folder, items, {.keep = options_.keep});
+  last_save_ = std::chrono::steady_clock::now();
+  if (rank_ != 0) return;
+  std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(),
+              std::chrono::duration<double>(last_save_ - start).count());
+  std::fflush(stdout);
+}
+
+}  // namespace tessera::app

@@ -33,7 +33,7 @@ class Load {
         path_(path),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(stored_states(s.plan, *s.optimizer)) {}
+        states_(stored_states(*s.optimizer)) {}
 
   absl::StatusOr<LoadedCheckpoint> run() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
@@ -217,6 +217,7 @@ class Load {
 
 LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
   expect(s_.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
+  s_.expect_weights("load_checkpoint");
   expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
   if (s_.accelerator.device.is_queued)
     throw Error(ExitCode::kConfig,

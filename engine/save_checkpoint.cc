@@ -64,7 +64,7 @@ class Save {
         options_(options),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(stored_states(s.plan, *s.optimizer)) {}
+        states_(stored_states(*s.optimizer)) {}
 
   /// The new checkpoint's path, or the failure that all ranks share.
   absl::StatusOr<std::string> run() {
@@ -245,6 +245,7 @@ class Save {
 std::string EngineCheckpoints::save(const std::string& folder, const CheckpointItems& items,
                                     const SaveOptions& options) {
   expect(s_.microbatch == 0, "save_checkpoint between backward and step: call step() or zero_grad() first");
+  s_.expect_weights("save_checkpoint");
   expect(s_.open_guards == 0, "save_checkpoint under a Gathered guard: close that guard first");
   expect(!s_.half_loaded, "save_checkpoint after load_checkpoint failed half-way: the values are of no one step");
   expect(options.keep >= 0, "save_checkpoint: SaveOptions::keep is 0 (all) or a number of checkpoints, got ",

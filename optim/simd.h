@@ -79,11 +79,17 @@ struct Simd {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Int(_mm512_maskz_cvtepu8_epi32(kAll, __m128i(x)));
 #endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return Int(_mm256_cvtepu8_epi32(eight_bytes(x)));
+#endif
     return __builtin_convertvector(x, Int);
   }
   static TESSERA_ALWAYS_INLINE Int widen(Of<std::int8_t> x) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Int(_mm512_maskz_cvtepi8_epi32(kAll, __m128i(x)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return Int(_mm256_cvtepi8_epi32(eight_bytes(x)));
 #endif
     return __builtin_convertvector(x, Int);
   }
@@ -92,6 +98,15 @@ struct Simd {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16 && sizeof(T) == 2) return Of<T>(_mm512_maskz_cvtepi32_epi16(kAll, __m512i(x)));
     if constexpr (kLanes == 16 && sizeof(T) == 1) return Of<T>(_mm512_maskz_cvtepi32_epi8(kAll, __m512i(x)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8 && sizeof(T) == 1) {
+      // The lowest byte of each number, to the front of each half; then the halves' fronts side by side.
+      const __m256i lowest = _mm256_set1_epi32(0x0c080400);
+      const __m256i fronts = _mm256_shuffle_epi8(__m256i(x), lowest);
+      const __m256i together = _mm256_permutevar8x32_epi32(fronts, _mm256_set_epi32(0, 0, 0, 0, 0, 0, 4, 0));
+      return __builtin_bit_cast(Of<T>, _mm_cvtsi128_si64(_mm256_castsi256_si128(together)));
+    }
 #endif
     return __builtin_convertvector(x, Of<T>);
   }
@@ -121,6 +136,9 @@ struct Simd {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_maskz_min_ps(kAll, __m512(a), __m512(b)));
 #endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return Float(_mm256_min_ps(__m256(a), __m256(b)));
+#endif
     return a < b ? a : b;
   }
 
@@ -136,6 +154,16 @@ struct Simd {
     for (int lane = 0; lane < kLanes; ++lane) most = lanes[lane] > most ? lanes[lane] : most;
     return most;
   }
+
+#if defined(__AVX2__)
+
+ private:
+  /// The compiler takes bytes of eight lanes one by one where it is not told.
+  template <class Bytes>
+  static TESSERA_ALWAYS_INLINE __m128i eight_bytes(Bytes x) {
+    return _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
+  }
+#endif
 };
 
 }  // namespace

@@ -83,7 +83,8 @@ class Matcher {
       const auto found = saved.find(state.name);
       if (found == saved.end()) {
         problem("the optimizer keeps " + quoted(state.name) + " for each parameter, and the checkpoint has " +
-                names_of(manifest_.states) + ". hint: /optimizer/type is another one than in the run that saved it");
+                names_of(manifest_.states) + ". hint: " + (state.name == "ema" ? "/ema" : "/optimizer/type") +
+                " is another one than in the run that saved it");
         continue;
       }
       matched_.states.push_back(found->second);

@@ -4,15 +4,14 @@
 
 namespace tessera {
 
-std::vector<SavedState> stored_states(const MemoryPlan& plan, const Optimizer& optimizer) {
+std::vector<SavedState> stored_states(const Optimizer& optimizer) {
   std::vector<SavedState> states;
-  for (int i = 0; i < plan.input().optimizer_states; ++i)
-    states.push_back({optimizer.state_name(i), name_of(plan.input().state_dtype)});
+  for (const StateInfo& state : optimizer.states()) states.push_back({state.name, name_of(state.dtype)});
   return states;
 }
 
-StateBytes bytes_of_state(const FlatGroup& group, std::size_t, std::int64_t numel) {
-  return state_bytes(group.records.state().state_dtype, numel);
+StateBytes bytes_of_state(const FlatGroup& group, std::size_t index, std::int64_t numel) {
+  return state_bytes(group.records.state().states[index], numel);
 }
 
 }  // namespace tessera

@@ -83,7 +83,7 @@ std::map<std::string, std::string> tensors_of(const std::string& path) {
 
 struct Steps {
   std::vector<StepResult> results;
-  Values values;
+  Values values, averages;  ///< the latter where the strategy has "ema"
 };
 
 Steps train(Session& session, std::size_t begin, std::size_t end) {
@@ -93,6 +93,10 @@ Steps train(Session& session, std::size_t begin, std::size_t end) {
     steps.results.push_back(session.engine.step());
   }
   steps.values = session.values();
+  if (session.engine.strategy().ema.decay > 0) {
+    const Gathered guard(session.engine, Gathered::kEma);
+    steps.averages = values_of(*session.model);
+  }
   return steps;
 }
 
@@ -107,6 +111,7 @@ void expect_same(const Steps& got, const Steps& wanted, const std::string& what)
         << what << ", step " << a.step << ": " << a.loss << " " << b.loss << ", " << a.grad_norm << " " << b.grad_norm;
   }
   EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
+  EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;
 }
 
 /// Trains, saves, trains on; and loads into an Engine that has already trained something else, and trains on.
@@ -165,6 +170,16 @@ TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
       {"in backward", update_in_backward},
       {"groups", [](Strategy& s) { s.optimizer.groups = {{.match = {"*.bias"}, .lr_ratio = 2}}; }},
       {"sgd", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd, s.optimizer.momentum = 0.9; }},
+      {"lion",
+       [](Strategy& s) { s.optimizer.type = OptimizerType::kLion, s.optimizer.state_dtype = StateDType::k8Bit; }},
+      {"adagrad", [](Strategy& s) { s.optimizer.type = OptimizerType::kAdagrad, s.optimizer.lr_decay = 0.1; }},
+      {"rmsprop with all its states",
+       [](Strategy& s) {
+         s.optimizer.type = OptimizerType::kRmsprop, s.optimizer.momentum = 0.9, s.optimizer.centered = true;
+         s.ema.decay = 0.9;
+       }},
+      {"narrow moments beside an average",
+       [](Strategy& s) { s.optimizer.state_dtype = StateDType::k8Bit, s.ema.decay = 0.9; }},
       {"sgd without states", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd; }},
       {"buckets",
        [](Strategy& s) { s.strategy = ShardingStrategy::kNoShard, s.units = {}, s.units.bucket_cap_mb = 0.01; }},
@@ -450,7 +465,7 @@ TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
 TEST(Checkpoint, CallsOutOfTurnAreRefused) {
   const Folder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) { s.ema.decay = 0.9; }));
     const auto refused = [&](const char* text) {
       for (const auto& call : {std::function<void()>([&] { save_checkpoint(session.engine, folder.path()); }),
                                std::function<void()>([&] { load_checkpoint(session.engine, folder.path()); })}) {
@@ -466,8 +481,12 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
     session.engine.backward(session.loss(0));
     refused("between backward and step");
     session.engine.step();
-    const Gathered guard(session.engine);
-    refused("under a Gathered guard");
+    {
+      const Gathered guard(session.engine);
+      refused("under a Gathered guard");
+    }
+    const EmaWeights average(session.engine);
+    refused("under EmaWeights");
   });
 }
 

@@ -35,7 +35,7 @@ int report(const absl::StatusOr<int>& code) {
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 
-absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SavedCheckpoint>> open_at(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string folder, find_checkpoint(path, kWho));
   return SavedCheckpoint::open(folder, kWho);
 }
@@ -94,7 +94,7 @@ void print_tensors(const char* title, const std::vector<SavedTensor>& tensors) {
 }
 
 absl::StatusOr<int> show(const CheckpointCommand& command) {
-  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, open(command.path));
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, open_at(command.path));
   const Manifest& manifest = checkpoint->manifest();
   if (command.json) {
     print(write_manifest(manifest));
@@ -119,7 +119,7 @@ absl::StatusOr<int> show(const CheckpointCommand& command) {
 }
 
 absl::StatusOr<int> verify(const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, open(path));
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, open_at(path));
   absl::Status first;
   std::int64_t damaged = 0;
   for (std::int64_t chunk = 0; chunk < checkpoint->chunks(); ++chunk) {
@@ -195,8 +195,8 @@ absl::StatusOr<Difference> compare(SavedCheckpoint& a, SavedCheckpoint& b, const
 }
 
 absl::StatusOr<int> diff(const CheckpointCommand& command) {
-  TESSERA_ASSIGN_OR_RETURN(const auto a, open(command.path));
-  TESSERA_ASSIGN_OR_RETURN(const auto b, open(command.other));
+  TESSERA_ASSIGN_OR_RETURN(const auto a, open_at(command.path));
+  TESSERA_ASSIGN_OR_RETURN(const auto b, open_at(command.other));
   const Tensors left = tensors_of(*a), right = tensors_of(*b);
   std::set<std::pair<std::string, std::string>> keys;
   for (const Tensors* tensors : {&left, &right})

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMostMessageBytes = 16384;
 constexpr char kSeparator = ' ';  // between the exit code and the text
 
-std::string encode(const absl::StatusOr<std::string>& own) {
+std::string text_of_outcome(const absl::StatusOr<std::string>& own) {
   if (own.ok()) return "0" + (kSeparator + *own);
   return std::to_string(static_cast<int>(exit_code_of(own.status()))) + kSeparator +
          clipped(message_of(own.status()), kMostMessageBytes);
@@ -24,7 +24,7 @@ std::string encode(const absl::StatusOr<std::string>& own) {
 
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const absl::StatusOr<std::string>& own) {
-  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, encode(own)));
+  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, text_of_outcome(own)));
   std::vector<int> failed;
   absl::Status first;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {

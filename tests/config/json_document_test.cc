@@ -54,6 +54,15 @@ TEST(JsonDocument, DepthLimitIsExact) {
   }
 }
 
+TEST(JsonDocument, NumberOfValuesIsLimited) {
+  const std::string text = R"({"a": [1, "b", {}], "c": null})";  // six values
+  for (const std::size_t most : {std::size_t{6}, std::size_t{5}, std::size_t{0}}) {
+    Diagnostics diagnostics("x", text);
+    EXPECT_EQ(parse_json(text, diagnostics, most).has_value(), most == 6) << most;
+    EXPECT_EQ(diagnostics.empty(), most == 6) << most;
+  }
+}
+
 TEST(JsonPointer, IsEscapedAndCut) {
   EXPECT_EQ(json_pointer("/a", "b/c~d"), "/a/b~1c~0d");
   EXPECT_EQ(json_pointer("", "x\ny"), "/x\\ny");

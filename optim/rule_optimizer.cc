@@ -17,10 +17,16 @@ void check_length(std::string_view optimizer, std::string_view what, std::size_t
   refuse(optimizer, fmt::format("the slice's {} wants {} {}, got {}", what, wanted, unit, got));
 }
 
-void check_state(std::string_view optimizer, std::string_view what, const StateSlice& state, StateBytes wanted) {
-  check_length(optimizer, what, state.data.size(), static_cast<std::size_t>(wanted.data), "bytes");
-  check_length(optimizer, fmt::format("{} scales", what), state.scales.size_bytes(),
-               static_cast<std::size_t>(wanted.scales), "bytes");
+/// Names are put together only where they are needed: a steady step takes nothing from the heap.
+void check_state(std::string_view optimizer, std::size_t index, const std::vector<StateInfo>& states,
+                 const StateSlice& state, std::size_t numel) {
+  const bool exists = index < states.size();
+  const StateBytes wanted = exists ? state_bytes(states[index].dtype, static_cast<std::int64_t>(numel)) : StateBytes{};
+  const auto data = static_cast<std::size_t>(wanted.data), scales = static_cast<std::size_t>(wanted.scales);
+  if (state.data.size() == data && state.scales.size_bytes() == scales) return;
+  const std::string name = exists ? states[index].name : fmt::format("state {}", index);
+  check_length(optimizer, name, state.data.size(), data, "bytes");
+  check_length(optimizer, name + " scales", state.scales.size_bytes(), scales, "bytes");
 }
 
 WeightFormat weight_format(std::string_view optimizer, const OptimizerSlice& slice) {
@@ -119,9 +125,7 @@ StepArguments RuleOptimizer::arguments(const OptimizerSlice& slice) const {
   check_length(name_, "master", slice.master.size(), split ? 0 : numel);
   check_length(name_, "low", slice.low.size(), split ? numel : 0);
   for (std::size_t i = 0; i < kMostStates; ++i) {
-    const bool exists = i < states_.size();
-    check_state(name_, exists ? states_[i].name : "state " + std::to_string(i), slice.states[i],
-                exists ? state_bytes(states_[i].dtype, static_cast<std::int64_t>(numel)) : StateBytes{});
+    check_state(name_, i, states_, slice.states[i], numel);
   }
   if (state_dtype_ == StateDType::k8Bit && !places_.empty() && slice.first_element % kStateBlock != 0) {
     refuse(name_, fmt::format("a slice with 8-bit states begins at a multiple of {} elements, got {}", kStateBlock,

@@ -281,7 +281,7 @@ def strategy_contents():
              ("gradient_accumulation", 10**12, "/gradient_accumulation"), ("gradient_clipping", -1, "/gradient_clipping"),
              ("gradient_sync", "never", "/gradient_sync"), ("optimizer", [], "/optimizer"), ("optimizer", {"lr": -5}, "lr"),
              ("optimizer", {"lr": "fast"}, "lr"), ("optimizer", {"betas": [0.9]}, "betas"),
-             ("optimizer", {"type": "lion"}, "type"), ("optimizer", {"momentum": 0.9}, "momentum"),
+             ("optimizer", {"type": "lyon"}, "type"), ("optimizer", {"momentum": 0.9}, "momentum"),
              ("mesh", {"shard": -1}, "shard"), ("mesh", {"shard": 3}, "3"), ("mesh", {"replicate": 10**9}, "replicate"),
              ("units", {"classes": "Block"}, "classes"), ("units", {"classes": ["Block", "Block"]}, "classes"),
              ("memory", {"limit": "lots"}, "limit"), ("memory", {"limit": -1}, "limit"),

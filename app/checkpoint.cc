@@ -1,5 +1,6 @@
 // tessera checkpoint ...: what lies on disk, without a model.
 
+#include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -46,12 +47,6 @@ std::int64_t bytes_of(const Manifest& manifest) {
   return bytes;
 }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::vector<std::string> sizes;
-  for (const std::int64_t size : shape) sizes.push_back(std::to_string(size));
-  return "[" + joined(sizes) + "]";
-}
-
 /// "exp_avg fp32, exp_avg_sq fp32".
 std::string states_text(const Manifest& manifest) {
   std::vector<std::string> words;
@@ -81,8 +76,8 @@ void print_parameters(const Manifest& manifest) {
   for (const SavedParameter& parameter : manifest.parameters) {
     const std::string updates = parameter.trains ? c10::str(parameter.updates, " updates") : "frozen";
     const std::string tied = parameter.aliases.empty() ? "" : "  tied to " + joined(parameter.aliases);
-    print(c10::str("  ", quoted_text(parameter.name, 200), "  ", parameter.dtype, " ", shape_text(parameter.shape),
-                   "  ", updates, tied, "\n"));
+    print(c10::str("  ", quoted_text(parameter.name, 200), "  ", parameter.dtype, " ",
+                   c10::IntArrayRef(parameter.shape), "  ", updates, tied, "\n"));
   }
 }
 
@@ -90,7 +85,7 @@ void print_tensors(const char* title, const std::vector<SavedTensor>& tensors) {
   if (tensors.empty()) return;
   print(c10::str(title, "\n"));
   for (const SavedTensor& tensor : tensors)
-    print(c10::str("  ", quoted_text(tensor.name, 200), "  ", tensor.dtype, " ", shape_text(tensor.shape), "\n"));
+    print(c10::str("  ", quoted_text(tensor.name, 200), "  ", tensor.dtype, " ", c10::IntArrayRef(tensor.shape), "\n"));
 }
 
 absl::StatusOr<int> show(const CheckpointCommand& command) {

@@ -17,21 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string reason(int error) { return std::generic_category().message(error); }
-
-absl::Status os_error(const std::string& what, int error) {
-  const bool denied = error == EACCES || error == EPERM || error == EROFS;
-  return make_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, what + ": " + reason(error));
-}
-
-fs::path partial_of(const fs::path& path) { return path.string() + ".partial"; }
-
 /// What stands at a path, symbolic links not followed; nothing where it is free.
 absl::StatusOr<std::optional<struct stat>> look_at(const NamedPath& output, const fs::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return std::optional(info);
   if (errno == ENOENT) return std::optional<struct stat>();
-  return os_error(output.option + " " + path.string(), errno);
+  return cannot_create(output.option + " " + path.string(), errno);
 }
 
 const char* kind_of(mode_t mode) {
@@ -99,7 +90,7 @@ absl::Status make_folder(const NamedPath& output) {
   std::error_code error;
   const fs::path folder = output.path.parent_path();
   if (!folder.empty()) fs::create_directories(folder, error);
-  return error ? os_error(output.option + ": cannot create the folder " + folder.string(), error.value())
+  return error ? cannot_create(output.option + ": cannot create the folder " + folder.string(), error.value())
                : absl::OkStatus();
 }
 
@@ -108,9 +99,9 @@ absl::Status try_place(const NamedPath& output) {
   const fs::path partial = partial_of(output.path);
   const std::string what = output.option + ": cannot create " + partial.string();
   const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0644);
-  if (fd < 0) return os_error(what, errno);
-  absl::Status status = ::write(fd, "\n", 1) == 1 ? absl::OkStatus() : os_error(what, errno);
-  if (::close(fd) != 0 && status.ok()) status = os_error(what, errno);
+  if (fd < 0) return cannot_create(what, errno);
+  absl::Status status = ::write(fd, "\n", 1) == 1 ? absl::OkStatus() : cannot_create(what, errno);
+  if (::close(fd) != 0 && status.ok()) status = cannot_create(what, errno);
   ::unlink(partial.c_str());
   return status;
 }

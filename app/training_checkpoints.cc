@@ -66,7 +66,7 @@ TrainingCheckpoints::TrainingCheckpoints(const CheckpointOptions& options, const
       last_save_(std::chrono::steady_clock::now()) {
   if (options_.folder.empty()) return;
   signals_.emplace();
-  ranks_ = value_or_throw(groups_of(mesh).axes(1, mesh.world_size())).control;
+  ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;

@@ -82,11 +82,9 @@ absl::StatusOr<std::vector<std::string>> names_in(const std::string& folder, con
 }
 
 absl::Status sync_folder(const std::string& folder, const std::string& who) {
-  const int fd = retried([&] { return file_calls::open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
-  if (fd < 0) return failed(who, "open of the folder", folder, -fd);
-  const int got = file_calls::fsync_folder(fd, folder);
-  ::close(fd);
-  return got == 0 ? absl::OkStatus() : failed(who, "fsync of the folder", folder, -got);
+  const char* operation = nullptr;
+  const int got = file_calls::sync_folder(folder, operation);
+  return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
 /// A folder of files. The manifest goes first, so that what is left of it is no checkpoint. Tries all, and reports the first

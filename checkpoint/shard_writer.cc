@@ -72,17 +72,9 @@ absl::Status ShardWriter::write_chunk() {
 
 absl::Status ShardWriter::write(std::span<const std::byte> bytes) {
   const auto wanted = static_cast<std::int64_t>(bytes.size());
-  std::int64_t done = 0;
-  for (int fruitless = 0; done < wanted;) {
-    const ssize_t got = file_calls::pwrite(fd_, path_, bytes.data() + done, static_cast<std::size_t>(wanted - done),
-                                           static_cast<off_t>(file_bytes_ + done));
-    if (got > 0) {
-      done += got;
-      fruitless = 0;
-    } else if ((got != 0 && !is_worth_retrying(static_cast<int>(-got))) || ++fruitless > kMostRetries) {
-      return error("write", got == 0 ? EIO : static_cast<int>(-got), wanted, done);
-    }
-  }
+  std::size_t done = 0;
+  const int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(file_bytes_), done);
+  if (got < 0) return error("write", -got, wanted, static_cast<std::int64_t>(done));
   file_bytes_ += wanted;
   return absl::OkStatus();
 }

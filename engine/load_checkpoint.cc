@@ -12,12 +12,12 @@
 #include "checkpoint/hash.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/matched_checkpoint.h"
-#include "engine/checkpoint/outcomes.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/expect.h"
+#include "engine/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
@@ -61,12 +61,7 @@ class Load {
  private:
   template <class Body>
   absl::StatusOr<std::vector<std::string>> share(const char* label, const Body& body) {
-    std::string text;
-    const absl::Status status = status_from([&]() -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(text, body());
-      return absl::OkStatus();
-    });
-    return share_outcomes(*s_.axes.control, label, status.ok() ? absl::StatusOr<std::string>(text) : status);
+    return share_outcomes(*s_.axes.control, label, body);
   }
 
   absl::StatusOr<std::string> find() {

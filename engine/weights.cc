@@ -15,9 +15,9 @@
 
 #include "engine/engine_state.h"
 #include "engine/loop/weights_writer.h"
+#include "engine/outcomes.h"
 #include "runtime/base/input_file.h"
 #include "runtime/border/throw.h"
-#include "tessera/collectives.h"
 
 namespace tessera {
 namespace {
@@ -73,13 +73,13 @@ std::vector<std::pair<std::string, at::Tensor>> entries_of(const torch::nn::Modu
   return entries;
 }
 
-/// Rank 0's error is everybody's. The message goes first, so that an empty one means success.
-void throw_on_all_ranks(const Mesh& mesh, const absl::Status& of_rank_0) {
-  const auto code = static_cast<int>(exit_code_of(of_rank_0));
-  const std::string text = broadcast(mesh, std::to_string(code) + " " + message_of(of_rank_0));
-  const auto blank = text.find(' ');
-  const auto everybodys = static_cast<ExitCode>(std::stoi(text.substr(0, blank)));
-  if (everybodys != ExitCode::kOk) throw Error(everybodys, "rank 0: " + text.substr(blank + 1));
+/// Rank 0's error is everybody's.
+void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
+  const auto outcomes = share_outcomes(control, "save_weights", [&]() -> absl::StatusOr<std::string> {
+    TESSERA_RETURN_IF_ERROR(of_rank_0);
+    return "";
+  });
+  if (!outcomes.ok()) throw Error(exit_code_of(outcomes.status()), "rank 0: " + message_of(outcomes.status()));
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
     status = file.status();
     if (status.ok()) writer.emplace(*std::move(file), entries_of(*state.module));
   }
-  throw_on_all_ranks(state.mesh, status);
+  throw_on_all_ranks(*state.axes.control, status);
   for (const auto& unit : state.units) {
     std::vector<at::Tensor> parameters;
     for (const auto& group : unit->groups) {
@@ -113,7 +113,7 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
     }
     status = writer->finish(existing);
   }
-  throw_on_all_ranks(state.mesh, status);
+  throw_on_all_ranks(*state.axes.control, status);
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {

@@ -60,18 +60,10 @@ class TemporaryFile {
 
   absl::Status write(std::span<const std::byte> bytes) {
     std::size_t done = 0;
-    for (int fruitless = 0; done < bytes.size();) {
-      const ssize_t got =
-          file_calls::pwrite(fd_, name_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-      if (got > 0) {
-        done += static_cast<std::size_t>(got);
-        fruitless = 0;
-      } else if ((got != 0 && !is_worth_retrying(static_cast<int>(-got))) || ++fruitless > kMostRetries) {
-        return error("write", got == 0 ? EIO : static_cast<int>(-got), static_cast<std::int64_t>(done),
-                     static_cast<std::int64_t>(bytes.size()), static_cast<std::int64_t>(done));
-      }
-    }
-    return absl::OkStatus();
+    const int got = file_calls::write_all(fd_, name_, bytes, 0, done);
+    const auto written = static_cast<std::int64_t>(done);
+    return got == 0 ? absl::OkStatus()
+                    : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
   // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
@@ -94,11 +86,9 @@ class TemporaryFile {
   }
 
   absl::Status sync_folder() {
-    const int folder = retried([&] { return file_calls::open(folder_, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
-    if (folder < 0) return error("open of the folder", -folder, -1, -1, -1);
-    const int got = file_calls::fsync_folder(folder, folder_);
-    ::close(folder);
-    return got == 0 ? absl::OkStatus() : error("fsync of the folder", -got, -1, -1, -1);
+    const char* operation = nullptr;
+    const int got = file_calls::sync_folder(folder_, operation);
+    return got == 0 ? absl::OkStatus() : error(operation, -got, -1, -1, -1);
   }
 
  private:

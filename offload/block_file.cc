@@ -14,6 +14,7 @@
 #include "offload/fault_environment.h"
 #include "offload/file_calls.h"
 #include "offload/file_error.h"
+#include "offload/retries.h"
 #include "offload/scratch_directory.h"
 #include "offload/sector.h"
 #include "offload/warn_once.h"
@@ -23,7 +24,6 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kZeroBytes = std::size_t{4} << 20;
-constexpr int kMostRetries = 100;
 
 std::string next_name(const std::string& directory) {
   static std::atomic<int> files{0};
@@ -116,9 +116,7 @@ absl::Status BlockFile::take_room(const BlockFileOptions& options) {
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       static_cast<rlim_t>(bytes_) > limit.rlim_cur)
     return error(options, "reservation", EFBIG, -1, bytes_, static_cast<std::int64_t>(limit.rlim_cur));
-  int got;
-  for (int tries = 0; (got = file_calls::reserve(buffered_fd_, name_, bytes_)) == -EINTR && tries < kMostRetries;)
-    ++tries;
+  const int got = retried([&] { return file_calls::reserve(buffered_fd_, name_, bytes_); });
   if (got == 0) return options.write_zeros ? write_zeros(options) : absl::OkStatus();
   // No reservations on this file system: writing takes the room just as well.
   if (got == -EOPNOTSUPP) return write_zeros(options);
@@ -137,7 +135,7 @@ absl::Status BlockFile::write_zeros(const BlockFileOptions& options) {
     if (got > 0) {
       done += got;
       retries = 0;
-    } else if ((got != -EINTR && got != -EAGAIN && got != 0) || ++retries > kMostRetries) {
+    } else if ((got != 0 && !is_worth_retrying(static_cast<int>(-got))) || ++retries > kMostRetries) {
       return error(options, "write of zeros", got == 0 ? EIO : static_cast<int>(-got), done, bytes_, done);
     }
   }

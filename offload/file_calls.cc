@@ -13,6 +13,7 @@
 
 #include "offload/aligned_memory.h"
 #include "offload/fault_plan.h"
+#include "offload/retries.h"
 #include "offload/sector.h"
 #include "offload/unsynced_files.h"
 
@@ -99,6 +100,20 @@ ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t by
   return claimed(fault, result, bytes);
 }
 
+int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done) {
+  done = 0;
+  for (int fruitless = 0; done < bytes.size();) {
+    const ssize_t got = pwrite(fd, name, bytes.data() + done, bytes.size() - done, offset + static_cast<off_t>(done));
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+      fruitless = 0;
+    } else if ((got != 0 && !is_worth_retrying(static_cast<int>(-got))) || ++fruitless > kMostRetries) {
+      return got == 0 ? -EIO : static_cast<int>(got);
+    }
+  }
+  return 0;
+}
+
 int reserve(int fd, const std::string& name, off_t bytes) {
   Fault fault;
   ssize_t result = 0;
@@ -123,6 +138,16 @@ int fsync_folder(int fd, const std::string& folder) {
   if (fault.action == FaultAction::kTorn) return 0;
   const int got = negative_errno(::fsync(fd));
   if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->synced_folder(folder);
+  return got;
+}
+
+int sync_folder(const std::string& folder, const char*& operation) {
+  operation = "open of the folder";
+  const int fd = retried([&] { return open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
+  if (fd < 0) return fd;
+  operation = "fsync of the folder";
+  const int got = fsync_folder(fd, folder);
+  ::close(fd);
   return got;
 }
 

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <span>
 #include <string>
 
 namespace tessera::file_calls {
@@ -18,11 +19,16 @@ int open_unnamed(const std::string& directory, const std::string& name, mode_t m
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
+/// Repeats pwrite until all is written: 0, or the negative errno that ended it. Calls that were interrupted, or could not be served
+/// now, are made again, and so are those that wrote nothing, kMostRetries times at most; EIO after the last. `done`: bytes written.
+int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
 /// Makes room on the disk for [0, bytes).
 int reserve(int fd, const std::string& name, off_t bytes);
 int fsync(int fd, const std::string& name);
 /// Syncs a folder: names that were made or changed in it are durable afterwards.
 int fsync_folder(int fd, const std::string& folder);
+/// Opens, syncs and closes a folder. `operation`: which of the calls failed, as messages name it.
+int sync_folder(const std::string& folder, const char*& operation);
 int rename(const std::string& from, const std::string& to);
 int unlink(const std::string& name);
 int make_folder(const std::string& name, mode_t mode);

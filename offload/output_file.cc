@@ -14,15 +14,17 @@ namespace {
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
+}  // namespace
+
+std::filesystem::path partial_of(const std::filesystem::path& path) { return path.string() + ".partial"; }
+
 absl::Status cannot_create(const std::string& what, int error) {
   const bool denied = error == EACCES || error == EPERM || error == EROFS;
   return make_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, what + ": " + reason(error));
 }
 
-}  // namespace
-
 absl::StatusOr<OutputFile> OutputFile::create(const std::filesystem::path& path, const std::string& what) {
-  const std::filesystem::path partial = path.string() + ".partial";
+  const std::filesystem::path partial = partial_of(path);
   const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return cannot_create(what + ": cannot create " + partial.string(), errno);
   return OutputFile(path, partial, what, fd);

@@ -12,6 +12,12 @@
 
 namespace tessera {
 
+/// The name that a result at `path` has until it is complete.
+std::filesystem::path partial_of(const std::filesystem::path& path);
+
+/// "<what>: <the system's reason>", as 73 cannot be created, or 77 where a permission is missing. `error`: an errno.
+absl::Status cannot_create(const std::string& what, int error);
+
 /// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the disk, so
 /// that a file of this name is always whole. Not through symbolic links. What is not finished is removed by the destructor.
 ///

@@ -17,6 +17,7 @@
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/gather_strings.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/deferred_init.h"
 
@@ -132,10 +133,7 @@ std::string DataParallel::State::problem(const DataParallelOptions& options) con
 
 void DataParallel::State::expect_same_modules(const DataParallelOptions& options) {
   const std::string own = outline_of(*module);
-  std::uint64_t length = own.size();
-  throw_if_error(group->broadcast("DataParallel", &length, sizeof length, 0).wait());
-  std::string of_rank_0 = group->rank() == 0 ? own : std::string(length, '\0');
-  throw_if_error(group->broadcast("DataParallel", of_rank_0.data(), length, 0).wait());
+  const std::string of_rank_0 = value_or_throw(broadcast_string(*group, "DataParallel", own, 0));
   const std::string difference = difference_of(own, of_rank_0);
   expect_same_call(*group, c10::str("DataParallel with buckets of ", options.bucket_mb, " MiB"),
                    difference.empty() ? problem(options) : difference);

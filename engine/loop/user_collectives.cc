@@ -136,11 +136,7 @@ std::string broadcast(const Mesh& mesh, const std::string& text, int root) {
   Collectives& group = group_of(mesh);
   expect_same_call(group, c10::str("broadcast from rank ", root, " of a string"),
                    problem_of_root("broadcast", root, mesh));
-  std::uint64_t length = text.size();
-  throw_if_error(group.broadcast("broadcast of a string", &length, sizeof length, root).wait());
-  std::string value = mesh.rank() == root ? text : std::string(length, '\0');
-  throw_if_error(group.broadcast("broadcast of a string", value.data(), length, root).wait());
-  return value;
+  return value_or_throw(broadcast_string(group, "broadcast of a string", text, root));
 }
 
 double all_reduce_number(const Mesh& mesh, double value, Reduce operation) {

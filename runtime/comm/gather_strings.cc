@@ -22,4 +22,14 @@ absl::StatusOr<std::vector<std::string>> gather_strings(Collectives& group, std:
   return strings;
 }
 
+absl::StatusOr<std::string> broadcast_string(Collectives& group, std::string_view label, std::string_view own,
+                                             int root) {
+  std::uint64_t length = own.size();
+  TESSERA_RETURN_IF_ERROR(group.broadcast(label, &length, sizeof length, root).wait());
+  std::string text(own);
+  text.resize(length);
+  TESSERA_RETURN_IF_ERROR(group.broadcast(label, text.data(), length, root).wait());
+  return text;
+}
+
 }  // namespace tessera

@@ -15,4 +15,9 @@ namespace tessera {
 absl::StatusOr<std::vector<std::string>> gather_strings(Collectives& group, std::string_view label,
                                                         std::string_view own);
 
+/// `own` of rank `root`, on every rank of the group: any bytes. Two broadcasts, the first of the length. Errors: those of
+/// the group.
+absl::StatusOr<std::string> broadcast_string(Collectives& group, std::string_view label, std::string_view own,
+                                             int root);
+
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdint>
 #include <cstring>
@@ -11,33 +10,9 @@
 #include <vector>
 
 #include "runtime/data/token_dataset.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera {
-
-/// A folder that lives as long as a test.
-class TestFolder {
- public:
-  TestFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tessera-data-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~TestFolder() { std::filesystem::remove_all(path_); }
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
-  std::filesystem::path write(const std::string& name, const std::string& content) const {
-    const auto path = path_ / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::filesystem::remove(path);  // cutting a file short and writing it again makes some file systems flush
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Little-endian bytes, put together by hand: the formats as their documents tell them, not as our writers do.
 class Bytes {

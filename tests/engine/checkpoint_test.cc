@@ -20,6 +20,7 @@
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 namespace {
@@ -28,29 +29,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
-
-/// A folder that goes with the object.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "tessera-checkpoints-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
@@ -135,7 +113,7 @@ TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
     const TinyOptions again{.shared_block = true, .recompute = true};
     for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}, {kAwkward, 4}, {again, 2}}) {
       for (const Placed& placed : kOnePerPlacement) {
-        const Folder folder;
+        const TestFolder folder;
         const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
         const TinyOptions& options = model;
         run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -151,7 +129,7 @@ TEST(Checkpoint, StatesOnDiskGoOnToo) {
   for (const Kept& kept : kKept) {
     for (const Below& below : kBelow) {
       for (const Placed& placed : kOnePerPlacement) {
-        const Folder folder;
+        const TestFolder folder;
         run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
           expect_resume(mesh, strategy_of(kept, placed, &below), kAwkward, folder.path(),
                         name_of(kept) + ", " + name_of(placed));
@@ -189,14 +167,14 @@ TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
       {"zero 1", [](Strategy& s) { s.strategy = ShardingStrategy::kShardOptimizer; }}};
   for (const auto& [what, adjust] : kinds) {
     for (const bool shared : {false, true}) {
-      const Folder folder;
+      const TestFolder folder;
       run_ranks({.ranks = 4, .hosts = 2}, [&](const Mesh& mesh) {
         expect_resume(mesh, strategy_for(Placed(ShardingStrategy::kFullShard, shared), adjust), kAwkward, folder.path(),
                       what);
       });
     }
   }
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Strategy strategy = strategy_for(ShardingStrategy::kFullShard, nullptr, DType::kF16);
     strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // steps overflow before and after the save
@@ -212,7 +190,7 @@ TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
 }
 
 TEST(Checkpoint, RatesSetByHandGoOn) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) {
       s.lr_schedule.type = LrScheduleType::kManual;
@@ -237,7 +215,7 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
   for (const Kept& kept : kKept) {
     for (const int ranks : {1, 2, 3}) {
-      const Folder one;
+      const TestFolder one;
       std::string path;
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
@@ -248,7 +226,7 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
       const auto wanted = tensors_of(path);
       for (const int others : {1, 2, 3, 4}) {
         const Placed& placed = kOthers[(others + ranks) % 4];
-        const Folder two, three;
+        const TestFolder two, three;
         const std::string what =
             name_of(kept) + ", " + std::to_string(ranks) + " -> " + std::to_string(others) + " " + name_of(placed);
         std::string between, back;
@@ -268,7 +246,8 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
         });
         for (int rank = 0; rank < ranks; ++rank) {
           const std::string name = "rank-0000" + std::to_string(rank) + ".safetensors";
-          EXPECT_EQ(content_of(back + "/" + name), content_of(path + "/" + name)) << what << " " << name;
+          EXPECT_EQ(TestFolder::content_of(back + "/" + name), TestFolder::content_of(path + "/" + name))
+              << what << " " << name;
         }
       }
     }
@@ -278,7 +257,7 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
 // No element is written twice: files of replicated state are as large as those of sharded state.
 TEST(Checkpoint, RanksDivideWhatTheyAllHave) {
   for (const Placed& placed : kInMemory) {
-    const Folder folder;
+    const TestFolder folder;
     std::string path;
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_of(kKept[0], placed), kWide);
@@ -297,7 +276,7 @@ TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
   for (const DType from : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const Kept& to : kKept) {
       if (to.state == StateDType::k8Bit) continue;
-      const Folder one, two;
+      const TestFolder one, two;
       std::string path, again;
       std::vector<std::string> inexact;
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -325,7 +304,7 @@ TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
 }
 
 TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session trained(mesh, strategy_for(ShardingStrategy::kFullShard), kWide);
     train(trained, 0, 3);
@@ -355,7 +334,7 @@ TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {
 }
 
 TEST(Checkpoint, ItemsAndCursorComeBackOnEveryRank) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
     CheckpointItems items;
@@ -375,7 +354,7 @@ TEST(Checkpoint, ItemsAndCursorComeBackOnEveryRank) {
 }
 
 TEST(Checkpoint, KeepsSoMany) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
     for (std::size_t i = 0; i < 4; ++i) {
@@ -409,7 +388,7 @@ std::string refusal_of(const std::string& path, const TinyOptions& model, const 
 }
 
 TEST(Checkpoint, OfAnotherModelIsRefusedWithAllNames) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
     save_checkpoint(session.engine, folder.path());
@@ -430,14 +409,14 @@ TEST(Checkpoint, OfAnotherModelIsRefusedWithAllNames) {
 }
 
 TEST(Checkpoint, MissingOnesAreNamed) {
-  const Folder folder;
-  EXPECT_THAT(refusal_of(folder.file("nowhere"), {}, nullptr, ExitCode::kNoInput), HasSubstr("nowhere"));
+  const TestFolder folder;
+  EXPECT_THAT(refusal_of(folder / "nowhere", {}, nullptr, ExitCode::kNoInput), HasSubstr("nowhere"));
   EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));
 }
 
 // F30, F31: whichever rank finds it, all are told.
 TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
-  const Folder folder;
+  const TestFolder folder;
   std::string path;
   run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -446,7 +425,7 @@ TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
   });
   for (const char* name :
        {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors"}) {
-    const std::string file = path + "/" + name, bytes = content_of(file);
+    const std::string file = path + "/" + name, bytes = TestFolder::content_of(file);
     for (const std::size_t place : {std::size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
       std::string changed = bytes;
       changed[place] = static_cast<char>(changed[place] ^ 1);
@@ -463,7 +442,7 @@ TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
 }
 
 TEST(Checkpoint, CallsOutOfTurnAreRefused) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, [](Strategy& s) { s.ema.decay = 0.9; }));
     const auto refused = [&](const char* text) {
@@ -497,7 +476,7 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
     std::int64_t n = 1;
     for (bool hit = true; hit; ++n) {
-      const Folder folder;
+      const TestFolder folder;
       std::string texts[2];
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
@@ -530,7 +509,7 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
       EXPECT_EQ(texts[0], texts[1]);
       EXPECT_EQ(texts[0].empty(), !hit) << static_cast<int>(site) << " " << n << " " << texts[0];
       if (hit) {
-        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path()), HasSubstr("errno 28")));
+        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path().string()), HasSubstr("errno 28")));
       }
       for (const std::string& name : names_in(folder.path())) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
     }
@@ -543,7 +522,7 @@ constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks 
 
 // F24: every read of a load fails once. An error changes nothing, or says that it has; then only another load helps.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
-  const Folder folder;
+  const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard), kLarge);
     train(session, 0, 2);
@@ -588,7 +567,7 @@ TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
       EXPECT_EQ(texts[0], texts[1]);
       EXPECT_EQ(texts[0].empty(), !hit) << n << " " << texts[0];
       if (hit) {
-        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path())));
+        EXPECT_THAT(texts[0], AllOf(HasSubstr("rank "), HasSubstr(folder.path().string())));
       }
     }
     EXPECT_GT(n, 5);

@@ -17,9 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr double kDecay = 0.9;
-constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
-constexpr const Below* kPlaces[] = {nullptr, &kSomeBelow};
-constexpr const Kept* kFormats[] = {&kKept[1], &kKept[3], &kKept[5]};  // of each kind of parameter, master and state
 
 void averaged(Strategy& s) { s.ema.decay = kDecay; }
 
@@ -41,7 +38,7 @@ void train(Session& session, std::size_t i) {
 }
 
 TEST(Ema, IsWhatAProgramAveragesByHand) {
-  for (const Below* below : kPlaces) {
+  for (const Below* below : kInMemoryAndBelow) {
     for (const int ranks : {1, 2, 3}) {
       on_each_placement(
           ranks,
@@ -68,11 +65,11 @@ TEST(Ema, IsWhatAProgramAveragesByHand) {
 }
 
 TEST(Ema, HasTheSameBitsUnderEveryStrategyAndFormat) {
-  for (const Kept* kept : kFormats) {
+  for (const Kept& kept : kOneOfEachKind) {
     for (const bool in_backward : {false, true}) {
-      if (in_backward && kept->param == DType::kF16) continue;
-      std::optional<Values> wanted;
-      for (const Below* below : kPlaces) {
+      if (in_backward && kept.param == DType::kF16) continue;
+      FirstValues first;
+      for (const Below* below : kInMemoryAndBelow) {
         on_each_placement(
             2,
             [&](const Mesh& mesh, const Strategy& strategy) {
@@ -80,25 +77,24 @@ TEST(Ema, HasTheSameBitsUnderEveryStrategyAndFormat) {
               for (std::size_t i = 0; i < 5; ++i) train(session, i);
               const Values averages = averages_of(session);
               if (mesh.rank() != 0) return;
-              if (!wanted) wanted = averages;
-              EXPECT_TRUE(all_same_bits(averages, *wanted)) << name_of(*kept);
+              EXPECT_TRUE(first.same_bits(averages)) << name_of(kept);
             },
             [&](Strategy& s) {
-              adjusted_to(*kept, below)(s);
+              adjusted_to(kept, below)(s);
               averaged(s);
               if (in_backward) update_in_backward(s);
             },
-            kept->param);
+            kept.param);
       }
     }
   }
 }
 
 TEST(Ema, LookingAtItChangesNothing) {
-  for (const Kept* kept : kFormats) {
+  for (const Kept& kept : kOneOfEachKind) {
     for (const bool in_backward : {false, true}) {
-      if (in_backward && kept->param == DType::kF16) continue;
-      Values wanted;  // of a run without an average
+      if (in_backward && kept.param == DType::kF16) continue;
+      FirstValues first;  // of a run without an average
       const auto train = [&](const Mesh& mesh, const Strategy& strategy) {
         Session session(mesh, strategy, kWide);
         for (std::size_t i = 0; i < 5; ++i) {
@@ -109,24 +105,22 @@ TEST(Ema, LookingAtItChangesNothing) {
         }
         const Values values = session.values();
         if (mesh.rank() != 0) return;
-        if (wanted.empty()) wanted = values;
-        EXPECT_TRUE(all_same_bits(values, wanted)) << name_of(*kept);
+        EXPECT_TRUE(first.same_bits(values)) << name_of(kept);
       };
       const auto adjust = [&](Strategy& s) {
-        adjusted_to(*kept, nullptr)(s);
+        adjusted_to(kept, nullptr)(s);
         s.check.values = true;
         if (in_backward) update_in_backward(s);
       };
-      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-        train(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, kept->param));
-      });
+      run_ranks({.ranks = 2},
+                [&](const Mesh& mesh) { train(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, kept.param)); });
       on_each_placement(
           2, train,
           [&](Strategy& s) {
             adjust(s);
             averaged(s);
           },
-          kept->param);
+          kept.param);
     }
   }
 }
@@ -178,7 +172,7 @@ TEST(Ema, BeginsWithWhatIsWrittenBeforeTraining) {
 }
 
 TEST(Ema, GoesOnWhenWhatTrainsChanges) {
-  for (const Below* below : kPlaces) {
+  for (const Below* below : kInMemoryAndBelow) {
     on_each_placement(
         2,
         [](const Mesh& mesh, const Strategy& strategy) {

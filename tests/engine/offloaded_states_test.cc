@@ -90,15 +90,14 @@ TEST(Offload, BytesMovedAreThePlans) {
 
 TEST(Offload, MastersBelowAreWrittenByGathered) {
   for (const Kept& kept : kKept) {
-    std::optional<Values> wanted;
+    FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0]}) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
             const Values values = written_under_gathered(mesh, strategy);
             if (mesh.rank() != 0) return;
-            if (!wanted) wanted = values;
-            EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
+            EXPECT_TRUE(first.same_bits(values)) << name_of(kept);
           },
           adjusted_to(kept, below), kept.param);
     }
@@ -107,14 +106,13 @@ TEST(Offload, MastersBelowAreWrittenByGathered) {
 
 TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
   for (const Kept& kept : kKept) {
-    std::optional<Values> wanted;
+    FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[2]}) {
       for (const Placed& placed : kInMemory) {
         run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
           const Values values = trained_by_two_engines(mesh, strategy_of(kept, placed, below));
           if (mesh.rank() != 0) return;
-          if (!wanted) wanted = values;
-          EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept) << ", " << name_of(placed);
+          EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << ", " << name_of(placed);
         });
       }
     }
@@ -123,15 +121,14 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
 
 TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
   for (const Kept& kept : kKept) {
-    std::optional<Values> wanted;
+    FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[2]}) {
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
             const Values values = trained_with_weights_frozen_for_a_while(mesh, strategy);
             if (mesh.rank() != 0) return;
-            if (!wanted) wanted = values;
-            EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
+            EXPECT_TRUE(first.same_bits(values)) << name_of(kept);
           },
           adjusted_to(kept, below), kept.param);
     }

@@ -97,7 +97,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   for (const Kept& kept : kKept) {
     for (const bool in_backward : {false, true}) {
       if (in_backward && kept.param == DType::kF16) continue;
-      std::optional<Values> wanted;
+      FirstValues first;
       on_each_placement(
           2,
           [&](const Mesh& mesh, const Strategy& strategy) {
@@ -105,8 +105,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
             for (std::size_t i = 0; i < 5; ++i) session.train(i);
             const Values values = session.values();
             if (mesh.rank() != 0) return;
-            if (!wanted) wanted = values;
-            EXPECT_TRUE(all_same_bits(values, *wanted)) << name_of(kept);
+            EXPECT_TRUE(first.same_bits(values)) << name_of(kept);
           },
           [&](Strategy& s) {
             adjusted_to(kept, nullptr)(s);
@@ -245,7 +244,7 @@ TEST(SetLr, ByHandHasTheBitsOfTheScheduleWithTheSameRates) {
   cosine.type = LrScheduleType::kCosine;
   cosine.warmup_steps = 2, cosine.total_steps = 8;
   for (const bool in_backward : {false, true}) {
-    std::optional<Values> wanted;
+    FirstValues first;
     for (const bool manual : {false, true}) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Strategy strategy = strategy_for(ShardingStrategy::kFullShard, manual ? by_hand : with_groups);
@@ -258,15 +257,14 @@ TEST(SetLr, ByHandHasTheBitsOfTheScheduleWithTheSameRates) {
         }
         const Values values = session.values();
         if (mesh.rank() != 0) return;
-        if (!wanted) wanted = values;
-        EXPECT_TRUE(all_same_bits(values, *wanted)) << in_backward;
+        EXPECT_TRUE(first.same_bits(values)) << in_backward;
       });
     }
   }
 }
 
 TEST(SetLr, StaysWhenWhatTrainsChanges) {
-  std::optional<Values> wanted;
+  FirstValues first;
   for (const bool replans : {false, true}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard, by_hand), {.unused_block = true});
@@ -279,8 +277,7 @@ TEST(SetLr, StaysWhenWhatTrainsChanges) {
       for (std::size_t i = 1; i < 4; ++i) session.train(i);
       const Values values = session.values();
       if (mesh.rank() != 0) return;
-      if (!wanted) wanted = values;
-      EXPECT_TRUE(all_same_bits(values, *wanted));
+      EXPECT_TRUE(first.same_bits(values));
     });
   }
 }

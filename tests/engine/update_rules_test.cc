@@ -134,15 +134,12 @@ TEST(UpdateRules, AreThoseOfPyTorch) {
   }
 }
 
-/// Masters and states on disk, or some of each.
-constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
-
 TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
   for (const Rule& rule : {lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)}) {
-    for (const Kept& kept : {kKept[1], kKept[3], kKept[5]}) {  // each kind of parameter, master and state
+    for (const Kept& kept : kOneOfEachKind) {
       if (rule.config.centered && kept.state != StateDType::kF32) continue;
-      std::optional<Values> wanted;
-      for (const Below* below : {static_cast<const Below*>(nullptr), &kSomeBelow}) {
+      FirstValues first;
+      for (const Below* below : kInMemoryAndBelow) {
         on_each_placement(
             2,
             [&](const Mesh& mesh, const Strategy& strategy) {
@@ -150,8 +147,7 @@ TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
               for (std::size_t i = 0; i < 5; ++i) session.train(i);
               const Values values = session.values();
               if (mesh.rank() != 0) return;
-              if (!wanted) wanted = values;
-              EXPECT_TRUE(all_same_bits(values, *wanted)) << rule.name << ", " << name_of(kept);
+              EXPECT_TRUE(first.same_bits(values)) << rule.name << ", " << name_of(kept);
             },
             [&](Strategy& s) {
               adjusted_to(kept, below)(s);
@@ -165,14 +161,13 @@ TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
 
 TEST(UpdateRules, AreCarriedWhenWhatTrainsChanges) {
   for (const Rule& rule : {adagrad(), rmsprop(0.9, true)}) {
-    std::optional<Values> wanted;
+    FirstValues first;
     on_each_placement(
         2,
         [&](const Mesh& mesh, const Strategy& strategy) {
           const Values values = trained_with_weights_frozen_for_a_while(mesh, strategy);
           if (mesh.rank() != 0) return;
-          if (!wanted) wanted = values;
-          EXPECT_TRUE(all_same_bits(values, *wanted)) << rule.name;
+          EXPECT_TRUE(first.same_bits(values)) << rule.name;
         },
         [&](Strategy& s) { with_rule(s, rule); });
   }

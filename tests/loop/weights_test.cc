@@ -9,14 +9,13 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "tessera/error.h"
 #include "tests/oracle/child.h"
 #include "tests/support/session.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 namespace {
@@ -26,24 +25,13 @@ using ::testing::HasSubstr;
 
 class Weights : public ::testing::Test {
  protected:
-  Weights() {
-    std::string name = ::testing::TempDir() + "/tessera-weights-XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~Weights() override { fs::remove_all(folder_); }
-
-  static std::string bytes_of(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
   /// As LibTorch reads the file.
   static c10::Dict<c10::IValue, c10::IValue> dictionary_of(const fs::path& path) {
-    const std::string bytes = bytes_of(path);
+    const std::string bytes = TestFolder::content_of(path);
     return torch::jit::pickle_load({bytes.begin(), bytes.end()}).toGenericDict();
   }
 
-  fs::path folder_;
+  TestFolder folder_;
 };
 
 TEST_F(Weights, AreTheModulesUnderEveryStrategy) {
@@ -124,7 +112,8 @@ TEST_F(Weights, PythonReadsThem) {
     for (const auto& [name, value] : session.values()) sum += value.to(at::kDouble).abs().sum().item<double>();
     if (mesh.is_main()) wanted = std::to_string(sum);
   });
-  const auto printed = oracle::run_python("read_weights.py", {path.string(), "head", "embedding.weight"}, folder_, 60);
+  const auto printed =
+      oracle::run_python("read_weights.py", {path.string(), "head", "embedding.weight"}, folder_.path(), 60);
   ASSERT_TRUE(printed.ok()) << printed.status();
   EXPECT_EQ(*printed, wanted + " True\n");
 }
@@ -152,7 +141,7 @@ TEST_F(Weights, WhatRankZeroCannotWriteIsEverybodysError) {
   expect_failure(folder_ / "nowhere" / "w.pt", Existing::kReplaced, ExitCode::kCannotCreate, "nowhere");
   std::ofstream(folder_ / "old.pt") << "old";
   expect_failure(folder_ / "old.pt", Existing::kKept, ExitCode::kCannotCreate, "old.pt.partial");
-  EXPECT_EQ(bytes_of(folder_ / "old.pt"), "old");
+  EXPECT_EQ(TestFolder::content_of(folder_ / "old.pt"), "old");
   EXPECT_EQ(dictionary_of(folder_ / "old.pt.partial").size(), 20u);  // nothing is lost
   // A full disk, behind the partial file's name.
   fs::create_symlink("/dev/full", folder_ / "full.pt.partial");

@@ -17,6 +17,8 @@ inline constexpr Kept kKept[] = {
     {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
     {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
+/// Each kind of parameter, of master and of state once.
+inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
 std::string name_of(const Kept& kept);
 
 /// Which share of it lies on disk, and how little memory moves it.
@@ -25,6 +27,10 @@ struct Below {
   std::int64_t record_bytes, cache_bytes, queue_depth;
 };
 void put_below(Strategy& strategy, const Below& below);
+
+/// Half of the masters and more than half of the states, in small records.
+inline constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
+inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 
 /// `below`: null for all in memory.
 Adjust adjusted_to(const Kept& kept, const Below* below);

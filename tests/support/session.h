@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,6 +52,18 @@ struct Session {
 void expect_planned_disk_traffic(Session& session, const std::string& what);
 
 bool all_same_bits(const Values& a, const Values& b);
+/// What runs that must end alike are compared with: the first of them.
+class FirstValues {
+ public:
+  /// True for the first values, and for those that have their bits.
+  bool same_bits(const Values& values) {
+    if (!first_) first_ = values;
+    return all_same_bits(values, *first_);
+  }
+
+ private:
+  std::optional<Values> first_;
+};
 /// Values differ by at most `tolerance` times (1 + their magnitude).
 void expect_close(const Values& got, const Values& wanted, double tolerance, const std::string& what);
 

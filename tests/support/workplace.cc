@@ -1,12 +1,10 @@
 #include "tests/support/workplace.h"
 
 #include <arpa/inet.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 
 namespace tessera::testing {
 namespace {
@@ -35,15 +33,8 @@ Words operator+(Words a, const Words& b) {
 }
 
 Workplace::Workplace() {
-  std::string name = ::testing::TempDir() + "/tessera-app-XXXXXX";
-  folder_ = mkdtemp(name.data());
   write_file(path("model.json"), kModel);
   write_file(path("text"), some_text());
-}
-
-Workplace::~Workplace() {
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
 }
 
 std::string Workplace::strategy(const std::string& name, const std::string& more) const {

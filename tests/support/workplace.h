@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/support/program.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 
@@ -16,9 +17,8 @@ Words operator+(Words a, const Words& b);
 class Workplace : public ::testing::Test {
  protected:
   Workplace();
-  ~Workplace() override;
 
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   /// A strategy file named `name`: two microbatches a step, bf16 parameters, and `more` keys, such as R"(, "prefetch":
   /// 2)".
   std::string strategy(const std::string& name, const std::string& more = "") const;
@@ -32,7 +32,7 @@ class Workplace : public ::testing::Test {
   /// "step, loss, norm" of each step, every bit of them.
   std::vector<std::string> losses(const std::string& metrics) const;
 
-  std::string folder_;
+  TestFolder folder_;
 };
 
 std::string free_port();

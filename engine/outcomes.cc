@@ -1,9 +1,11 @@
-#include "engine/checkpoint/outcomes.h"
+#include "engine/outcomes.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <exception>
 
+#include "engine/last_words.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
@@ -14,6 +16,14 @@ namespace {
 constexpr std::size_t kMostMessageBytes = 16384;
 constexpr char kSeparator = ' ';  // between the exit code and the text
 
+absl::StatusOr<std::string> outcome_of(const std::function<absl::StatusOr<std::string>()>& body) {
+  try {
+    return body();
+  } catch (...) {
+    return status_of(std::current_exception());
+  }
+}
+
 std::string text_of_outcome(const absl::StatusOr<std::string>& own) {
   if (own.ok()) return "0" + (kSeparator + *own);
   return std::to_string(static_cast<int>(exit_code_of(own.status()))) + kSeparator +
@@ -23,8 +33,8 @@ std::string text_of_outcome(const absl::StatusOr<std::string>& own) {
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
-                                                        const absl::StatusOr<std::string>& own) {
-  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, text_of_outcome(own)));
+                                                        const std::function<absl::StatusOr<std::string>()>& body) {
+  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, text_of_outcome(outcome_of(body))));
   std::vector<int> failed;
   absl::Status first;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -40,19 +50,6 @@ absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, st
   if (failed.size() == 1) return first;
   failed.erase(failed.begin());
   return make_error(exit_code_of(first), message_of(first) + " (and ranks " + number_ranges(failed) + " failed too)");
-}
-
-absl::Status status_from(const std::function<absl::Status()>& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    return make_error(error.exit_code(), error.message());
-  } catch (const std::bad_alloc&) {
-    return make_error(ExitCode::kOsResource, "out of memory");
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    return make_error(ExitCode::kInternal, text.substr(0, text.find('\n')));
-  }
 }
 
 }  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// Runs `body` on every rank of `control`. What every rank got, in rank order; or, the same on every rank, the failure of the first
+/// rank that failed: an error that was returned or thrown. So a rank that cannot go on neither leaves the others waiting nor ends the
+/// group. Collective; throws tessera::Error where the group itself fails.
+absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
+                                                        const std::function<absl::StatusOr<std::string>()>& body);
+
+}  // namespace tessera

@@ -195,11 +195,18 @@ std::int64_t MemoryPlan::affordable_lag() const {
   return cost == 0 ? most : std::min({most, kMostBought, kRoom / cost});
 }
 
+// A step reads and writes its states side by side. Where three streams lie a multiple of 128 MiB apart, give or take a page, it
+// takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between them are enough. So large pieces are an odd multiple
+// of kApart long.
+constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
+
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
   constexpr std::int64_t kCacheLine = 64;
   const auto whole_lines = [](std::int64_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; };
   const StateBytes bytes = state_bytes(dtype, numel);
-  return {whole_lines(bytes.data), whole_lines(bytes.scales)};
+  std::int64_t data = whole_lines(bytes.data);
+  if (data >= kLargePiece) data = (data + 2 * kApart - 1) / (2 * kApart) * (2 * kApart) + kApart;
+  return {data, whole_lines(bytes.scales)};
 }
 
 void MemoryPlan::plan_optimizer() {

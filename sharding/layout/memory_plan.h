@@ -59,7 +59,8 @@ struct PlanInput {
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
-/// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line.
+/// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line. Large ones end such
+/// that the next one does not begin a multiple of 128 MiB behind them, at which distance processors are slow.
 struct StatePiece {
   std::int64_t data_bytes = 0, scale_bytes = 0;
   std::int64_t bytes() const { return data_bytes + scale_bytes; }

@@ -210,5 +210,19 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
   EXPECT_EQ(none.moments, disk);
 }
 
+TEST(MemoryPlan, StatesOfAGroupDoNotLieAMultipleOf128MiBApart) {
+  constexpr std::int64_t kSlow = 128 * kMiB, kNear = 8 << 10;
+  for (const StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+    for (std::int64_t numel = 256; numel <= 512 * kMiB; numel *= 2) {
+      const StateBytes needed = state_bytes(dtype, numel);
+      const StatePiece piece = state_piece(dtype, numel);
+      EXPECT_GE(piece.data_bytes, needed.data);
+      EXPECT_LE(piece.data_bytes - needed.data, numel < kMiB ? 0 : 48 << 10);
+      const std::int64_t rest = piece.data_bytes % kSlow;
+      EXPECT_GE(std::min(rest, kSlow - rest), std::min(needed.data, kNear)) << numel;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include "benchmarks/native/optimizer_bench.h"
 #include "benchmarks/native/studies/memory_study.h"
 #include "benchmarks/native/studies/overhead_study.h"
+#include "benchmarks/native/studies/overlap_study.h"
 #include "benchmarks/native/studies/step_study.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -203,6 +204,14 @@ int run_bench_memory(const BenchCommand& command) {
 int run_bench_overhead(const BenchCommand& command) {
   return run_table("overhead", command, [&](const Mesh& mesh) {
     return command.quick ? study_overhead(mesh, 5, 200) : study_overhead(mesh, 101, 2000);
+  });
+}
+
+int run_bench_overlap(const BenchCommand& command) {
+  return run_table("overlap", command, [&](const Mesh& mesh) {
+    OverlapStudyOptions options{.compute_s = command.compute_s};
+    if (command.quick) options = {.units = 3, .unit_numel = 1 << 12, .compute_s = 0.01, .rounds = 1};
+    return study_overlap(mesh, options);
   });
 }
 

@@ -79,6 +79,7 @@ struct BenchCommand {
   std::string transport;   ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
+  double compute_s = 0.6;                           ///< of a step (overlap)
   bool gpu = false;                                 ///< the optimizer's step on the GPU
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
@@ -94,6 +95,8 @@ int run_bench_buckets(const BenchCommand& command);
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
+/// Measures how much of the communication is hidden behind compute that is a timed sleep.
+int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
 /// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie there.

@@ -226,6 +226,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
+  scene.reduces_in_background = would_reduce_in_background(topology, transport);
   const auto units = partition(module, strategy, parts_for(strategy, position));
   assign_groups(units, strategy.optimizer);
   return make_plan(units, strategy, scene, *optimizer);

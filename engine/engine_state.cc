@@ -120,7 +120,8 @@ void Engine::State::set_up() {
   const ComputeDevice device = accelerator.device;
   uploader.emplace(device, accelerator.kernels.get());
   shares_memory = !device.is_queued && axes.gather->shares_memory();
-  const PlanScene scene{position, shares_memory, device.is_queued};
+  const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
+  const PlanScene scene{position, shares_memory, device.is_queued, in_background};
   plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);

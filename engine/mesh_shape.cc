@@ -47,4 +47,9 @@ bool would_share_memory(const MeshShape& shape, const Topology& topology, Transp
   return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
 }
 
+bool would_reduce_in_background(const Topology& topology, TransportChoice transport) {
+  if (topology.world_size == 1) return false;
+  return transport == TransportChoice::kGloo || (transport == TransportChoice::kAuto && topology.num_hosts() > 1);
+}
+
 }  // namespace tessera

@@ -23,4 +23,7 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 /// Will the ranks of a shard group share memory? For plans of jobs that are not running; an Engine asks its transport.
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport);
 
+/// Likewise: will gradients be summed over a network on some axis (Collectives::reduces_in_background)?
+bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
+
 }  // namespace tessera

@@ -360,10 +360,16 @@ void Reducer::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; over_ < started_ - end_lag; ++over_) complete(reduction(over_));
 }
 
-/// A queue may wait for the shards' sum long before it is there, so that the replicas' can start behind it.
+/// Whether the sum over the replicate axis is started when the share of a reduction is done, to end with the reduction; else it is
+/// made at the end. A queue may wait for the shards' sum long before it is there; over a network, ranks compute meanwhile.
+bool Reducer::replicas_follow() const {
+  const PlanInput& input = plan_.input();
+  return input.mesh.replicate_size > 1 && (device_.is_queued || plan_.end_lag() > 0);
+}
+
 void Reducer::advance(GroupReduction& reduction) {
   throw_if_error(reduction.work.advance());
-  if (!device_.is_queued || plan_.input().mesh.replicate_size == 1) return;
+  if (!replicas_follow()) return;
   {
     const Timed timed(device_.waits);
     throw_if_error(reduction.work.wait());
@@ -388,7 +394,8 @@ void Reducer::complete(GroupReduction& reduction) {
     throw_if_error(reduction.last.wait());
   }
   if (!device_.is_queued) {
-    if (plan_.input().mesh.replicate_size > 1) throw_if_error(sum_over_replicas(reduction).wait());
+    if (plan_.input().mesh.replicate_size > 1 && !replicas_follow())
+      throw_if_error(sum_over_replicas(reduction).wait());
     return;
   }
   if (!reduction.adds) return;
@@ -403,7 +410,7 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
   const std::string& name = group.unit->name;
   float* const sum = reduction.sum;
   SumVisitor* const last = device_.is_queued ? nullptr : &reduction.accumulation;
-  const Waits waits = device_.is_queued ? Waits::kLater : Waits::kAtOnce;
+  const Waits waits = replicas_follow() ? Waits::kLater : Waits::kAtOnce;
   if (!plan_.input().placement.gradients.replicate) {
     return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, waits);
   }

@@ -150,6 +150,7 @@ class Reducer {
   void start_group(UnitReduction& reduction, FlatGroup& group);
   void follow(std::int64_t lag, std::int64_t end_lag);
   void advance(GroupReduction& reduction);
+  bool replicas_follow() const;
   void complete(UnitReduction& reduction);
   void complete(GroupReduction& reduction);
   void end_reductions();

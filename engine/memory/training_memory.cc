@@ -284,6 +284,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
   input.mesh = scene.mesh;
   input.is_queued = scene.is_queued;
+  input.reduces_in_background = scene.reduces_in_background;
+  input.reductions_ahead = strategy.reductions_ahead;
   input.prefetch = strategy.prefetch;
   input.reduce = strategy.mixed_precision.reduce;
   input.accumulation = strategy.gradient_accumulation;

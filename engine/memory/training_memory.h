@@ -34,8 +34,9 @@ struct TrainingMemory {
 /// What decides a plan beside units and strategy.
 struct PlanScene {
   MeshPosition mesh;
-  bool shares_memory = false;  ///< do the ranks of a shard group?
-  bool is_queued = false;      ///< PlanInput::is_queued
+  bool shares_memory = false;          ///< do the ranks of a shard group?
+  bool is_queued = false;              ///< PlanInput::is_queued
+  bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
 };
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);

@@ -171,7 +171,9 @@ struct Strategy {
   MeshConfig mesh;
   UnitsConfig units;
   std::int64_t prefetch = 1;  ///< units gathered ahead of use
-  bool host_sharing = true;   ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
+  /// Units whose reductions are under way while gradients of others are made; empty: as many as the transport has use for.
+  std::optional<std::int64_t> reductions_ahead;
+  bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing
   MixedPrecisionConfig mixed_precision;
   std::int64_t gradient_accumulation = 1;  ///< microbatches a step
   GradientSync gradient_sync = GradientSync::kEachMicrobatch;

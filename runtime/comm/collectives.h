@@ -131,6 +131,10 @@ class Collectives {
   static constexpr int kHostMemory = -1;
   virtual int gpu() const { return kHostMemory; }
 
+  /// Whether reductions with Waits::kLater go on by themselves, phase after phase, while the caller computes. Then Work::advance does
+  /// nothing.
+  virtual bool reduces_in_background() const { return false; }
+
   /// Collective: every rank calls it with the same `bytes`, in the same order as its other calls. Zero-filled.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 

@@ -78,6 +78,18 @@ std::vector<StrategyKey> sharding_keys() {
        .example_json = "2",
        .doc = "At most so many units are gathered ahead of their use.",
        .cost = "Memory: one more gathered unit each."},
+      {.pointer = "/reductions_ahead",
+       .field = optional_integer_field(AT(reductions_ahead)),
+       .range = {0, 16},
+       .unit = "units",
+       .default_json = "null",
+       .example_json = "2",
+       .doc =
+           "Gradients of at most so many units are summed over the ranks while those of the next ones are computed. "
+           "null: over "
+           "a network one, on one host what fits 8 MiB, and as many as possible where it costs no memory. Ranks of one "
+           "host that reduce over two axes wait for each sum, and a GPU has one or two, whatever is said here.",
+       .cost = "Memory: a bucket each, of the largest unit's gradients in the reduce type."},
       {.pointer = "/host_sharing",
        .field = boolean_field(AT(host_sharing)),
        .default_json = "true",

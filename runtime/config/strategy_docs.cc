@@ -33,6 +33,9 @@ void add_type(Json& schema, const StrategyKey& key) {
     case ValueKind::kNumber:
       schema["type"] = "number";
       return add_range(schema, key.range);
+    case ValueKind::kOptionalInteger:
+      schema["type"] = {"integer", "null"};
+      return add_range(schema, key.range);
     case ValueKind::kOptionalNumber:
       schema["type"] = {"number", "null"};
       return add_range(schema, key.range);

@@ -36,15 +36,25 @@ StrategyField number_field(At at) {
   return plain_field<ValueKind::kNumber, double>(at);
 }
 
-/// A `std::optional<double>`; empty is null.
-template <typename At>
-StrategyField optional_number_field(At at) {
-  return {ValueKind::kOptionalNumber,
+/// A `std::optional<Value>`; empty is null.
+template <ValueKind kKind, typename Value, typename At>
+StrategyField optional_field(At at) {
+  return {kKind,
           {},
           [at](Strategy& s, const nlohmann::json& value) {
-            at(s) = value.is_null() ? std::nullopt : std::optional(value.get<double>());
+            at(s) = value.is_null() ? std::nullopt : std::optional(value.get<Value>());
           },
           [at](const Strategy& s) { return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr); }};
+}
+
+template <typename At>
+StrategyField optional_integer_field(At at) {
+  return optional_field<ValueKind::kOptionalInteger, std::int64_t>(at);
+}
+
+template <typename At>
+StrategyField optional_number_field(At at) {
+  return optional_field<ValueKind::kOptionalNumber, double>(at);
 }
 
 template <typename At>

@@ -77,6 +77,8 @@ std::string describe_allowed(const StrategyKey& key) {
       return "an integer " + describe_range(key.range);
     case ValueKind::kNumber:
       return "a number " + describe_range(key.range);
+    case ValueKind::kOptionalInteger:
+      return "null or an integer " + describe_range(key.range);
     case ValueKind::kOptionalNumber:
       return "null or a number " + describe_range(key.range);
     case ValueKind::kBoolean:

@@ -25,6 +25,8 @@ class ValueReader {
         return number(node, true);
       case ValueKind::kNumber:
         return number(node, false);
+      case ValueKind::kOptionalInteger:
+        return node.value.is_null() ? node.value : number(node, true);
       case ValueKind::kOptionalNumber:
         return node.value.is_null() ? node.value : number(node, false);
       case ValueKind::kBoolean:

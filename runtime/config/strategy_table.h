@@ -15,16 +15,17 @@ namespace tessera {
 /// (UnavailableKey).
 
 enum class ValueKind {
-  kInteger,         ///< JSON number without fraction, so 4, 4.0 and 1e6
-  kNumber,          ///< JSON number
-  kBoolean,         ///< true or false
-  kChoice,          ///< one of StrategyField::choices
-  kBytes,           ///< integer, or string that parse_bytes reads
-  kName,            ///< string
-  kNames,           ///< list of different non-empty strings
-  kNumberPair,      ///< list of two numbers
-  kOptionalNumber,  ///< JSON number, or null: not given
-  kObjects,         ///< list of objects, each with some of StrategyField::members
+  kInteger,          ///< JSON number without fraction, so 4, 4.0 and 1e6
+  kNumber,           ///< JSON number
+  kBoolean,          ///< true or false
+  kChoice,           ///< one of StrategyField::choices
+  kBytes,            ///< integer, or string that parse_bytes reads
+  kName,             ///< string
+  kNames,            ///< list of different non-empty strings
+  kNumberPair,       ///< list of two numbers
+  kOptionalInteger,  ///< as kInteger, or null: not given
+  kOptionalNumber,   ///< JSON number, or null: not given
+  kObjects,          ///< list of objects, each with some of StrategyField::members
 };
 
 struct Choice {

@@ -168,31 +168,49 @@ void MemoryPlan::plan_sums() {
       sum_bytes_of(input_.units[0]) + shared_sums_ * sum_bytes_ + units_under_way() * notes_numel_ * 4;
 }
 
-void MemoryPlan::plan_lag() {
-  if (!input_.is_queued) {
-    reduction_lag_ = affordable_lag();
-    end_lag_ = 2 * reduction_lag_;
-  } else if (input_.mesh.world_size() > 1) {
-    reduction_lag_ = input_.mesh.replicate_size > 1 ? 1 : 0;
-    end_lag_ = reduction_lag_ + 1;
-  }
-}
-
-// The sum over a replicate axis follows that over the shard axis at once, so there a rank waits.
-std::int64_t MemoryPlan::affordable_lag() const {
-  constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
-  if (input_.mesh.world_size() == 1 || input_.mesh.replicate_size > 1) return 0;
+/// So many units after a unit its reduction can still be under way.
+std::int64_t MemoryPlan::most_ahead() const {
   std::int64_t groups = 1;
   for (const UnitShape& unit : input_.units) {
     const auto trains = [](const GroupShape& group) { return group.trainable; };
     groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
   }
   if (input_.updates_in_backward) ++groups;  // what ranks tell each other of a unit is a reduction too
-  const std::int64_t most = (std::max(kMostUnderWay / groups, std::int64_t{1}) - 1) / 2;
+  return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
+}
+
+/// Memory of a unit whose reduction is under way while others are computed.
+std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
   const std::int64_t sum = input_.updates_in_backward ? sum_bytes_ : 0;
-  const std::int64_t cost = 2 * (bucket + sum + scratch_numel_ * 4);
-  return cost == 0 ? most : std::min({most, kMostBought, kRoom / cost});
+  return bucket + sum + scratch_numel_ * 4;
+}
+
+void MemoryPlan::plan_lag() {
+  constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
+  const bool two_axes = input_.mesh.replicate_size > 1;
+  if (input_.mesh.world_size() == 1) return;
+  if (input_.is_queued) {
+    reduction_lag_ = two_axes ? 1 : 0;
+    end_lag_ = reduction_lag_ + 1;
+    return;
+  }
+  const std::int64_t most = most_ahead(), bytes = bytes_ahead();
+  if (input_.reduces_in_background) {
+    const std::int64_t ahead = std::min(input_.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
+    // The sum over the replicate axis begins a unit later.
+    reduction_lag_ = two_axes && ahead > 0 ? 1 : ahead;
+    end_lag_ = std::min(two_axes && ahead > 0 ? ahead + 1 : ahead, most);
+    return;
+  }
+  if (two_axes) return;  // the sum over the replicate axis follows that over the shard axis at once, so a rank waits
+  if (input_.reductions_ahead) {
+    end_lag_ = std::min(*input_.reductions_ahead, most);
+    reduction_lag_ = (end_lag_ + 1) / 2;
+    return;
+  }
+  reduction_lag_ = bytes == 0 ? most / 2 : std::min({most / 2, kMostBought, kRoom / (2 * bytes)});
+  end_lag_ = 2 * reduction_lag_;
 }
 
 // A step reads and writes its states side by side. Where three streams lie a multiple of 128 MiB apart, give or take a page, it

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,10 @@ struct PlanInput {
   StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< of the optimizer
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
-  OffloadConfig offload;  ///< without its paths
+  /// Reductions over some axis go on by themselves while ranks compute (Collectives::reduces_in_background), over a network.
+  bool reduces_in_background = false;
+  std::optional<std::int64_t> reductions_ahead;  ///< Strategy::reductions_ahead
+  OffloadConfig offload;                         ///< without its paths
   /// A unit is updated as soon as its gradients are summed (optimizer.in_backward).
   bool updates_in_backward = false;
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
@@ -108,10 +112,10 @@ class MemoryPlan {
   /// How many units later a rank does its share of a unit's reduction (Work::advance), and how many units later than
   /// its start it waits for its end. 0: it waits where it starts one.
   ///
-  /// On the CPU the end is twice as late as the share, so that a rank may be that many units ahead of another before it
-  /// waits. Where it costs two buckets a unit it is what fits 8 MiB, and 3 at most. On a GPU the share is done at the
-  /// start and the end is a unit later; where sums go on over the replicate axis, that begins a unit later and ends
-  /// after another.
+  /// On the CPU of one host the end is twice as late as the share, so that a rank may be that many units ahead of another
+  /// before it waits. Where it costs two buckets a unit it is what fits 8 MiB, and 3 at most. Over a network the end is one
+  /// unit later, and as late as transports allow where that costs nothing. On a GPU the share is done at the start and the
+  /// end is a unit later; where sums go on over the replicate axis, that begins a unit later and ends after another.
   std::int64_t reduction_lag() const { return reduction_lag_; }
   std::int64_t end_lag() const { return end_lag_; }
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
@@ -149,7 +153,8 @@ class MemoryPlan {
   void plan_gradients();
   void plan_sums();
   void plan_lag();
-  std::int64_t affordable_lag() const;
+  std::int64_t most_ahead() const;
+  std::int64_t bytes_ahead() const;
   void plan_optimizer();
   void plan_parameter_records();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);

@@ -76,8 +76,21 @@ TEST_F(BenchTables, OverheadIsBesideThePlainModules) {
   for (const std::string& name : names(table)) EXPECT_GT(cell(table, name, "median_s").get<double>(), 0) << name;
 }
 
+TEST_F(BenchTables, OverlapPutsWhatIsSeenOfCommunicationBesideAllOfIt) {
+  const json table = bench("overlap");
+  EXPECT_THAT(names(table), ElementsAre("NO_SHARD", "NO_SHARD, reductions_ahead 0", "SHARD_OPTIMIZER",
+                                        "SHARD_GRADIENTS", "FULL_SHARD", "FULL_SHARD, reductions_ahead 0"));
+  for (const std::string& name : names(table)) {
+    const auto seconds = [&](const char* column) { return cell(table, name, column).get<double>(); };
+    EXPECT_GE(seconds("step_s"), seconds("compute_s")) << name;
+    EXPECT_GE(seconds("alone_step_s"), seconds("compute_s")) << name;
+    EXPECT_DOUBLE_EQ(seconds("exposed_s"), seconds("step_s") - seconds("alone_step_s")) << name;
+    EXPECT_DOUBLE_EQ(seconds("wire_s"), seconds("bare_step_s") - seconds("alone_bare_step_s")) << name;
+  }
+}
+
 TEST_F(BenchTables, OneRankIsRefused) {
-  for (const std::string section : {"step", "memory", "overhead"}) {
+  for (const std::string section : {"step", "memory", "overhead", "overlap"}) {
     const Ended ended = run_program({TESSERA_PROGRAM, "bench", section, "--quick", "--ranks", "1"}, path("run"));
     EXPECT_EQ(ended.code, 64) << section;
     EXPECT_THAT(ended.err, HasSubstr("wants 2 ranks or more"));

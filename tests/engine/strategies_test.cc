@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/support/train_helpers.h"
 
@@ -70,6 +72,48 @@ TEST_P(Strategies, EqualTheUnshardedRunAndEachOtherBitForBit) {
         const Trained trained = train_on_threads({.ranks = 4, .hosts = 2}, hybrid, options());
         expect_same_bits(trained, first, name_of(placed) + (world ? " over the world" : ""));
         for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << name_of(placed);
+      }
+    }
+  }
+}
+
+// Over a network sums are made while the next units are computed, by threads of their own.
+TEST(ReductionsAhead, ChangeNoBitsAndAreInThePlan) {
+  struct Run {
+    ThreadRanks ranks;
+    Placed placed;
+  };
+  const Run runs[] = {{{.ranks = 2, .hosts = 2}, ShardingStrategy::kNoShard},
+                      {{.ranks = 3, .hosts = 3}, ShardingStrategy::kShardOptimizer},
+                      {{.ranks = 2, .hosts = 2}, ShardingStrategy::kShardGradients},
+                      {{.ranks = 3, .hosts = 3}, ShardingStrategy::kFullShard},
+                      {{.ranks = 4, .hosts = 2}, ShardingStrategy::kFullShard},  // inside hosts, then across
+                      {{.ranks = 4, .hosts = 2}, ShardingStrategy::kHybridShard},
+                      {{.ranks = 4, .hosts = 2}, Placed(ShardingStrategy::kHybridShard, /*shared=*/true)},
+                      {{.ranks = 2}, ShardingStrategy::kFullShard}};
+  TrainOptions options;
+  options.steps = 4;
+  options.batch = 24;
+  for (const Run& run : runs) {
+    for (const std::int64_t accumulation : {1, 2}) {
+      const auto train = [&](std::optional<std::int64_t> ahead, bool in_backward = false) {
+        Strategy strategy = tiny_strategy(run.placed, DType::kF32);
+        strategy.gradient_accumulation = accumulation;
+        strategy.reductions_ahead = ahead;
+        strategy.optimizer.in_backward = in_backward;
+        return train_on_threads(run.ranks, strategy, options);
+      };
+      const Trained wanted = train(0);
+      std::vector<Trained> others;
+      for (const std::optional<std::int64_t> ahead : {std::optional<std::int64_t>(), std::optional<std::int64_t>(1),
+                                                      std::optional<std::int64_t>(3), std::optional<std::int64_t>(16)})
+        others.push_back(train(ahead));
+      if (accumulation == 1) others.push_back(train(std::nullopt, true));
+      for (std::size_t i = 0; i < others.size(); ++i) {
+        const std::string what = name_of(run.placed) + ", " + std::to_string(run.ranks.ranks) + " ranks on " +
+                                 std::to_string(run.ranks.hosts) + " hosts, case " + std::to_string(i);
+        expect_same_bits(others[i], wanted, what);
+        for (const StepResult& step : others[i].steps) EXPECT_EQ(step.planned, step.allocated) << what;
       }
     }
   }

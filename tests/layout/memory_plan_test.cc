@@ -57,6 +57,42 @@ TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
+TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
+  const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
+    PlanInput input = input_of(64 * kMiB, 12, mesh);
+    input.reduces_in_background = true;
+    input.reductions_ahead = ahead;
+    input.accumulation = accumulates ? 2 : 1;
+    return MemoryPlan(std::move(input));
+  };
+  for (const std::int64_t ahead : {0, 1, 2, 5}) {
+    const MemoryPlan plan = plan_of({1, 2, 0, 0}, ahead), adds = plan_of({1, 2, 0, 0}, ahead, true);
+    EXPECT_EQ(plan.end_lag(), ahead);
+    EXPECT_EQ(plan.shared_buckets(), 1 + ahead);
+    EXPECT_EQ(adds.use()[MemoryCategory::kStaging], (1 + ahead) * adds.scratch_numel() * 4);
+    // Over two axes the second sum begins a unit after the first.
+    const MemoryPlan two_axes = plan_of({2, 2, 0, 0}, ahead);
+    EXPECT_EQ(two_axes.reduction_lag(), ahead > 0 ? 1 : 0);
+    EXPECT_EQ(two_axes.end_lag(), ahead > 0 ? ahead + 1 : 0);
+  }
+  EXPECT_EQ(plan_of({1, 2, 0, 0}, std::nullopt).end_lag(), 1);
+  EXPECT_EQ(plan_of({1, 1, 0, 0}, 3).end_lag(), 0);
+  PlanInput replicated = input_of(64 * kMiB, 12, {1, 2, 0, 0});
+  replicated.placement = placement_of(ShardingStrategy::kNoShard, false);
+  replicated.reduces_in_background = true;
+  EXPECT_EQ(MemoryPlan(replicated).end_lag(), MemoryPlan::kMostUnderWay - 1);  // it costs nothing
+}
+
+TEST(MemoryPlan, OnOneHostReductionsAheadCanBeGiven) {
+  for (const std::int64_t ahead : {0, 1, 2, 5}) {
+    PlanInput input = input_of(64 * kMiB, 12, {1, 2, 0, 0});
+    input.reductions_ahead = ahead;
+    const MemoryPlan plan(input);
+    EXPECT_EQ(plan.end_lag(), ahead);
+    EXPECT_EQ(plan.reduction_lag(), (ahead + 1) / 2);
+  }
+}
+
 TEST(MemoryPlan, OnAGpuEveryReductionHasAUnitsTimeWhateverItCosts) {
   for (const std::int64_t bucket_bytes : {kMiB / 4, 512 * kMiB}) {
     PlanInput input = input_of(bucket_bytes / 4, 12, {1, 2, 0, 0});

@@ -13,6 +13,7 @@
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/failure_report.h"
 #include "runtime/comm/call.h"
+#include "runtime/comm/compose/background.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
@@ -28,9 +29,15 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 using Started = c10::intrusive_ptr<c10d::Work>;
-using Scratch = std::unique_ptr<std::byte[]>;
 
-Scratch make_scratch(std::size_t bytes) { return Scratch(new std::byte[bytes]); }
+/// A reduction is cut into pieces of so many bytes of one rank's input, so that the sum of one is made while the next is on the wire.
+constexpr std::size_t kPieceBytes = 2 << 20;
+
+/// How many of `numel` elements, each of `element_bytes`, are in a piece: a multiple of `multiple`, and of what visitors want.
+std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_t multiple) {
+  const std::size_t step = multiple * SumVisitor::kAlignment;
+  return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
+}
 
 class C10dCollectives : public Collectives {
  public:
@@ -73,10 +80,15 @@ class C10dCollectives : public Collectives {
   absl::Status fail(const CallSignature& call, const std::string& why);
   absl::Status status() const;
   void drop_backend();
+  /// Memory of the group for what is on the wire; what it held is lost.
+  std::byte* staging(std::size_t bytes);
 
   Started gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const;
   Started exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const;
-  void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel, SumVisitor* visitor) const;
+  void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel, SumVisitor* visitor = nullptr,
+                 std::size_t offset = 0) const;
+  absl::Status scatter(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
+                       SumVisitor* visitor);
   absl::Status reduce_small(const CallSignature& call, const void* input, float* output, std::size_t numel,
                             SumVisitor* visitor);
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
@@ -87,6 +99,7 @@ class C10dCollectives : public Collectives {
   const std::string name_;
   FailureReport report_;
   std::uint64_t sequence_ = 0;
+  std::vector<std::byte> staging_;
   mutable std::mutex mutex_;  // guards the members below
   Backend backend_;
   absl::Status status_;
@@ -219,22 +232,26 @@ Work C10dCollectives::barrier(std::string_view label) {
 
 // --- Sums ---
 
+std::byte* C10dCollectives::staging(std::size_t bytes) {
+  if (staging_.size() < bytes) {
+    staging_ = {};  // or both would be there for a moment
+    staging_.resize(bytes);
+  }
+  return staging_.data();
+}
+
 void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel,
-                                SumVisitor* visitor) const {
+                                SumVisitor* visitor, std::size_t offset) const {
   std::vector<const void*> sources;
   for (int q = 0; q < size(); ++q) sources.push_back(parts + q * numel * size_of(dtype));
-  visited_sum(sources, dtype, {&output, 1}, numel, visitor);
+  visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
 }
 
 Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  const std::size_t bytes = numel_per_rank * size_of(dtype);
-  const std::shared_ptr<std::byte[]> parts = make_scratch(bytes * size());
-  return start(
-      call, [&](c10d::Backend& backend) { return exchange(backend, input, parts.get(), bytes); },
-      [=, this] { sum_parts(parts.get(), dtype, output, numel_per_rank, visitor); });
+  return Work(scatter(call, static_cast<const std::byte*>(input), output, numel_per_rank, visitor));
 }
 
 Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
@@ -245,40 +262,89 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
   return Work(reduce_large(call, static_cast<const std::byte*>(input), output, numel, visitor));
 }
 
+// Piece by piece of every rank's part: exchange, then add. The next piece is on the wire meanwhile.
+absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
+                                      std::size_t numel, SumVisitor* visitor) {
+  const std::size_t ranks = size(), element = size_of(call.dtype);
+  const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = most * element * ranks;
+  const bool is_whole = most == numel;  // then its parts lie one behind the other where they are
+  std::byte* const received = staging((is_whole ? 1 : 4) * most_bytes);
+  std::byte* const sent = received + 2 * most_bytes;
+  Work exchanges[2];
+  const auto begin_piece = [&](std::size_t first) {
+    const std::size_t turn = first / most % 2, bytes = std::min(most, numel - first) * element;
+    const std::byte* from = input;
+    if (!is_whole) {
+      std::byte* const parts = sent + turn * most_bytes;
+      for (std::size_t q = 0; q < ranks; ++q)
+        std::memcpy(parts + q * bytes, input + (q * numel + first) * element, bytes);
+      from = parts;
+    }
+    std::byte* const to = received + turn * most_bytes;
+    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, bytes); });
+  };
+  if (numel == 0) return status();
+  begin_piece(0);
+  for (std::size_t first = 0; first < numel; first += most) {
+    if (first + most < numel) begin_piece(first + most);
+    const std::size_t turn = first / most % 2;
+    TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
+    sum_parts(received + turn * most_bytes, call.dtype, output + first, std::min(most, numel - first), visitor, first);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const void* input, float* output,
                                            std::size_t numel, SumVisitor* visitor) {
   const std::size_t bytes = numel * size_of(call.dtype);
-  const Scratch all = make_scratch(bytes * size());
+  std::byte* const all = staging(bytes * size());
   return start(
-             call, [&](c10d::Backend& backend) { return gather(backend, input, all.get(), bytes); },
-             [&] { sum_parts(all.get(), call.dtype, output, numel, visitor); })
+             call, [&](c10d::Backend& backend) { return gather(backend, input, all, bytes); },
+             [&] { sum_parts(all, call.dtype, output, numel, visitor); })
       .wait();
 }
 
-// In equal parts, the last padded: exchange, add this rank's part, gather.
+// Piece by piece, each in equal parts (of the last piece, some may be padding): exchange, add this rank's part, gather. While a sum
+// is made and gathered, the next piece is exchanged. The order of calls is the same on all ranks.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, SumVisitor* visitor) {
-  const std::size_t part = (numel + size() - 1) / size(), padded = part * size(), element = size_of(call.dtype);
-  const Scratch parts = make_scratch(padded * element);
-  Scratch padded_input;
-  if (padded != numel) {
-    padded_input = make_scratch(padded * element);
-    std::memcpy(padded_input.get(), input, numel * element);
-    std::memset(padded_input.get() + numel * element, 0, (padded - numel) * element);
-    input = padded_input.get();
+  const std::size_t ranks = size(), element = size_of(call.dtype);
+  const std::size_t most = piece_numel(numel, element, ranks), most_part = (most + ranks - 1) / ranks;
+  const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
+  const auto part_of = [&](std::size_t first) { return (numel_of(first) + ranks - 1) / ranks; };
+  // Of each turn: what comes from the others, and this rank's sums. Of a piece that does not divide evenly: a padded copy.
+  const std::size_t received_bytes = most_part * ranks * element, sums_bytes = most_part * sizeof(float);
+  std::byte* const received = staging(2 * (received_bytes + sums_bytes) + most_part * ranks * sizeof(float));
+  std::byte* const sums = received + 2 * received_bytes;
+  std::byte* const padded = sums + 2 * sums_bytes;
+  Work exchanges[2], gathers[2];
+  const auto begin_exchange = [&](std::size_t first) {
+    const std::size_t turn = first / most % 2, part = part_of(first), count = numel_of(first);
+    const std::byte* from = input + first * element;
+    if (part * ranks != count) {  // the last piece
+      std::memcpy(padded, from, count * element);
+      std::memset(padded + count * element, 0, (part * ranks - count) * element);
+      from = padded;
+    }
+    std::byte* const to = received + turn * received_bytes;
+    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, part * element); });
+  };
+  begin_exchange(0);
+  for (std::size_t first = 0; first < numel; first += most) {
+    if (first + most < numel) begin_exchange(first + most);
+    const std::size_t turn = first / most % 2, part = part_of(first);
+    const bool is_padded = part * ranks != numel_of(first);
+    TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
+    TESSERA_RETURN_IF_ERROR(gathers[turn].wait());  // of the piece before the last, whose sums lie here
+    float* const own = reinterpret_cast<float*>(sums + turn * sums_bytes);
+    sum_parts(received + turn * received_bytes, call.dtype, own, part);
+    void* const to = is_padded ? static_cast<void*>(padded) : output + first;
+    gathers[turn] = start(call, [&](c10d::Backend& backend) { return gather(backend, own, to, part * sizeof(float)); });
+    if (!is_padded) continue;
+    TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
+    std::memcpy(output + first, padded, numel_of(first) * sizeof(float));
   }
-  std::vector<float> sums(part);
-  TESSERA_RETURN_IF_ERROR(
-      start(
-          call, [&](c10d::Backend& backend) { return exchange(backend, input, parts.get(), part * element); },
-          [&] { sum_parts(parts.get(), call.dtype, sums.data(), part, nullptr); })
-          .wait());
-  const Scratch whole = padded == numel ? nullptr : make_scratch(padded * sizeof(float));
-  void* const destination = whole ? static_cast<void*>(whole.get()) : output;
-  TESSERA_RETURN_IF_ERROR(start(call, [&](c10d::Backend& backend) {
-                            return gather(backend, sums.data(), destination, part * sizeof(float));
-                          }).wait());
-  if (whole) std::memcpy(output, whole.get(), numel * sizeof(float));
+  for (Work& gather : gathers) TESSERA_RETURN_IF_ERROR(gather.wait());
   visit_sums(visitor, 0, output, numel);
   return absl::OkStatus();
 }
@@ -288,7 +354,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store) {
-  return std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store));
+  return reducing_in_background(std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store)));
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/compose/background.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
@@ -162,7 +163,7 @@ absl::Status HierarchicalCollectives::meet(std::string_view label) {
 
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,
                                                       std::shared_ptr<Collectives> across) {
-  return std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across));
+  return reducing_in_background(std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across)));
 }
 
 }  // namespace tessera

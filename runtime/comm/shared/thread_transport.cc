@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/status.h"
+#include "runtime/comm/compose/background.h"
 #include "runtime/comm/compose/composed_groups.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/shared/meeting.h"
@@ -174,7 +176,12 @@ std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> ru
   defaults.ranks_per_host = topology.local_world_size;
   defaults.timeout_s = run->options().timeout_s;
   const auto join = [run](const Group& group) { return run->join(group); };
-  return composed_group_factory(defaults, join, join);
+  // Hosts that are not there have a network between them, as far as the Engine can tell.
+  const JoinGroup across = [join](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+    TESSERA_ASSIGN_OR_RETURN(auto joined, join(group));
+    return reducing_in_background(std::move(joined));
+  };
+  return composed_group_factory(defaults, join, across);
 }
 
 }  // namespace tessera

@@ -1,0 +1,113 @@
+// Training over a network: hosts that are network namespaces of this machine, joined by links of a chosen speed
+// (scripts/net_lab). Where namespaces cannot be made, these tests are skipped, with the reason.
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/support/workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int kSkipped = 77;
+constexpr char kFast[] = "unlimited", kSlow[] = "100mbit";
+
+class Net : public Workplace {
+ protected:
+  void SetUp() override {
+    const Ended ended = run_program({TESSERA_NET_LAB, "run", "--", "true"}, path("run"));
+    if (ended.code == kSkipped) GTEST_SKIP() << ended.err;
+    ASSERT_EQ(ended.code, 0) << ended.err;
+  }
+
+  static Words lab(int hosts, int ranks_per_host, const std::string& rate) {
+    // As many threads a rank as beside other ranks of one host: with more, LibTorch's products have other bits.
+    return {"env",
+            "OMP_NUM_THREADS=1",
+            TESSERA_NET_LAB,
+            "run",
+            "--hosts",
+            std::to_string(hosts),
+            "--ranks-per-host",
+            std::to_string(ranks_per_host),
+            "--rate",
+            rate,
+            "--timeout",
+            "120",
+            "--"};
+  }
+};
+
+TEST_F(Net, LossesAreThoseOfOneHost) {
+  struct Case {
+    const char* strategy;
+    int hosts, ranks_per_host;
+    const char* rate;
+    const char* more;
+  };
+  const Case cases[] = {{"NO_SHARD", 2, 1, kSlow, ""},
+                        {"SHARD_GRADIENTS", 3, 1, kFast, R"(, "reductions_ahead": 2)"},
+                        {"FULL_SHARD", 2, 1, kSlow, ""},
+                        {"FULL_SHARD", 2, 2, kFast, ""},
+                        {"HYBRID_SHARD", 2, 2, kSlow, R"(, "mesh": {"replicate": 2, "shard": 2})"}};
+  for (const Case& c : cases) {
+    const std::string what = std::string(c.strategy) + " on " + std::to_string(c.hosts) + " hosts of " +
+                             std::to_string(c.ranks_per_host) + " ranks";
+    const std::string file = strategy(c.strategy, c.more);
+    run(launch(c.hosts * c.ranks_per_host) + train(file, "here " + what));
+    run(lab(c.hosts, c.ranks_per_host, c.rate) + train(file, "net " + what), 150);
+    EXPECT_EQ(losses("net " + what), losses("here " + what)) << what;
+    EXPECT_EQ(losses("net " + what).size(), 3u) << what;
+  }
+}
+
+/// Hosts that stay for a test.
+class Hosts {
+ public:
+  explicit Hosts(const std::string& folder) : folder_(folder), name_("tessera-test" + std::to_string(::getpid())) {
+    call({TESSERA_NET_LAB, "up", "--lab", name_, "--hosts", "2"});
+  }
+  ~Hosts() { call({TESSERA_NET_LAB, "down", "--lab", name_}); }
+  Hosts(const Hosts&) = delete;
+  Hosts& operator=(const Hosts&) = delete;
+
+  const std::string& name() const { return name_; }
+  void cut_off(int host) const {
+    call({"ip", "-n", name_ + "-h" + std::to_string(host), "link", "set", "lab0", "down"});
+  }
+
+ private:
+  void call(const Words& command) const {
+    const Ended ended = run_program(command, folder_);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+  }
+
+  const std::string folder_, name_;
+};
+
+TEST_F(Net, AHostThatVanishesIsNamedInTime) {
+  const std::string file = strategy("FULL_SHARD", R"(, "comm": {"timeout_s": 4})");
+  const Hosts hosts(path("lab"));
+  const Words command = Words{TESSERA_NET_LAB, "run", "--lab", hosts.name(), "--timeout", "60", "--"} +
+                        train(file, "metrics", {"--steps", "100000"});
+  Program training(command, path("run"));
+  for (int tries = 0; training.err().find("step 3") == std::string::npos && tries < 300; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  hosts.cut_off(1);
+  const auto begin = std::chrono::steady_clock::now();
+  const Ended ended = training.wait(50);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(ended.code, 75) << ended.err;
+  EXPECT_LT(taken.count(), 30) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("rank 1"));
+  EXPECT_THAT(ended.err, AnyOf(HasSubstr("does not answer"), HasSubstr("is gone"), HasSubstr("Timed out")))
+      << ended.err;
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "checkpoint/manifest.h"
-#include "checkpoint/shard_reader.h"
+#include "checkpoint/regular_file.h"
 #include "offload/atomic_file.h"
 #include "offload/fault_environment.h"
 #include "offload/file_calls.h"
@@ -142,7 +142,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
   const std::string path = folder + "/latest", hint = ". hint: name a checkpoint itself; there are: " + text_of(there);
-  absl::StatusOr<std::string> name = read_checkpoint_text(path, kMostLatestBytes, who);
+  absl::StatusOr<std::string> name = read_regular_text(path, kMostLatestBytes, who);
   if (!name.ok()) return make_error(exit_code_of(name.status()), message_of(name.status()) + hint);
   if (name->ends_with('\n')) name->pop_back();
   if (!step_of(*name))

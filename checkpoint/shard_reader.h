@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/regular_file.h"
 #include "checkpoint/shard_header.h"
 
 namespace tessera {
@@ -27,9 +29,6 @@ class ShardReader {
 
   /// `file` outlives this.
   ShardReader(std::string folder, const SavedFile& file, std::string who);
-  ~ShardReader();
-  ShardReader(ShardReader&& other) noexcept;
-  ShardReader& operator=(ShardReader&&) = delete;
 
   absl::StatusOr<ShardHeader> read_header();
   /// A chunk of the data [as long as the chunk], checked. `describe` is asked if it is damaged.
@@ -42,12 +41,7 @@ class ShardReader {
 
   const std::string path_, who_;
   const SavedFile& file_;
-  int fd_ = -1;
+  std::optional<RegularFile> opened_;
 };
-
-/// The whole text of a small file of a checkpoint, of at most `most_bytes`. 66, 77, 71, 74; 65 for a larger file, a link or
-/// anything that is no regular file.
-absl::StatusOr<std::string> read_checkpoint_text(const std::string& path, std::int64_t most_bytes,
-                                                 const std::string& who);
 
 }  // namespace tessera

@@ -23,6 +23,7 @@
 namespace tessera {
 
 class EngineCheckpoints;
+class EngineSafetensors;
 class QueuedStep;
 class StepOutcome;
 
@@ -215,6 +216,7 @@ class Engine {
  private:
   friend class EmaWeights;
   friend class EngineCheckpoints;
+  friend class EngineSafetensors;
   friend class Gathered;
   friend void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing);
   friend void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);

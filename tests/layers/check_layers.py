@@ -17,6 +17,7 @@ PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
 PUBLIC_LAYOUT = ["include/tessera/memory.h"]
 PUBLIC_OFFLOAD = ["include/tessera/existing.h"]
+PUBLIC_MODELS = ["include/tessera/tensor_names.h"]
 GROUND = ["runtime/base", "runtime/config", *PUBLIC_CONFIG]
 INTERFACE = [*GROUND, *PUBLIC_COMM]
 SUM = [*INTERFACE, "runtime/comm", "runtime/comm/sum"]
@@ -44,12 +45,13 @@ ALLOWED = {
     "runtime/comm/cuda_host": CUDA_HOST,
     "runtime/comm/job": COMM,
     "runtime/launch": ["runtime/base", *PUBLIC_BASE],
+    "runtime/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
     "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
     "optim": GROUND,
     "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
-    "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE, *PUBLIC_DATA],
+    "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE, *PUBLIC_DATA, *PUBLIC_OFFLOAD],
     "include/tessera": [],
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
@@ -57,19 +59,20 @@ ALLOWED = {
     "engine/step": [*ENGINE_GROUND, "engine/device", "engine/memory"],
     "engine/loop": [*ENGINE_GROUND, "engine/expect.h"],
     "engine/checkpoint": [*ENGINE_GROUND, "engine/device", "engine/memory", "engine/step"],
-    "engine": [*ENGINE_GROUND, "engine/checkpoint", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
-    "models": GROUND,
+    "engine/safetensors": [*ENGINE_GROUND, "engine/checkpoint"],
+    "engine": [*ENGINE_GROUND, "engine/checkpoint", "engine/safetensors", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
+    "models": [*GROUND, *PUBLIC_MODELS],
     "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
-    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
+    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
             "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
-PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD]
+PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]
 SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"

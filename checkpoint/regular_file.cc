@@ -1,0 +1,84 @@
+#include "checkpoint/regular_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "offload/fault_environment.h"
+#include "offload/file_calls.h"
+#include "offload/file_error.h"
+#include "offload/retries.h"
+#include "runtime/base/input_file.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+
+absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std::string& who) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  // O_NONBLOCK, since opening a pipe would wait for its writer before fstat can tell what it is.
+  const int fd = retried([&] { return file_calls::open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0); });
+  if (fd == -ELOOP)
+    return make_error(ExitCode::kCorruptData, who + ": " + path + " is a link, and links are not followed");
+  if (fd < 0) return input_error(path, who + ":", "cannot be opened", -fd);
+  struct stat info {};
+  const bool is_regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+  if (is_regular) return RegularFile(path, who, fd, info.st_size);
+  ::close(fd);
+  return make_error(ExitCode::kCorruptData, who + ": " + path + " is no regular file");
+}
+
+RegularFile::RegularFile(RegularFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      who_(std::move(other.who_)),
+      fd_(std::exchange(other.fd_, -1)),
+      bytes_(other.bytes_) {}
+
+RegularFile& RegularFile::operator=(RegularFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(who_, other.who_);
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+RegularFile::~RegularFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+absl::Status RegularFile::read(std::int64_t offset, std::span<std::byte> bytes) const {
+  std::size_t done = 0;
+  for (int fruitless = 0; done < bytes.size();) {
+    const ssize_t got = file_calls::pread(fd_, path_, bytes.data() + done, bytes.size() - done,
+                                          static_cast<off_t>(offset) + static_cast<off_t>(done));
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+      fruitless = 0;
+    } else if (got == 0 || !is_worth_retrying(static_cast<int>(-got)) || ++fruitless > kMostRetries) {
+      return file_error({.who = who_,
+                         .operation = "read",
+                         .file = path_,
+                         .offset = offset,
+                         .wanted = static_cast<std::int64_t>(bytes.size()),
+                         .got = static_cast<std::int64_t>(done),
+                         .error = static_cast<int>(-got)});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes,
+                                              const std::string& who) {
+  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, who));
+  if (file.bytes() > most_bytes)
+    return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, a file of its kind has at most {}", who,
+                                                          path, file.bytes(), most_bytes));
+  std::string text(static_cast<std::size_t>(file.bytes()), '\0');
+  TESSERA_RETURN_IF_ERROR(file.read(0, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+}  // namespace tessera

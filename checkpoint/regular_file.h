@@ -1,0 +1,44 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace tessera {
+
+/// A file that nobody vouches for, open for reading. Only a regular file is opened; a link, a folder, a pipe or a device is an
+/// error at once. Move-only.
+///
+/// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an end
+/// before the bytes that were wanted.
+class RegularFile {
+ public:
+  /// `who` stands in front of messages: "rank 0".
+  static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who);
+  RegularFile(RegularFile&& other) noexcept;
+  RegularFile& operator=(RegularFile&& other) noexcept;
+  ~RegularFile();
+
+  /// At the time of opening.
+  std::int64_t bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }
+  /// Fills all of `bytes` from `offset` on.
+  absl::Status read(std::int64_t offset, std::span<std::byte> bytes) const;
+
+ private:
+  RegularFile(std::string path, std::string who, int fd, std::int64_t bytes)
+      : path_(std::move(path)), who_(std::move(who)), fd_(fd), bytes_(bytes) {}
+
+  std::string path_, who_;
+  int fd_ = -1;
+  std::int64_t bytes_ = 0;
+};
+
+/// The whole text of a small file, of at most `most_bytes`. Errors as RegularFile's; 65 for a larger file.
+absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who);
+
+}  // namespace tessera

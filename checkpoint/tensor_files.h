@@ -1,0 +1,65 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/regular_file.h"
+#include "checkpoint/tensor_header.h"
+
+namespace tessera {
+
+/// The tensors of a model that another program wrote as safetensors files:
+///
+/// | path                                             | is read as                                             |
+/// |--------------------------------------------------|--------------------------------------------------------|
+/// | a file                                           | a safetensors file                                     |
+/// | a folder with `model.safetensors`                | that file                                              |
+/// | a folder with `model.safetensors.index.json`     | the files of this folder that its `weight_map` names   |
+///
+/// The files may be damaged or hostile. Every header is looked at before anything is read; no link is followed, and nothing outside
+/// of the folder is opened.
+///
+/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 what is no safetensors file (pickles,
+/// .pt and .bin files with a hint), an index that names a file elsewhere, a tensor in two files or in none; RegularFile's.
+class TensorFiles {
+ public:
+  static absl::StatusOr<TensorFiles> open(const std::string& path, const std::string& who);
+
+  /// By name.
+  struct Place {
+    std::size_t file = 0;
+    FileTensor tensor;
+  };
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+
+  /// Bytes of a tensor from `first` on, as many as `bytes` has room for. REQUIRES: they are there.
+  absl::Status read(const Place& place, std::int64_t first, std::span<std::byte> bytes);
+
+ private:
+  struct File {
+    std::string path;
+    std::int64_t data_begin = 0;  ///< in bytes from the file's begin
+    std::int64_t bytes = 0;
+  };
+  explicit TensorFiles(std::string who) : who_(std::move(who)) {}
+  absl::Status add_file(const std::string& path);
+  absl::Status add_indexed(const std::string& folder, const std::string& index);
+
+  std::string who_;
+  std::vector<File> files_;
+  std::map<std::string, Place> tensors_;
+  std::optional<RegularFile> open_file_;  ///< the one that was read last
+};
+
+inline constexpr char kModelFile[] = "model.safetensors";
+inline constexpr char kIndexFile[] = "model.safetensors.index.json";
+
+}  // namespace tessera

@@ -1,0 +1,130 @@
+#include "checkpoint/tensor_files_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/tensor_files.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "model.safetensors", a part of a model, or the index.
+bool is_model_file(const std::string& name) {
+  static const std::regex kPart(R"(model-\d{5,}-of-\d{5,}\.safetensors)");
+  return name == kModelFile || name == kIndexFile || std::regex_match(name, kPart);
+}
+
+}  // namespace
+
+std::vector<TensorFilesWriter::Part> TensorFilesWriter::parts_of(const std::vector<FileTensor>& tensors,
+                                                                 std::int64_t most_bytes) {
+  std::vector<Part> parts(1);
+  for (const FileTensor& tensor : tensors) {
+    const std::int64_t bytes = numel_of(tensor.shape) * element_bits(tensor.dtype) / 8;
+    if (!parts.back().tensors.empty() && parts.back().bytes > most_bytes - bytes) parts.emplace_back();
+    parts.back().tensors.push_back(tensor);
+    parts.back().bytes += bytes;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].name =
+        parts.size() == 1 ? kModelFile : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, parts.size());
+    place_tensors(parts[i].tensors);
+  }
+  return parts;
+}
+
+absl::StatusOr<std::vector<std::string>> TensorFilesWriter::model_files() const {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder_, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (is_model_file(entry->path().filename().string())) names.push_back(entry->path().filename().string());
+  if (error)
+    return make_error(ExitCode::kCannotCreate, who_ + ": cannot list the folder " + folder_ + ": " + error.message());
+  return names;
+}
+
+absl::StatusOr<TensorFilesWriter> TensorFilesWriter::create(const std::string& folder,
+                                                            const std::vector<FileTensor>& tensors,
+                                                            std::int64_t most_bytes, Existing existing,
+                                                            const std::string& who) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    return make_error(error == std::errc::permission_denied ? ExitCode::kPermission : ExitCode::kCannotCreate,
+                      who + ": cannot create the folder " + folder + ": " + error.message());
+  TensorFilesWriter writer(folder, parts_of(tensors, most_bytes), existing, who);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, writer.model_files());
+  if (existing == Existing::kKept && !there.empty())
+    return make_error(
+        ExitCode::kCannotCreate,
+        fmt::format("{}: {}/{} exists already, and is kept. hint: name another folder", who, folder, there.front()));
+  TESSERA_RETURN_IF_ERROR(writer.open_next());
+  return writer;
+}
+
+absl::Status TensorFilesWriter::open_next() {
+  const Part& part = parts_[files_.size()];
+  TESSERA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(fs::path(folder_) / part.name, who_));
+  files_.push_back(std::move(file));
+  left_ = part.bytes;
+  return files_.back().append(write_tensor_header(part.tensors));
+}
+
+absl::Status TensorFilesWriter::append(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (left_ == 0) {
+      if (files_.size() == parts_.size())
+        return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got more bytes than its tensors have");
+      TESSERA_RETURN_IF_ERROR(open_next());
+      continue;
+    }
+    const auto now = bytes.first(std::min(bytes.size(), static_cast<std::size_t>(left_)));
+    TESSERA_RETURN_IF_ERROR(files_.back().append({reinterpret_cast<const char*>(now.data()), now.size()}));
+    left_ -= static_cast<std::int64_t>(now.size());
+    bytes = bytes.subspan(now.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorFilesWriter::write_index() {
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  std::int64_t bytes = 0;
+  for (const Part& part : parts_) {
+    bytes += part.bytes;
+    for (const FileTensor& tensor : part.tensors) map[tensor.name] = part.name;
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", std::move(map)}};
+  TESSERA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(fs::path(folder_) / kIndexFile, who_));
+  TESSERA_RETURN_IF_ERROR(file.append(index.dump(2) + "\n"));
+  return file.finish(existing_);
+}
+
+absl::Status TensorFilesWriter::finish() {
+  while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());  // tensors without elements
+  if (left_ != 0)
+    return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got fewer bytes than its tensors have");
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> before, model_files());
+  for (OutputFile& file : files_) TESSERA_RETURN_IF_ERROR(file.finish(existing_));
+  if (parts_.size() > 1) TESSERA_RETURN_IF_ERROR(write_index());
+  // Of the model that was replaced, what the new one has no file of that name for.
+  for (const std::string& name : before) {
+    const bool is_new =
+        std::ranges::find(parts_, name, &Part::name) != parts_.end() || (parts_.size() > 1 && name == kIndexFile);
+    std::error_code ignored;
+    if (!is_new) fs::remove(fs::path(folder_) / name, ignored);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

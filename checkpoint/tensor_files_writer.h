@@ -1,0 +1,62 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_header.h"
+#include "offload/output_file.h"
+#include "tessera/existing.h"
+
+namespace tessera {
+
+/// Writes a model as safetensors files into a folder, which is made: `model.safetensors` alone, or, where that would have more than
+/// `most_bytes` of data, `model-00001-of-00003.safetensors`, ... and `model.safetensors.index.json`. Each file is written as
+/// "<name>.partial", and gets its name when all are complete and on the disk; the index is the last.
+///
+///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, options, who));
+///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions
+///   writer.finish(existing)
+///
+/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or a model is there and to be kept; 74, 77.
+/// After one, nothing but the destructor may be called.
+class TensorFilesWriter {
+ public:
+  static constexpr std::int64_t kMostBytes = 5'000'000'000;  ///< of a file's data, as transformers splits models
+
+  /// `tensors`: name, dtype and shape. A tensor is never cut: one that is larger than `most_bytes` has a file of its own.
+  static absl::StatusOr<TensorFilesWriter> create(const std::string& folder, const std::vector<FileTensor>& tensors,
+                                                  std::int64_t most_bytes, Existing existing, const std::string& who);
+
+  absl::Status append(std::span<const std::byte> bytes);
+  /// 70 if the data is not as long as the tensors say.
+  absl::Status finish();
+
+ private:
+  struct Part {
+    std::string name;
+    std::vector<FileTensor> tensors;
+    std::int64_t bytes = 0;
+  };
+  TensorFilesWriter(std::string folder, std::vector<Part> parts, Existing existing, std::string who)
+      : folder_(std::move(folder)), who_(std::move(who)), parts_(std::move(parts)), existing_(existing) {}
+  static std::vector<Part> parts_of(const std::vector<FileTensor>& tensors, std::int64_t most_bytes);
+  absl::Status open_next();
+  absl::Status write_index();
+  /// Files of an earlier model that the new one would be mixed with.
+  absl::StatusOr<std::vector<std::string>> model_files() const;
+
+  std::string folder_, who_;
+  std::vector<Part> parts_;
+  Existing existing_;
+  std::vector<OutputFile> files_;  ///< begun; the last one is being written
+  std::int64_t left_ = 0;          ///< bytes that the last one still wants
+};
+
+}  // namespace tessera

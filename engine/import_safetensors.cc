@@ -1,0 +1,210 @@
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "engine/checkpoint/outcomes.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/engine_safetensors.h"
+#include "engine/expect.h"
+#include "engine/memory/master_weights.h"
+#include "engine/safetensors/matched_tensors.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "sharding/unrecorded.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kSent = std::int64_t{1} << 18;  ///< elements that are sent at a time
+
+std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  for (const auto& item : module.named_buffers())
+    if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
+  return buffers;
+}
+
+absl::Status named(const std::string& path, const absl::Status& status) {
+  return make_error(exit_code_of(status), path + ": " + message_of(status));
+}
+
+/// Brings one file's values into an Engine. Every rank makes one, and all do the same steps; rank 0 alone reads.
+class ImportToEngine {
+ public:
+  ImportToEngine(EngineSafetensors::State& s, const std::string& path, const ImportOptions& options)
+      : s_(s), path_(path), options_(options), is_reader_(s.mesh.rank() == 0), buffers_(buffers_of(*s.module)) {
+    for_each_parameter(s_.units, [&](FlatGroup& group, std::size_t i) { parameters_.push_back({&group, i}); });
+  }
+
+  absl::Status run() {
+    // Gathered values are stale soon, and no rank may be reading parts that others write: the outcome is a meeting.
+    for (auto& unit : s_.units)
+      if (unit->residency()) unit->residency()->drop(*unit);
+    TESSERA_RETURN_IF_ERROR(share("safetensors looked at", is_reader_ ? look() : absl::OkStatus()));
+    const bool was_whole = !s_.half_loaded;
+    s_.half_loaded = true;
+    const absl::Status sent = share("safetensors loaded", status_from([&] { return load(); }));
+    if (!sent.ok())
+      return make_error(exit_code_of(sent),
+                        message_of(sent) +
+                            ". The Engine is not as it was: some of its values are the file's already. "
+                            "hint: make the Engine anew");
+    finish();
+    s_.half_loaded = !was_whole;
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Parameter {
+    FlatGroup* group;
+    std::size_t index;
+    FlatParameter& get() const { return group->parameters[index]; }
+  };
+
+  absl::Status share(const char* label, const absl::Status& own) {
+    return share_outcomes(*s_.axes.control, label, own.ok() ? absl::StatusOr<std::string>("") : own).status();
+  }
+
+  absl::Status look() {
+    return status_from([&]() -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(files_, TensorFiles::open(path_, "rank 0"));
+      std::vector<WantedTensor> wanted;
+      for (const Parameter& parameter : parameters_)
+        wanted.push_back({parameter.get().name, parameter.get().sizes, flat_type_of(*parameter.group)});
+      for (const auto& [name, buffer] : buffers_) wanted.push_back({name, buffer.sizes().vec(), buffer.scalar_type()});
+      auto matched = match_tensors(*files_, wanted, options_);
+      if (!matched.ok()) return named(path_, matched.status());
+      matched_ = *std::move(matched);
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status load() {
+    const Unrecorded unrecorded;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) TESSERA_RETURN_IF_ERROR(load_parameter(i));
+    for (std::size_t i = 0; i < buffers_.size(); ++i) TESSERA_RETURN_IF_ERROR(load_buffer(i));
+    return absl::OkStatus();
+  }
+
+  absl::Status load_parameter(std::size_t i) {
+    FlatGroup& group = *parameters_[i].group;
+    const FlatParameter& parameter = parameters_[i].get();
+    const Extent place = group.layout.extent(parameters_[i].index);
+    whole_ = at::Tensor();
+    for (std::int64_t begin = 0; begin < parameter.numel; begin += kSent) {
+      const Extent portion{begin, std::min(kSent, parameter.numel - begin)};
+      const at::Tensor values = at::empty({portion.numel}, at::TensorOptions(flat_type_of(group)));
+      TESSERA_RETURN_IF_ERROR(send(parameter.name, values, [&]() -> absl::Status {
+        TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_portion(i, portion));
+        values.copy_(read);
+        return absl::OkStatus();
+      }));
+      write_values(group, values, {place.offset + begin, portion.numel});
+    }
+    return absl::OkStatus();
+  }
+
+  /// Elements of parameter `i`, in the order that they have in the flat buffer.
+  absl::StatusOr<at::Tensor> read_portion(std::size_t i, Extent portion) {
+    const FlatParameter& parameter = parameters_[i].get();
+    const auto in_rows = c10::contiguous_strides(parameter.sizes);
+    const bool as_in_file = !matched_[i].transposed && at::IntArrayRef(parameter.strides) == at::IntArrayRef(in_rows);
+    if (as_in_file) return read_elements(*files_, matched_[i].place, portion.offset, portion.numel);
+    if (!whole_.defined()) {
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*files_, matched_[i]));
+      whole_ = at::empty_strided(parameter.sizes, parameter.strides, read.options()).copy_(read);
+    }
+    return whole_.as_strided({portion.numel}, {1}, portion.offset);
+  }
+
+  absl::Status load_buffer(std::size_t i) {
+    auto& [name, buffer] = buffers_[i];
+    const at::Tensor values = at::empty(buffer.sizes(), at::TensorOptions(buffer.scalar_type()));
+    TESSERA_RETURN_IF_ERROR(send(name, values, [&]() -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_whole(*files_, matched_[parameters_.size() + i]));
+      values.copy_(read);
+      return absl::OkStatus();
+    }));
+    buffer.copy_(values);
+    return absl::OkStatus();
+  }
+
+  /// Rank 0 fills `values`, and all ranks have them then. Where rank 0 fails, none waits for the rest: it says so in place of values.
+  template <class Fill>
+  absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
+    absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
+    std::int64_t failed = own.ok() ? 0 : 1;
+    throw_if_error(s_.axes.control->broadcast("safetensors", &failed, sizeof failed, 0).wait());
+    if (failed != 0) return own.ok() ? make_error(ExitCode::kIo, "rank 0 could not read " + name) : own;
+    if (values.numel() > 0)
+      throw_if_error(s_.axes.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
+    return absl::OkStatus();
+  }
+
+  void finish() {
+    // Graphs made before must not be run backward on the new values.
+    for (const Parameter& parameter : parameters_)
+      if (parameter.group->trainable) parameter.get().tensor.unsafeGetTensorImpl()->bump_version();
+    for (auto& unit : s_.units) unit->gathered_hash = 0;
+    s_.checks->accept();
+    if (is_reader_) log_info("weights of " + path_ + ": " + std::to_string(matched_.size()) + " tensors");
+  }
+
+  EngineSafetensors::State& s_;
+  const std::string& path_;
+  const ImportOptions& options_;
+  const bool is_reader_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::pair<std::string, at::Tensor>> buffers_;
+  std::optional<TensorFiles> files_;    ///< rank 0's
+  std::vector<MatchedTensor> matched_;  ///< rank 0's: parameters, then buffers
+  at::Tensor whole_;                    ///< rank 0's: a parameter that the file has in another order
+};
+
+}  // namespace
+
+void EngineSafetensors::expect_between_steps(const char* what) const {
+  expect(s_.microbatch == 0, what, " between backward and step: call step() or zero_grad() first");
+  s_.expect_weights(what);
+  expect(s_.open_guards == 0, what, " under a Gathered guard: close that guard first");
+}
+
+void EngineSafetensors::import_from(const std::string& path, const ImportOptions& options) {
+  expect_between_steps("import_safetensors");
+  if (s_.accelerator.device.is_queued)
+    throw Error(
+        ExitCode::kConfig,
+        "import_safetensors into an Engine on a GPU is not built yet. hint: import into the module on every rank, "
+        "and make the Engine of it then");
+  throw_if_error(s_.or_abort("import_safetensors", [&] {
+    s_.expect_parameters();
+    return ImportToEngine(s_, path, options).run();
+  }));
+}
+
+void import_safetensors(Engine& engine, const std::filesystem::path& path, const ImportOptions& options) {
+  EngineSafetensors(engine).import_from(path.string(), options);
+}
+
+void import_safetensors(torch::nn::Module& module, const std::filesystem::path& path, const ImportOptions& options) {
+  const at::NoGradGuard no_grad;
+  TensorFiles files = value_or_throw(TensorFiles::open(path.string(), "import_safetensors"));
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& item : module.named_parameters()) {
+    const auto tied =
+        std::ranges::find_if(tensors, [&](const auto& each) { return each.second.is_same(item.value()); });
+    if (tied == tensors.end()) tensors.emplace_back(item.key(), item.value());
+  }
+  for (auto& buffer : buffers_of(module)) tensors.push_back(std::move(buffer));
+  std::vector<WantedTensor> wanted;
+  for (const auto& [name, tensor] : tensors) wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
+  const auto matched = match_tensors(files, wanted, options);
+  if (!matched.ok()) throw error_of(named(path.string(), matched.status()));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    tensors[i].second.copy_(value_or_throw(read_whole(files, (*matched)[i])));
+}
+
+}  // namespace tessera

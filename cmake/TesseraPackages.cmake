@@ -31,6 +31,26 @@ if(NOT TESSERA_URING_INCLUDE)
     "for a copy elsewhere set TESSERA_URING_INCLUDE to its folder.")
 endif()
 
+# tessera_find_library(<target> <header> <names of libraries> <Debian's name>): a library without a package file for CMake. Its archive
+# is taken where there is one, so that programs run on machines without it.
+function(tessera_find_library target header libraries debian)
+  string(TOUPPER ${target} prefix)
+  find_path(${prefix}_INCLUDE ${header})
+  find_library(${prefix}_LIBRARY NAMES ${libraries})
+  if(NOT ${prefix}_INCLUDE OR NOT ${prefix}_LIBRARY)
+    message(FATAL_ERROR "${header} or its library not found. scripts/setup installs it (Debian: ${debian}); "
+      "for a copy elsewhere set ${prefix}_INCLUDE and ${prefix}_LIBRARY.")
+  endif()
+  add_library(${target} INTERFACE)
+  target_include_directories(${target} SYSTEM INTERFACE ${${prefix}_INCLUDE})
+  target_link_libraries(${target} INTERFACE ${${prefix}_LIBRARY})
+endfunction()
+# Expressions and normal forms of text, for tokenizers.
+if(TESSERA_PROGRAMS)
+  tessera_find_library(tessera_pcre2 pcre2.h "libpcre2-8.a;pcre2-8" libpcre2-dev)
+  tessera_find_library(tessera_utf8proc utf8proc.h "libutf8proc.a;utf8proc" libutf8proc-dev)
+endif()
+
 if(TESSERA_TORCH AND TESSERA_PROGRAMS)
   tessera_find(CLI11 libcli11-dev)
 endif()

@@ -27,6 +27,7 @@ void visit_fields(GPTConfig& config, ConfigVisitor& v) {
   v.number("dropout", config.dropout, {.below = 1.0},
            "Probability, for embeddings, attention weights and both residual branches.");
   v.boolean("bias", config.bias, "Biases of the linear layers in blocks. Layer norms always have one.");
+  v.number("norm_eps", config.norm_eps, kAboveZero, "Added to the variance in layer norms.");
   v.boolean("tie_head", config.tie_head, "The output layer uses the token embedding's weight.");
   v.boolean("recompute", config.recompute,
             "Blocks keep only their input, and run again in backward: less memory, a third more compute.");
@@ -47,8 +48,25 @@ void visit_fields(LlamaConfig& config, ConfigVisitor& v) {
   v.number("rms_norm_eps", config.rms_norm_eps, kAboveZero, "Added to the mean square in RMS norms.");
   v.number("rope_theta", config.rope_theta, kAboveZero, "Base of the rotary embeddings' frequencies.");
   v.number("initializer_range", config.initializer_range, {}, "Standard deviation of fresh weights.");
-  v.boolean("attention_bias", config.attention_bias, "Biases of the attention's linear layers.");
+  v.boolean("attention_bias", config.attention_bias, "Biases of the attention's four linear layers.");
+  v.boolean("qkv_bias", config.qkv_bias, "Biases of the layers of queries, keys and values only, as Qwen2 has them.");
+  v.boolean("qk_norm", config.qk_norm, "An RMS norm over each head of queries and keys, as Qwen3 has it.");
   v.boolean("mlp_bias", config.mlp_bias, "Biases of the feed-forward layers.");
+  v.integer("sliding_window", config.sliding_window, {.least = 0, .most = kMostPositions},
+            "A position sees this many, itself among them, as in Mistral; 0: all before it.");
+  v.integer("max_window_layers", config.max_window_layers, {.least = 0, .most = kMostLayers},
+            "Layers from this number on have the sliding window.");
+  v.word("rope_type", config.rope_type, {"default", "linear", "llama3"},
+         "How the rotary embeddings' frequencies are changed for inputs longer than those of pretraining: `linear` "
+         "divides all by "
+         "`rope_factor`, `llama3` those of long waves.");
+  v.number("rope_factor", config.rope_factor, kAboveZero, "Divides frequencies; 1 for `default`.");
+  v.number("rope_low_freq_factor", config.rope_low_freq_factor, kAboveZero,
+           "`llama3`: waves longer than `rope_original_positions` / this are divided whole.");
+  v.number("rope_high_freq_factor", config.rope_high_freq_factor, kAboveZero,
+           "`llama3`: waves shorter than `rope_original_positions` / this stay as they are.");
+  v.integer("rope_original_positions", config.rope_original_positions, optional(kMostPositions),
+            "`llama3`: the longest input of pretraining.");
   v.boolean("tie_word_embeddings", config.tie_word_embeddings, "The output layer uses the token embedding's weight.");
   v.boolean("recompute", config.recompute,
             "Blocks keep only their input, and run again in backward. Not a key of Hugging Face.");

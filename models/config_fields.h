@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "models/model_config.h"
 
@@ -29,6 +30,9 @@ class ConfigVisitor {
   virtual void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) = 0;
   virtual void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) = 0;
   virtual void boolean(const std::string& key, bool& value, const char* doc) = 0;
+  /// One of `allowed`.
+  virtual void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
+                    const char* doc) = 0;
 };
 
 void visit_fields(GPTConfig& config, ConfigVisitor& visitor);

@@ -13,14 +13,14 @@ const JsonNode* ConfigReader::find(const std::string& key, bool required) {
   const auto found = std::find_if(root_.children.begin(), root_.children.end(),
                                   [&](const JsonNode& child) { return child.key == key; });
   if (found != root_.children.end()) return &*found;
-  if (required) diagnostics_.add(root_.offset, json_pointer("", key), "is needed, but not there");
+  if (required) diagnostics_.add(root_.offset, json_pointer(place_, key), "is needed, but not there");
   return nullptr;
 }
 
 void ConfigReader::wrong(const std::string& key, const std::string& message) {
   const auto found = std::find_if(root_.children.begin(), root_.children.end(),
                                   [&](const JsonNode& child) { return child.key == key; });
-  diagnostics_.add(found == root_.children.end() ? root_.offset : found->offset, json_pointer("", key), message);
+  diagnostics_.add(found == root_.children.end() ? root_.offset : found->offset, json_pointer(place_, key), message);
 }
 
 void ConfigReader::integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char*) {
@@ -55,28 +55,49 @@ void ConfigReader::boolean(const std::string& key, bool& value, const char*) {
   value = node->value.get<bool>();
 }
 
-std::string ConfigReader::word(const std::string& key, const std::vector<std::string>& allowed) {
+void ConfigReader::word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
+                        const char*) {
+  const JsonNode* node = find(key, false);
+  if (node != nullptr) read_word(*node, key, value, allowed);
+}
+
+std::string ConfigReader::needed_word(const std::string& key, const std::vector<std::string>& allowed) {
+  std::string value;
   const JsonNode* node = find(key, true);
-  if (node == nullptr) return "";
-  const std::string given = node->value.is_string() ? node->value.get<std::string>() : "";
-  if (std::find(allowed.begin(), allowed.end(), given) != allowed.end()) return given;
-  wrong(key,
-        fmt::format("must be one of {}, got {}{}", joined(allowed), describe(*node), did_you_mean(given, allowed)));
-  return "";
+  if (node != nullptr) read_word(*node, key, value, allowed);
+  return value;
+}
+
+void ConfigReader::read_word(const JsonNode& node, const std::string& key, std::string& value,
+                             const std::vector<std::string>& allowed) {
+  const std::string given = node.value.is_string() ? node.value.get<std::string>() : "";
+  if (std::find(allowed.begin(), allowed.end(), given) != allowed.end()) {
+    value = given;
+    return;
+  }
+  wrong(key, fmt::format("must be one of {}, got {}{}", joined(allowed), describe(node), did_you_mean(given, allowed)));
 }
 
 void ConfigReader::require(bool holds, const std::string& key, const std::vector<std::string>& keys,
                            const std::string& message) {
   const bool wrong_already = std::any_of(keys.begin(), keys.end(), [&](const std::string& other) {
-    return diagnostics_.touches(json_pointer("", other));
+    return diagnostics_.touches(json_pointer(place_, other));
   });
   if (!holds && !wrong_already) wrong(key, message);
+}
+
+std::vector<std::string> ConfigReader::unknown() const {
+  std::vector<std::string> keys;
+  for (const JsonNode& child : root_.children)
+    if (std::find(known_.begin(), known_.end(), child.key) == known_.end()) keys.push_back(child.key);
+  return keys;
 }
 
 void ConfigReader::finish() {
   for (const JsonNode& child : root_.children) {
     if (std::find(known_.begin(), known_.end(), child.key) != known_.end()) continue;
-    diagnostics_.add(child.key_offset, json_pointer("", child.key), "unknown key" + did_you_mean(child.key, known_));
+    diagnostics_.add(child.key_offset, json_pointer(place_, child.key),
+                     "unknown key" + did_you_mean(child.key, known_));
   }
 }
 

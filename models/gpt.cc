@@ -19,7 +19,7 @@ constexpr double kStd = 0.02;
 double residual_std(const GPTConfig& config) { return kStd / std::sqrt(2.0 * static_cast<double>(config.layers)); }
 
 torch::nn::LayerNorm layer_norm(const GPTConfig& config) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width}));
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width}).eps(config.norm_eps));
 }
 
 }  // namespace

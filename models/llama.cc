@@ -9,6 +9,10 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/where.h>
+
+#include <numbers>
+#include <optional>
 
 #include "models/initialisation.h"
 
@@ -23,12 +27,41 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
   return weight_ * scaled.to(x.scalar_type());
 }
 
+namespace {
+
+/// What "llama3" makes of frequencies, as Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its reference code): waves
+/// shorter than positions / high stay, those longer than positions / low are divided by the factor, and between the two it is a mix.
+at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
+  const auto positions = static_cast<double>(config.rope_original_positions);
+  const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
+  const at::Tensor waves = 2 * std::numbers::pi / frequencies;
+  const at::Tensor divided = frequencies / config.rope_factor;
+  const at::Tensor share = (positions / waves - low) / (high - low);
+  const at::Tensor mixed = (1 - share) * divided + share * frequencies;
+  return at::where(waves > positions / low, divided, at::where(waves < positions / high, frequencies, mixed));
+}
+
+at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& options) {
+  const auto size = static_cast<double>(config.head_size());
+  const at::Tensor exponents = at::arange(0, config.head_size(), 2, options) / size;
+  const at::Tensor frequencies = 1.0 / at::pow(config.rope_theta, exponents);
+  if (config.rope_type == "linear") return frequencies / config.rope_factor;
+  return config.rope_type == "llama3" ? scaled_as_llama3(frequencies, config) : frequencies;
+}
+
+bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }
+
+/// [time, time]: true where row i may see column j, the last `window` positions up to its own. Undefined where that is all of them.
+at::Tensor window_mask(std::int64_t window, std::int64_t time, const at::TensorOptions& options) {
+  if (window == 0 || time <= window) return {};
+  return at::ones({time, time}, options.dtype(at::kBool)).tril().triu(1 - window);
+}
+
+}  // namespace
+
 Rotary Rotary::make(std::int64_t time, const LlamaConfig& config, const at::TensorOptions& options) {
   const at::TensorOptions wide = options.dtype(at::kFloat);  // bf16 cannot count positions beyond 256
-  const auto size = static_cast<double>(config.head_size());
-  const at::Tensor exponents = at::arange(0, config.head_size(), 2, wide) / size;
-  const at::Tensor frequencies = at::pow(config.rope_theta, -exponents);
-  const at::Tensor angles = at::outer(at::arange(time, wide), frequencies);
+  const at::Tensor angles = at::outer(at::arange(time, wide), frequencies_of(config, wide));
   const at::Tensor both = at::cat({angles, angles}, -1);
   return {both.cos().to(options), both.sin().to(options)};
 }
@@ -40,18 +73,21 @@ at::Tensor Rotary::rotate(const at::Tensor& x) const {
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
     : config_(config),
-      q_proj_(normal_linear(config.hidden_size, config.num_attention_heads * config.head_size(), config.attention_bias,
-                            config.initializer_range)),
-      k_proj_(normal_linear(config.hidden_size, config.key_value_heads() * config.head_size(), config.attention_bias,
-                            config.initializer_range)),
-      v_proj_(normal_linear(config.hidden_size, config.key_value_heads() * config.head_size(), config.attention_bias,
-                            config.initializer_range)),
-      o_proj_(normal_linear(config.num_attention_heads * config.head_size(), config.hidden_size, config.attention_bias,
-                            config.initializer_range)) {
+      q_proj_(projection(config.hidden_size, config.num_attention_heads * config.head_size(), has_qkv_bias(config))),
+      k_proj_(projection(config.hidden_size, config.key_value_heads() * config.head_size(), has_qkv_bias(config))),
+      v_proj_(projection(config.hidden_size, config.key_value_heads() * config.head_size(), has_qkv_bias(config))),
+      o_proj_(projection(config.num_attention_heads * config.head_size(), config.hidden_size, config.attention_bias)) {
   register_module("q_proj", q_proj_);
   register_module("k_proj", k_proj_);
   register_module("v_proj", v_proj_);
   register_module("o_proj", o_proj_);
+  if (!config.qk_norm) return;
+  q_norm_ = register_module("q_norm", RMSNorm(config.head_size(), config.rms_norm_eps));
+  k_norm_ = register_module("k_norm", RMSNorm(config.head_size(), config.rms_norm_eps));
+}
+
+torch::nn::Linear LlamaAttentionImpl::projection(std::int64_t in, std::int64_t out, bool bias) const {
+  return normal_linear(in, out, bias, config_.initializer_range);
 }
 
 at::Tensor LlamaAttentionImpl::split_heads(const at::Tensor& x, std::int64_t heads) const {
@@ -65,12 +101,18 @@ static at::Tensor repeat_heads(const at::Tensor& x, std::int64_t groups) {
   return wide.reshape({x.size(0), x.size(1) * groups, x.size(2), x.size(3)});
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const Rotary& rotary) {
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask) {
   const std::int64_t heads = config_.num_attention_heads, shared = config_.key_value_heads();
-  const at::Tensor q = rotary.rotate(split_heads(q_proj_->forward(x), heads));
-  const at::Tensor k = repeat_heads(rotary.rotate(split_heads(k_proj_->forward(x), shared)), heads / shared);
+  at::Tensor q = split_heads(q_proj_->forward(x), heads), k = split_heads(k_proj_->forward(x), shared);
+  if (config_.qk_norm) {
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  }
+  q = rotary.rotate(q);
+  k = repeat_heads(rotary.rotate(k), heads / shared);
   const at::Tensor v = repeat_heads(split_heads(v_proj_->forward(x), shared), heads / shared);
-  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, 0.0, /*is_causal=*/true);
+  const std::optional<at::Tensor> seen = mask.defined() ? std::optional(mask) : std::nullopt;
+  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, seen, 0.0, /*is_causal=*/!mask.defined());
   return o_proj_->forward(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
 }
 
@@ -100,8 +142,8 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config)
   register_module("post_attention_layernorm", post_attention_layernorm_);
 }
 
-at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const Rotary& rotary) {
-  const at::Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), rotary);
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask) {
+  const at::Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), rotary, mask);
   return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
 }
 
@@ -128,9 +170,12 @@ at::Tensor LlamaImpl::logits(const at::Tensor& tokens) {
   check_tokens(tokens);
   at::Tensor x = model_->embed_tokens->forward(tokens);
   const Rotary rotary = Rotary::make(tokens.size(1), config_, x.options());
+  const at::Tensor window = window_mask(config_.sliding_window, tokens.size(1), x.options());
+  std::int64_t layer = 0;
   for (const std::shared_ptr<torch::nn::Module>& module : *model_->layers) {
     const auto block = std::static_pointer_cast<LlamaBlockImpl>(module);
-    const auto run = [block, rotary](const at::Tensor& input) { return block->forward(input, rotary); };
+    const at::Tensor mask = layer++ >= config_.max_window_layers ? window : at::Tensor();
+    const auto run = [block, rotary, mask](const at::Tensor& input) { return block->forward(input, rotary, mask); };
     x = run_block(config_.recompute, run, x);
   }
   x = model_->norm->forward(x);

@@ -24,7 +24,8 @@ class RMSNormImpl : public torch::nn::Module {
 TORCH_MODULE(RMSNorm);
 
 /// cos and sin of position * theta^(-2i / head_size), each [T, head_size], the second half repeating the first: the
-/// layout of Hugging Face, where element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864).
+/// layout of Hugging Face, where element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864). What
+/// rope_type says changes the frequencies theta^(-2i / head_size).
 struct Rotary {
   at::Tensor cos, sin;
 
@@ -38,13 +39,16 @@ struct Rotary {
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& x, const Rotary& rotary);
+  /// mask: [T, T] bool, which positions a position sees; undefined: all before it, and itself.
+  at::Tensor forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask);
 
  private:
+  torch::nn::Linear projection(std::int64_t in, std::int64_t out, bool bias) const;
   at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) const;
 
   LlamaConfig config_;
   torch::nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  ///< over head_size, before the rotation; empty without qk_norm
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -63,7 +67,7 @@ TORCH_MODULE(LlamaMLP);
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& x, const Rotary& rotary);
+  at::Tensor forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask);
 
  private:
   RMSNorm input_layernorm_, post_attention_layernorm_;
@@ -72,8 +76,8 @@ class LlamaBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaBlock);
 
-/// Llama. Parameters have the names and shapes of Hugging Face's LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight",
-/// ..., "lm_head.weight"), so its checkpoints fit.
+/// Llama, and what differs from it in a few options: Mistral, Qwen2, Qwen3. Parameters have the names and shapes of Hugging Face's
+/// LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight", ..., "lm_head.weight"), so its checkpoints fit.
 class LlamaImpl final : public LanguageModel {
  public:
   explicit LlamaImpl(const LlamaConfig& config);

@@ -6,6 +6,7 @@
 
 #include "models/config_fields.h"
 #include "models/config_reader.h"
+#include "models/hf_config.h"
 #include "runtime/base/input_file.h"
 #include "runtime/base/status.h"
 
@@ -34,6 +35,13 @@ void check(ConfigReader& reader, const LlamaConfig& config) {
   reader.require(
       heads % config.key_value_heads() == 0, "num_key_value_heads", {"num_attention_heads", "num_key_value_heads"},
       fmt::format("must divide num_attention_heads: {} does not divide {}", config.num_key_value_heads, heads));
+  reader.require(!(config.attention_bias && config.qkv_bias), "qkv_bias", {},
+                 "attention_bias gives all four layers a bias already: one of the two must be false");
+  reader.require(config.rope_type != "default" || config.rope_factor == 1.0, "rope_factor",
+                 {"rope_type", "rope_factor"}, "wants a rope_type, linear or llama3");
+  reader.require(config.rope_low_freq_factor < config.rope_high_freq_factor, "rope_low_freq_factor",
+                 {"rope_low_freq_factor", "rope_high_freq_factor"},
+                 fmt::format("must be below rope_high_freq_factor, which is {}", config.rope_high_freq_factor));
 }
 
 /// Counts in `Number`: in double to see whether 64 bits will do, in std::int64_t where that is known.
@@ -58,8 +66,9 @@ Number count(const LlamaConfig& c) {
   const auto head = static_cast<Number>(c.head_size()), tokens = static_cast<Number>(c.vocab_size) * hidden;
   const Number queries = static_cast<Number>(c.num_attention_heads) * head;
   const Number keys = static_cast<Number>(c.key_value_heads()) * head;
-  const Number attention = linear(hidden, queries, c.attention_bias) + 2 * linear(hidden, keys, c.attention_bias) +
-                           linear(queries, hidden, c.attention_bias);
+  const bool qkv_bias = c.attention_bias || c.qkv_bias;
+  const Number attention = linear(hidden, queries, qkv_bias) + 2 * linear(hidden, keys, qkv_bias) +
+                           linear(queries, hidden, c.attention_bias) + (c.qk_norm ? 2 * head : Number{0});
   const Number mlp = 2 * linear(hidden, inner, c.mlp_bias) + linear(inner, hidden, c.mlp_bias);
   return tokens + static_cast<Number>(c.num_hidden_layers) * (2 * hidden + attention + mlp) + hidden +
          (c.tie_word_embeddings ? Number{0} : tokens);
@@ -84,7 +93,7 @@ ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
     return {};
   }
   ConfigReader reader(root, diagnostics);
-  const std::string model = reader.word("model", {"gpt", "llama"});
+  const std::string model = reader.needed_word("model", {"gpt", "llama"});
   if (model == "gpt") return read_fields<GPTConfig>(reader, root, diagnostics);
   if (model == "llama") return read_fields<LlamaConfig>(reader, root, diagnostics);
   return {};  // whose keys to expect is not known
@@ -99,6 +108,9 @@ class ConfigWriter final : public ConfigVisitor {
   }
   void number(const std::string& key, double& value, const NumberRule&, const char*) override { json_[key] = value; }
   void boolean(const std::string& key, bool& value, const char*) override { json_[key] = value; }
+  void word(const std::string& key, std::string& value, const std::vector<std::string>&, const char*) override {
+    json_[key] = value;
+  }
   const nlohmann::ordered_json& json() const { return json_; }
 
  private:
@@ -132,6 +144,8 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
 }
 
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return read_hf_config(path);
   TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "model file", kMaxFileBytes));
   return parse_model_config(text, path.string());
 }

@@ -25,6 +25,12 @@ class PageVisitor final : public ConfigVisitor {
   void boolean(const std::string& key, bool& value, const char* doc) override {
     row(key, doc, "true or false", fmt::format("`{}`", value));
   }
+  void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
+            const char* doc) override {
+    std::string words;
+    for (const std::string& each : allowed) words += (words.empty() ? "`" : ", `") + each + "`";
+    row(key, doc, words, fmt::format("`{}`", value));
+  }
   const std::string& text() const { return text_; }
 
  private:
@@ -46,7 +52,8 @@ constexpr char kIntroduction[] = R"(# The model file
 
 <!-- Made by tessera_model_docs from models/config_fields.cc. Change the fields there, not this page. -->
 
-One JSON object describes a language model for `tessera train`, `plan` and `sample`. `"model"` says which kind it is and
+One JSON object describes a language model for `tessera train`, `plan` and `sample`. In its place a folder of Hugging Face may be
+named, whose `config.json` is read (GPT-2, Llama, Mistral, Qwen2, Qwen3; [huggingface.md](huggingface.md)). `"model"` says which kind it is and
 is always needed; the tables list the other keys. A file is read strictly: JSON without comments or trailing commas, at
 most 1 MiB, every key known and given once. All errors are reported together, each with its place, and the program ends
 with exit code 78:
@@ -79,7 +86,9 @@ std::string model_reference() {
           table_of<GPTConfig>();
   text +=
       "\n## `\"model\": \"llama\"`\n\nLlama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging "
-      "Face's config.json.\n\n```json\n" +
+      "Face's config.json. With a sliding window it is Mistral, with biases of queries, keys and values Qwen2, and "
+      "with norms of "
+      "queries and keys Qwen3.\n\n```json\n" +
       llama_example() + "```\n\n" + table_of<LlamaConfig>();
   return text;
 }

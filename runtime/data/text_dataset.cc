@@ -8,6 +8,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/data/mapped_file.h"
+#include "runtime/data/text_files.h"
 #include "runtime/data/token_dataset.h"
 #include "runtime/data/token_type.h"
 
@@ -25,6 +26,7 @@ class TextDataset : public TokenDataset {
 
   std::int64_t num_tokens() const override { return starts_.back(); }
   std::int64_t vocab_size_hint() const override { return 256; }
+  bool is_text() const override { return true; }
 
   absl::Status copy(std::int64_t begin, std::span<std::int64_t> out) const override {
     TESSERA_RETURN_IF_ERROR(check_window(begin, out.size(), num_tokens(), name_));
@@ -88,7 +90,7 @@ absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vect
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const fs::path& path,
+absl::StatusOr<std::vector<MappedFile>> open_text_files(const fs::path& path,
                                                         const std::vector<std::string>& extensions) {
   std::vector<fs::path> paths = {path};
   std::error_code error;
@@ -107,6 +109,12 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const fs::path& path,
                       fmt::format("{}: holds no text: {} file(s){}{}, all empty", path.string(), paths.size(),
                                   filter.empty() ? "" : " with extension", filter));
   }
+  return files;
+}
+
+absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const fs::path& path,
+                                                        const std::vector<std::string>& extensions) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<MappedFile> files, open_text_files(path, extensions));
   return std::make_unique<TextDataset>(path.string(), std::move(files));
 }
 

@@ -27,6 +27,8 @@ class TokenDataset {
   virtual std::int64_t num_tokens() const = 0;  ///< > 0
   /// Vocabulary that the format implies: 256 for bytes, 50257 for llm.c's GPT-2 files; 0 where it says nothing.
   virtual std::int64_t vocab_size_hint() const = 0;
+  /// Its tokens are the bytes of text, which a tokenizer would make other tokens of.
+  virtual bool is_text() const { return false; }
   /// Tokens [begin, begin + out.size()). A window outside of [0, num_tokens()] is refused (70: the caller's mistake).
   virtual absl::Status copy(std::int64_t begin, std::span<std::int64_t> out) const = 0;
   /// Where token `position` lies, for messages: "corpus.bin at byte 1024". REQUIRES: 0 <= position < num_tokens().
@@ -46,8 +48,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const std::filesystem
 
 /// The formats by name; `open_dataset` chooses between them.
 ///
-/// Text: files of a directory are walked in the order of their paths' bytes and laid one after another without a
-/// separator. Hidden files and folders (".git") are left out; symbolic links to folders are not followed.
+/// Text: files (text_files.h) are laid one after another without a separator.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const std::filesystem::path& path,
                                                         const std::vector<std::string>& extensions = {});
 /// llm.c: 256 int32, then the tokens. [0], [1] = 20240520, 1 (uint16) or 20240801, 7 (uint32); [2] = tokens.

@@ -130,9 +130,10 @@ TEST(ModelConfig, WritesWhatItReads) {
 }
 
 TEST(ModelConfig, SaysWhatIsNoFile) {
+  // A folder is one of Hugging Face, whose config.json is read.
   const auto folder = read_model_config(::testing::TempDir());
-  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kCorruptData);
-  EXPECT_THAT(message_of(folder.status()), HasSubstr("is a directory"));
+  EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kNoInput);
+  EXPECT_THAT(message_of(folder.status()), HasSubstr("config.json"));
 }
 
 TEST(ModelDocs, CommittedPageIsUpToDate) {

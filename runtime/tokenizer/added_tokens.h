@@ -1,0 +1,35 @@
+#pragma once
+
+#include <absl/functional/function_ref.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// Tokens that are found in text before it is cut into words, such as "<|endoftext|>": the leftmost, and of those that begin at one place the
+/// longest.
+class AddedTokens {
+ public:
+  void add(std::string content, std::uint32_t id);
+  bool empty() const { return tokens_.empty(); }
+
+  /// Calls `piece(part, token)` for all of `text` in order; without a token for what lies between them.
+  void split(std::string_view text,
+             absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
+
+ private:
+  struct Token {
+    std::string content;
+    std::uint32_t id;
+  };
+  const Token* longest_at(std::string_view text) const;
+
+  std::vector<Token> tokens_;  ///< by content
+  bool begins_[256] = {};      ///< some content begins with this byte
+};
+
+}  // namespace tessera

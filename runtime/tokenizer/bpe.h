@@ -1,0 +1,52 @@
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair that was learned earliest
+/// is joined, the leftmost first, until none is left. Immutable; `encode` is thread-safe.
+class BytePairEncoding {
+ public:
+  using Id = std::uint32_t;
+  struct Parts {
+    std::vector<std::pair<std::string, Id>> tokens;           ///< as bytes, each once
+    std::vector<std::pair<std::string, std::string>> merges;  ///< in the order learned; the joined bytes are a token
+    bool ignore_merges = false;                               ///< a word that is a token is that token
+  };
+  /// 65: a byte of UTF-8 that is no token, a merge of or to what is no token.
+  static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
+
+  /// Appends the tokens of a word. Time n log n in its bytes.
+  void encode(std::string_view word, std::vector<Id>& ids) const;
+
+ private:
+  struct Merge {
+    std::uint32_t rank = kNone;
+    Id joined = 0;
+  };
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  static std::uint64_t key_of(Id left, Id right) { return std::uint64_t{left} << 32 | right; }
+  Merge merge_of(Id left, Id right) const {
+    const auto found = merges_.find(key_of(left, right));
+    return found == merges_.end() ? Merge{} : found->second;
+  }
+  void encode_short(std::vector<Id>& symbols) const;
+  void encode_long(std::vector<Id>& symbols) const;
+
+  std::array<Id, 256> bytes_{};
+  absl::flat_hash_map<std::uint64_t, Merge> merges_;
+  absl::flat_hash_map<std::string, Id> words_;  ///< with ignore_merges
+};
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+// Tokens are those of the package `tokenizers`, of text in many scripts and of what is no text; and files that are damaged, hostile or of another
+// kind are refused.
+
+#include "runtime/tokenizer/tokenizer.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "runtime/base/status.h"
+#include "runtime/tokenizer/utf8.h"
+#include "tests/oracle/child.h"
+#include "tests/oracle/exchange.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string read_bytes(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class TokenizersPackage : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::string name = ::testing::TempDir() + "/tessera-tokenizers-XXXXXX";
+    folder_ = mkdtemp(name.data());
+    if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, tokenizers' > /dev/null 2>&1") != 0) return;
+    const auto made = oracle::run_python("../huggingface/make_tokenizers.py", {folder_.string()}, folder_, 300);
+    ASSERT_TRUE(made.ok()) << message_of(made.status());
+    std::printf("%s", made->c_str());
+    is_made_ = true;
+  }
+  static void TearDownTestSuite() { fs::remove_all(folder_); }
+  void SetUp() override {
+    if (!is_made_) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no tokenizers. hint: scripts/setup --tests";
+  }
+
+  /// Expects these to be the same, and says where they are not.
+  static void expect_tokens(const std::vector<Tokenizer::Id>& got, const at::Tensor& wanted,
+                            const Tokenizer& tokenizer) {
+    const auto* const values = wanted.const_data_ptr<std::int64_t>();
+    const auto count = std::min(got.size(), static_cast<std::size_t>(wanted.numel()));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (got[i] == values[i]) continue;
+      const std::vector<std::int64_t> ours(got.begin() + static_cast<std::ptrdiff_t>(i),
+                                           got.begin() + static_cast<std::ptrdiff_t>(std::min(got.size(), i + 5)));
+      FAIL() << "token " << i << ": " << ::testing::PrintToString(tokenizer.decode(ours)) << ", wanted "
+             << ::testing::PrintToString(tokenizer.decode({values + i, std::min<std::size_t>(5, count - i)}));
+    }
+    EXPECT_EQ(got.size(), static_cast<std::size_t>(wanted.numel()));
+  }
+
+  static fs::path folder_;
+  static bool is_made_;
+};
+fs::path TokenizersPackage::folder_;
+bool TokenizersPackage::is_made_ = false;
+
+TEST_F(TokenizersPackage, GivesTheSameTokensAndTheSameText) {
+  const std::string text = read_bytes(folder_ / "text"), broken = read_bytes(folder_ / "bytes"),
+                    words = read_bytes(folder_ / "words");
+  for (const char* kind : {"gpt2", "prefix_space", "llama3", "qwen2", "digits"}) {
+    SCOPED_TRACE(kind);
+    const auto tokenizer = Tokenizer::read(folder_ / kind);
+    ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+    const auto tensors = oracle::read_tensors(folder_ / kind / "wanted");
+    ASSERT_TRUE(tensors.ok()) << message_of(tensors.status());
+    std::map<std::string, at::Tensor> wanted(tensors->begin(), tensors->end());
+    std::vector<Tokenizer::Id> ids;
+    const auto start = std::chrono::steady_clock::now();
+    auto replaced = tokenizer->encode(text, /*add_special=*/true, ids);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%s: Tessera %.1f MB/s\n", kind, static_cast<double>(text.size()) / 1e6 / seconds.count());
+    ASSERT_TRUE(replaced.ok()) << message_of(replaced.status());
+    EXPECT_EQ(*replaced, 0u);
+    expect_tokens(ids, wanted.at("text"), *tokenizer);
+    const std::vector<std::int64_t> wide(ids.begin(), ids.end());
+    EXPECT_TRUE(tokenizer->decode(wide) == read_bytes(folder_ / kind / "decoded"));
+    EXPECT_TRUE(tokenizer->decode(wide, /*skip_special=*/false) == read_bytes(folder_ / kind / "decoded_special"));
+    ids.clear();
+    replaced = tokenizer->encode(broken, true, ids);
+    ASSERT_TRUE(replaced.ok());
+    EXPECT_GT(*replaced, 100u);
+    expect_tokens(ids, wanted.at("bytes"), *tokenizer);
+    ids.clear();
+    std::vector<std::int64_t> ends;
+    for (std::size_t begin = 0; begin <= words.size();) {
+      const std::size_t end = std::min(words.find('\x1e', begin), words.size());
+      ASSERT_TRUE(tokenizer->encode(std::string_view(words).substr(begin, end - begin), true, ids).ok());
+      ends.push_back(static_cast<std::int64_t>(ids.size()));
+      begin = end + 1;
+    }
+    expect_tokens(ids, wanted.at("words"), *tokenizer);
+    const at::Tensor& wanted_ends = wanted.at("word_ends");
+    ASSERT_EQ(wanted_ends.numel(), static_cast<std::int64_t>(ends.size()));
+    for (std::size_t i = 0; i < ends.size(); ++i)
+      ASSERT_EQ(ends[i], wanted_ends.const_data_ptr<std::int64_t>()[i]) << "text " << i;
+  }
+}
+
+/// A tokenizer.json of all bytes and a few merges, with `more` members and another model, where given.
+std::string tokenizer_json(const std::string& more = "", const std::string& model_members = "",
+                           const std::string& merges = R"(["a b","ab c"])") {
+  std::string vocabulary;
+  int other = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool visible = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+    std::string character;
+    append_utf8(static_cast<char32_t>(visible ? byte : other++), character);
+    if (character == "\"" || character == "\\") character.insert(0, 1, '\\');
+    vocabulary += "\"" + character + "\":" + std::to_string(byte) + ",";
+  }
+  return R"({"decoder":{"type":"ByteLevel"},)" + more + R"("model":{"type":"BPE",)" + model_members + R"("vocab":{)" +
+         vocabulary + R"("ab":256,"abc":257},"merges":)" + merges + "}}";
+}
+constexpr char kByteLevel[] = R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},)";
+
+std::string refusal(const std::string& json) {
+  const auto tokenizer = Tokenizer::parse(json);
+  if (tokenizer.ok()) return "";
+  EXPECT_EQ(exit_code_of(tokenizer.status()), ExitCode::kCorruptData);
+  return message_of(tokenizer.status());
+}
+
+TEST(TokenizerFile, WordsOfAnyLengthAreMergedAlike) {
+  const auto tokenizer = Tokenizer::parse(tokenizer_json(kByteLevel));
+  ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+  EXPECT_EQ(tokenizer->vocab_size(), 258);
+  for (const std::size_t times : {1u, 7u, 8u, 20u, 100000u}) {
+    std::string text;
+    for (std::size_t i = 0; i < times; ++i) text += "abcab";
+    std::vector<Tokenizer::Id> ids, wanted;
+    for (std::size_t i = 0; i < times; ++i) wanted.insert(wanted.end(), {257, 256});
+    ASSERT_TRUE(tokenizer->encode(text, true, ids).ok());
+    EXPECT_EQ(ids, wanted) << times;
+  }
+}
+
+TEST(TokenizerFile, WhatIsDamagedHostileOrOfAnotherKindIsRefused) {
+  ASSERT_EQ(refusal(tokenizer_json(kByteLevel)), "");
+  const std::string good = tokenizer_json(kByteLevel);
+  for (std::size_t length = 0; length < good.size(); length += 97)
+    EXPECT_NE(refusal(good.substr(0, length)), "") << length;
+  EXPECT_NE(refusal("[]"), "");
+  EXPECT_NE(refusal("{}"), "");
+  EXPECT_NE(refusal(std::string(1'000'000, '[')), "");
+  EXPECT_THAT(refusal(tokenizer_json()), HasSubstr("pre_tokenizer"));
+  const auto with = [&](const std::string& more) { return refusal(tokenizer_json(more)); };
+  EXPECT_THAT(with(R"("pre_tokenizer":{"type":"Whitespace"},)"), HasSubstr("Whitespace"));
+  EXPECT_THAT(with(R"("pre_tokenizer":{"type":"Sequence","pretokenizers":3},)"), HasSubstr("pretokenizers"));
+  const auto pattern = [&](const std::string& expression, const std::string& behavior = "Isolated") {
+    return with(R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":")" +
+                expression + R"("},"behavior":")" + behavior + R"("},{"type":"ByteLevel","use_regex":false}]},)");
+  };
+  EXPECT_EQ(pattern("a+"), "");
+  EXPECT_THAT(pattern("("), HasSubstr("not understood"));
+  EXPECT_THAT(pattern("\\\\w+"), HasSubstr("\\\\w"));
+  EXPECT_THAT(pattern("[a&&b]"), HasSubstr("not supported"));
+  EXPECT_THAT(pattern(std::string(100'000, 'a')), HasSubstr("bytes"));
+  EXPECT_THAT(pattern("a", "MergedWithNext"), HasSubstr("MergedWithNext"));
+  const std::string byte_level = kByteLevel;
+  EXPECT_THAT(with(byte_level + R"("normalizer":{"type":"Lowercase"},)"), HasSubstr("Lowercase"));
+  EXPECT_THAT(with(byte_level + R"("post_processor":{"type":"BertProcessing"},)"), HasSubstr("BertProcessing"));
+  EXPECT_THAT(
+      with(byte_level + R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}]},)"),
+      HasSubstr("special_tokens"));
+  const auto added = [&](const std::string& token) { return with(byte_level + R"("added_tokens":[)" + token + "],"); };
+  EXPECT_EQ(added(R"({"id":300,"content":"<x>"})"), "");
+  EXPECT_THAT(added(R"({"id":3,"content":"<x>"})"), HasSubstr("otherwise"));
+  EXPECT_THAT(added(R"({"id":-1,"content":"<x>"})"), HasSubstr("an integer"));
+  EXPECT_THAT(added(R"({"id":4294967296,"content":"<x>"})"), HasSubstr("an integer"));
+  EXPECT_THAT(added(R"({"id":300,"content":""})"), HasSubstr("1 to"));
+  EXPECT_THAT(added(R"({"id":300,"content":"<x>","lstrip":true})"), HasSubstr("lstrip"));
+  const auto model = [&](const std::string& members) { return refusal(tokenizer_json(byte_level, members)); };
+  EXPECT_THAT(model(R"("byte_fallback":true,)"), HasSubstr("byte_fallback"));
+  EXPECT_THAT(model(R"("dropout":0.5,)"), HasSubstr("dropout"));
+  EXPECT_THAT(model(R"("end_of_word_suffix":"</w>",)"), HasSubstr("end_of_word_suffix"));
+  EXPECT_THAT(refusal(tokenizer_json(byte_level, "", R"(["a z"])")), HasSubstr("no token"));
+  EXPECT_THAT(refusal(tokenizer_json(byte_level, "", R"(["ab"])")), HasSubstr("two tokens"));
+  EXPECT_THAT(refusal(tokenizer_json(byte_level, "", R"([["a","b","c"]])")), HasSubstr("two tokens"));
+  std::string twice = good;
+  twice.replace(twice.find("\"ab\":256"), 8, "\"ab\":255");
+  EXPECT_THAT(refusal(twice), HasSubstr("twice"));
+  std::string without_a = good;
+  without_a.replace(without_a.find("\"a\":97,"), 7, "");
+  EXPECT_THAT(refusal(without_a), HasSubstr("0x61"));
+}
+
+// A pattern that doubles its steps with each letter ends with an error, not in a day.
+TEST(TokenizerFile, APatternWithoutEndIsAnError) {
+  const auto tokenizer = Tokenizer::parse(tokenizer_json(
+      R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(a|aa)+$"},"behavior":"Isolated"},)"
+      R"({"type":"ByteLevel","use_regex":false}]},)"));
+  ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
+  std::vector<Tokenizer::Id> ids;
+  const auto result = tokenizer->encode(std::string(200, 'a') + "!", true, ids);
+  EXPECT_EQ(exit_code_of(result.status()), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(result.status()), HasSubstr("too many steps"));
+}
+
+}  // namespace
+}  // namespace tessera

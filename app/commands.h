@@ -26,7 +26,9 @@ struct CheckpointOptions {
 };
 
 struct TrainCommand {
-  std::string model;     ///< model file
+  std::string model;  ///< model file, or a folder of Hugging Face; empty: init_from's
+  std::string
+      init_from;  ///< safetensors that training starts from: a folder of Hugging Face or a file; empty: fresh weights
   std::string strategy;  ///< strategy file
   std::string data;
   std::string data_format = "auto";
@@ -35,11 +37,14 @@ struct TrainCommand {
   std::int64_t batch = 0;    ///< samples of one rank's microbatch
   std::int64_t seq_len = 0;  ///< 0: the model's
   std::uint64_t seed = 0;    ///< of the weights and of the order of the data
+  std::string
+      tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
   bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
   std::string out;           ///< run directory (run_outputs.h); empty: none
   std::string metrics;       ///< JSON lines, a step each; empty: none
   std::string trace;         ///< Chrome trace of the last steps; empty: none
   std::string save_weights;  ///< empty: not saved
+  std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
   bool overwrite = false;    ///< replace existing results
   std::int64_t log_every = 10;
   std::string eval_data;          ///< held out, in data_format; empty: no evaluation
@@ -53,12 +58,25 @@ struct TrainCommand {
 int run_train(const TrainCommand& command);
 
 struct SampleCommand {
-  std::string model;
-  std::string weights;  ///< as `tessera train --save-weights` wrote them
+  std::string model;  ///< model file, or a folder of Hugging Face
+  std::string
+      weights;  ///< as `tessera train --save-weights` wrote them, or safetensors; empty: those of the folder `model`
+  std::string tokenizer;  ///< as TrainCommand's
   TextSampling sample;
 };
 /// Continues a text with saved weights, in one process.
 int run_sample(const SampleCommand& command);
+
+struct TokenizeCommand {
+  std::string tokenizer;  ///< tokenizer.json or its folder
+  std::string data;       ///< file or folder of text
+  std::vector<std::string> extensions;
+  std::string out;  ///< prefix of the two files
+  std::string end;  ///< token behind each file, such as <|endoftext|>; empty: none
+  bool overwrite = false;
+};
+/// Turns text into tokens on disk, in Megatron's format.
+int run_tokenize(const TokenizeCommand& command);
 
 struct PlanCommand {
   std::string model;
@@ -103,9 +121,12 @@ int run_bench_optimizer(const BenchCommand& command);
 int run_bench_offload(const BenchCommand& command);
 
 struct CheckpointCommand {
-  std::string path;   ///< a checkpoint, or a folder of checkpoints
-  std::string other;  ///< diff: the second one
-  bool json = false;  ///< show: the manifest itself
+  std::string path;            ///< a checkpoint, or a folder of checkpoints
+  std::string other;           ///< diff: the second one
+  bool json = false;           ///< show: the manifest itself
+  std::string folder;          ///< export: for the model
+  std::string dtype = "fp32";  ///< export: of the weights
+  bool overwrite = false;      ///< export
 };
 /// Look at checkpoints without a model. They read files only.
 /// The checkpoints of a folder, a line each.
@@ -116,10 +137,12 @@ int run_checkpoint_show(const CheckpointCommand& command);
 int run_checkpoint_verify(const CheckpointCommand& command);
 /// Tensors that differ between two, and by how much. 1 if some do.
 int run_checkpoint_diff(const CheckpointCommand& command);
+/// Writes the weights of one that `tessera train` made as a model of Hugging Face.
+int run_checkpoint_export(const CheckpointCommand& command);
 
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of
-/// `disks`, directories, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without is
-/// missing (69).
+/// `disks`, directories, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without
+/// is missing (69).
 int run_doctor(const std::vector<std::string>& disks);
 
 }  // namespace tessera::app

@@ -39,7 +39,8 @@ absl::StatusOr<Evaluation> Evaluation::open(const EvaluationOptions& options) {
   DatasetOptions reading;
   TESSERA_ASSIGN_OR_RETURN(reading.format, parse_token_format(options.data_format));
   reading.extensions = options.extensions;
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset, open_dataset(options.data, reading));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset,
+                           open_tokens(options.data, reading, options.tokenizer));
   const absl::StatusOr<TokenBatches> batches = batches_of(dataset, options);
   if (!batches.ok())
     return make_error(exit_code_of(batches.status()),

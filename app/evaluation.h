@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/text_tokenizer.h"
 #include "models/language_model.h"
 #include "runtime/data/token_dataset.h"
 #include "tessera/engine.h"
@@ -18,8 +19,9 @@ namespace tessera::app {
 struct EvaluationOptions {
   std::string data, data_format = "auto";
   std::vector<std::string> extensions;
-  std::int64_t batch = 1;         ///< samples of a rank at once
-  std::int64_t most_batches = 0;  ///< of a rank; 0: all that every rank can have
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null: bytes
+  std::int64_t batch = 1;                      ///< samples of a rank at once
+  std::int64_t most_batches = 0;               ///< of a rank; 0: all that every rank can have
   std::int64_t seq_len = 0, vocab_size = 0;
   int rank = 0, world_size = 1;
 };

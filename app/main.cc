@@ -29,8 +29,9 @@ constexpr std::int64_t kMostLaunched = 1024;  // on one machine
 
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {
   command.add_option("--prompt", sampling.prompt, "text to continue")->capture_default_str();
-  command.add_option(tokens_option, sampling.tokens, "bytes to generate")->transform(integer_from(0, kMostTokens));
-  command.add_option("--temperature", sampling.temperature, "0: always the likeliest byte")
+  command.add_option(tokens_option, sampling.tokens, "tokens to generate; bytes without a tokenizer")
+      ->transform(integer_from(0, kMostTokens));
+  command.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
       ->check(number_from(0, 1e6))
       ->capture_default_str();
   command.add_option("--top-k", sampling.top_k, "draw among the k likeliest; 0: among all")
@@ -39,11 +40,21 @@ void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& 
 }
 
 void add_training(CLI::App& command, TrainCommand& train) {
-  command.add_option("--model", train.model, "model file (JSON, docs/models.md)")->required()->check(not_empty());
+  command.add_option("--model", train.model, "model file (JSON, docs/models.md), or a folder of Hugging Face")
+      ->check(not_empty());
+  command
+      .add_option("--init-from", train.init_from,
+                  "weights to start from: a folder of Hugging Face, which is the model too, or a safetensors file")
+      ->check(not_empty());
   command.add_option("--strategy", train.strategy, "strategy file (JSON, docs/strategy.md)")
       ->required()
       ->check(not_empty());
   command.add_option("--data", train.data, "file of tokens, or folder of text")->required()->check(not_empty());
+  command
+      .add_option(
+          "--tokenizer", train.tokenizer,
+          "of text: a tokenizer.json, its folder, or bytes; default: that of --init-from or --model, else bytes")
+      ->check(not_empty());
   command.add_option("--data-format", train.data_format, "auto, text, llmc or megatron")->capture_default_str();
   command.add_option("--extensions", train.extensions, "of a folder's text files, such as .h,.hpp")
       ->delimiter(',')
@@ -90,6 +101,8 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--metrics", train.metrics, "file that gets a header, and a JSON object a step")
       ->check(not_empty());
   command.add_option("--save-weights", train.save_weights, "file for the weights at the end")->check(not_empty());
+  command.add_option("--export-hf", train.export_hf, "folder for the model at the end, as transformers reads it")
+      ->check(not_empty());
   command.add_flag("--overwrite", train.overwrite, "replace results that exist; otherwise they are kept, an error");
 }
 
@@ -114,16 +127,39 @@ void add_train(CLI::App& app, TrainCommand& train) {
 }
 
 void add_sample(CLI::App& app, SampleCommand& sample) {
-  CLI::App* command = app.add_subcommand("sample", "continue a text with saved weights, byte by byte");
-  command->add_option("--model", sample.model, "model file (JSON)")->required()->check(not_empty());
-  command->add_option("--weights", sample.weights, "file of tessera train --save-weights")
+  CLI::App* command = app.add_subcommand("sample", "continue a text with saved weights");
+  command->add_option("--model", sample.model, "model file (JSON), or a folder of Hugging Face")
       ->required()
+      ->check(not_empty());
+  command
+      ->add_option("--weights", sample.weights,
+                   "file of tessera train --save-weights, or safetensors; default: those of the folder of Hugging Face")
+      ->check(not_empty());
+  command
+      ->add_option("--tokenizer", sample.tokenizer,
+                   "a tokenizer.json, its folder, or bytes; default: that of --model, else bytes")
       ->check(not_empty());
   sample.sample.tokens = 200;
   add_sampling(*command, sample.sample, "--tokens");
   command->add_option("--seed", sample.sample.seed, "the same seed draws the same text")
       ->transform(integer_from(0, INT64_MAX))
       ->capture_default_str();
+}
+
+void add_tokenize(CLI::App& app, TokenizeCommand& tokenize) {
+  CLI::App* command = app.add_subcommand("tokenize", "turn text into tokens on disk, in Megatron's format");
+  command->add_option("--tokenizer", tokenize.tokenizer, "tokenizer.json, or the folder that holds it")
+      ->required()
+      ->check(not_empty());
+  command->add_option("--data", tokenize.data, "file or folder of text")->required()->check(not_empty());
+  command->add_option("--extensions", tokenize.extensions, "of a folder's text files, such as .h,.hpp")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--out", tokenize.out, "prefix of the files PREFIX.idx and PREFIX.bin")
+      ->required()
+      ->check(not_empty());
+  command->add_option("--end", tokenize.end, "token to put behind each file, such as <|endoftext|>");
+  command->add_flag("--overwrite", tokenize.overwrite, "replace results that exist; otherwise they are kept, an error");
 }
 
 void add_plan(CLI::App& app, PlanCommand& plan) {
@@ -157,19 +193,30 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it
 }
 
+void add_export(CLI::App& command, CheckpointCommand& checkpoint) {
+  command.add_option("folder", checkpoint.folder, "folder for the model")->required()->check(not_empty());
+  command.add_option("--dtype", checkpoint.dtype, "of the weights: fp32, as the checkpoint has them, bf16 or fp16")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  command.add_flag("--overwrite", checkpoint.overwrite,
+                   "replace a model that is there; otherwise it is kept, an error");
+}
+
 void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
-  CLI::App* command = app.add_subcommand("checkpoint", "look at checkpoints, without a model");
+  CLI::App* command = app.add_subcommand("checkpoint", "look at checkpoints and export them, without a model");
   command->require_subcommand(1);
   const std::pair<const char*, const char*> kinds[] = {{"ls", "the checkpoints of a folder"},
                                                        {"show", "what a checkpoint holds"},
                                                        {"verify", "read and hash every byte"},
-                                                       {"diff", "what differs between two"}};
+                                                       {"diff", "what differs between two"},
+                                                       {"export", "the weights, as a model of Hugging Face"}};
   for (const auto& [name, text] : kinds) {
     CLI::App* each = command->add_subcommand(name, text);
     each->add_option("path", checkpoint.path, "a checkpoint, or a folder of checkpoints")
         ->required()
         ->check(not_empty());
     if (std::string_view(name) == "show") each->add_flag("--json", checkpoint.json, "the manifest, for programs");
+    if (std::string_view(name) == "export") add_export(*each, checkpoint);
     if (std::string_view(name) != "diff") continue;
     each->add_option("other", checkpoint.other, "likewise")->required()->check(not_empty());
   }
@@ -255,12 +302,14 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   TrainCommand train;
   SampleCommand sample;
+  TokenizeCommand tokenize;
   PlanCommand plan;
   BenchCommand bench;
   CheckpointCommand checkpoint;
   LaunchOptions launching;
   add_train(app, train);
   add_sample(app, sample);
+  add_tokenize(app, tokenize);
   add_plan(app, plan);
   add_bench(app, bench);
   add_checkpoint(app, checkpoint);
@@ -285,6 +334,7 @@ int run(int argc, char** argv) {
   train.sample.seed = train.seed;
   if (app.got_subcommand("train")) return run_train(train);
   if (app.got_subcommand("sample")) return run_sample(sample);
+  if (app.got_subcommand("tokenize")) return run_tokenize(tokenize);
   if (app.got_subcommand("plan")) return run_plan(plan);
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
@@ -300,6 +350,7 @@ int run(int argc, char** argv) {
     if (command->got_subcommand("ls")) return run_checkpoint_ls(checkpoint);
     if (command->got_subcommand("show")) return run_checkpoint_show(checkpoint);
     if (command->got_subcommand("verify")) return run_checkpoint_verify(checkpoint);
+    if (command->got_subcommand("export")) return run_checkpoint_export(checkpoint);
     return run_checkpoint_diff(checkpoint);
   }
   if (app.got_subcommand("doctor")) return run_doctor(disks);

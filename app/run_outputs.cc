@@ -45,12 +45,14 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
   outputs.metrics = place(command.metrics, "metrics.jsonl");
   outputs.trace = place(command.trace, nullptr);
   outputs.weights = place(command.save_weights, "weights.pt");
+  outputs.hf = place(command.export_hf, nullptr);
   return outputs;
 }
 
 absl::Status check_outputs(const TrainCommand& command, const RunOutputs& outputs) {
   const auto option = [&](const std::string& given, const char* name) { return given.empty() ? "--out" : name; };
-  std::vector<NamedPath> inputs = {{"--model", command.model}, {"--strategy", command.strategy}};
+  std::vector<NamedPath> inputs = {
+      {"--model", command.model}, {"--strategy", command.strategy}, {"--init-from", command.init_from}};
   for (const auto& [name, data] : {std::pair("--data", command.data), std::pair("--eval-data", command.eval_data)}) {
     if (data.empty()) continue;
     inputs.push_back({name, data, command.extensions});
@@ -63,7 +65,9 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
   return check_outputs({{"--out", outputs.config},
                         {option(command.metrics, "--metrics"), outputs.metrics},
                         {"--trace", outputs.trace},
-                        {option(command.save_weights, "--save-weights"), outputs.weights}},
+                        {option(command.save_weights, "--save-weights"), outputs.weights},
+                        {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "config.json"},
+                        {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "model.safetensors"}},
                        inputs, outputs.existing);
 }
 

@@ -19,13 +19,14 @@ namespace tessera::app {
 /// single files go beside it; with --out, a relative one lies in DIR.
 struct RunOutputs {
   std::filesystem::path config, metrics, trace, weights;  ///< empty: not written
+  std::filesystem::path hf;                               ///< folder for a model of Hugging Face; likewise
   Existing existing = Existing::kKept;
   bool is_restart = false;  ///< the job goes on, and so do the metrics, where they stopped
   std::string run_id;       ///< "20261122-082250-9f3c": no two runs have the same
 };
 
-/// `--overwrite` replaces what is there, and so does a job that torchrun or Slurm starts again (`restart_count`) or that goes on from a
-/// checkpoint (`resumes`).
+/// `--overwrite` replaces what is there, and so does a job that torchrun or Slurm starts again (`restart_count`) or
+/// that goes on from a checkpoint (`resumes`).
 RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resumes = false);
 
 /// Before the first step: nothing is written yet (check_outputs).

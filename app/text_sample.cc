@@ -2,10 +2,13 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "models/generate.h"
 #include "runtime/base/status.h"
+#include "runtime/border/throw.h"
 
 namespace tessera::app {
 namespace {
@@ -49,16 +52,28 @@ absl::Status check_byte_level(const models::LanguageModel& model) {
                                            " tokens. hint: vocab_size of 256 or more");
 }
 
-std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, at::Device device) {
+std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
+                          at::Device device) {
   const std::string prompt = sampling.prompt.empty() ? "\n" : sampling.prompt;
-  const at::Tensor tokens = at::empty({1, static_cast<std::int64_t>(prompt.size())}, at::kLong);
-  auto* out = tokens.mutable_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < prompt.size(); ++i) out[i] = static_cast<unsigned char>(prompt[i]);
+  std::vector<std::uint32_t> ids;
+  if (tokenizer) {
+    value_or_throw(tokenizer->encode(prompt, /*add_special=*/true, ids));
+    if (ids.empty()) throw Error(ExitCode::kUsage, "the prompt has no token. hint: give another one");
+  } else {
+    for (const char byte : prompt) ids.push_back(static_cast<unsigned char>(byte));
+  }
+  const at::Tensor tokens = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
+  std::copy(ids.begin(), ids.end(), tokens.mutable_data_ptr<std::int64_t>());
   const models::GenerateOptions options{sampling.tokens, sampling.temperature, sampling.top_k, sampling.seed};
   const at::Tensor all = models::generate(model, tokens.to(device), options).cpu();
-  std::string text;
   const auto* drawn = all.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < all.numel(); ++i) text += printable(drawn[i]);
+  std::string text;
+  if (tokenizer) {
+    for (const char byte : tokenizer->decode({drawn, static_cast<std::size_t>(all.numel())}))
+      text += printable(static_cast<unsigned char>(byte));
+  } else {
+    for (std::int64_t i = 0; i < all.numel(); ++i) text += printable(drawn[i]);
+  }
   return printable(std::move(text));
 }
 

@@ -9,12 +9,15 @@
 #include "app/agreement.h"
 #include "app/commands.h"
 #include "app/evaluation.h"
+#include "app/hugging_face.h"
 #include "app/run_outputs.h"
 #include "app/text_sample.h"
+#include "app/text_tokenizer.h"
 #include "app/threads.h"
 #include "app/train_report.h"
 #include "app/training_checkpoints.h"
 #include "engine/token_stream.h"
+#include "models/hf_config.h"
 #include "models/language_model.h"
 #include "models/model_config.h"
 #include "runtime/base/bytes.h"
@@ -37,6 +40,7 @@ struct Prepared {
   std::shared_ptr<models::LanguageModel> model;  ///< deferred
   std::optional<TokenBatches> batches;
   std::optional<Evaluation> evaluation;
+  ChosenTokenizer tokenizer;  ///< of text
   RunOutputs outputs;
   std::string resumes;  ///< a checkpoint; empty: none
   std::int64_t seq_len = 0;
@@ -48,6 +52,8 @@ std::string counted(std::int64_t count, const std::string& word) {
 
 absl::Status check_numbers(const TrainCommand& command) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
+  if (command.model.empty() && command.init_from.empty())
+    return refuse("--model is required, a model file; or --init-from, a folder of Hugging Face");
   if (command.steps < 1) return refuse("--steps must be 1 or more");
   if (command.batch < 1) return refuse("--batch must be 1 or more");
   if (command.seq_len < 0) return refuse("--seq-len must be 1 or more");
@@ -84,11 +90,12 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
 }
 
 absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh,
-                                          std::int64_t seq_len, std::int64_t vocab_size) {
+                                          std::int64_t seq_len, std::int64_t vocab_size,
+                                          const std::shared_ptr<const Tokenizer>& tokenizer) {
   DatasetOptions options;
   TESSERA_ASSIGN_OR_RETURN(options.format, parse_token_format(command.data_format));
   options.extensions = command.extensions;
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset, open_dataset(command.data, options));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const TokenDataset> dataset, open_tokens(command.data, options, tokenizer));
   SamplerOptions sampling;
   sampling.batch = command.batch;
   sampling.accumulation = strategy.gradient_accumulation;
@@ -100,8 +107,8 @@ absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Str
 }
 
 absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Mesh& mesh, std::int64_t seq_len,
-                                           std::int64_t vocab_size) {
-  EvaluationOptions options{command.eval_data, command.data_format, command.extensions};
+                                           std::int64_t vocab_size, const std::shared_ptr<const Tokenizer>& tokenizer) {
+  EvaluationOptions options{command.eval_data, command.data_format, command.extensions, tokenizer};
   options.batch = command.batch;
   options.most_batches = command.eval_batches;
   options.seq_len = seq_len;
@@ -111,22 +118,32 @@ absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Me
   return Evaluation::open(options);
 }
 
+/// What the model is read from.
+const std::string& model_of(const TrainCommand& command) {
+  return command.model.empty() ? command.init_from : command.model;
+}
+
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   TESSERA_RETURN_IF_ERROR(check_numbers(command));
   Prepared run;
-  TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(command.model));
+  TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(model_of(command)));
   TESSERA_RETURN_IF_ERROR(check_size(run.config, strategy, mesh.topology()));
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
   run.seq_len = command.seq_len > 0 ? command.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
     return make_error(ExitCode::kConfig, "--seq-len " + std::to_string(run.seq_len) + " is more than the model's " +
                                              std::to_string(run.model->seq_len()) + ". hint: leave it out");
-  if (command.sample.tokens > 0) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
-  TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(run.tokenizer, choose_tokenizer(command.tokenizer, {command.init_from, command.model}));
+  if (run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_vocabulary(*run.tokenizer.get(), run.model->vocab_size()));
+  if (command.sample.tokens > 0 && !run.tokenizer.get()) TESSERA_RETURN_IF_ERROR(check_byte_level(*run.model));
+  TESSERA_ASSIGN_OR_RETURN(run.batches, open_batches(command, strategy, mesh, run.seq_len, run.model->vocab_size(),
+                                                     run.tokenizer.tokenizer));
   if (!command.eval_data.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size()));
+    TESSERA_ASSIGN_OR_RETURN(
+        run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size(), run.tokenizer.tokenizer));
   }
   TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints));
+  if (!command.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
   run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty());
   if (mesh.rank() == 0) TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
   return run;
@@ -137,7 +154,7 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
   return {{"tessera", TESSERA_VERSION},
           {"strategy", nlohmann::json::parse(strategy.to_json())},
           {"model", nlohmann::json::parse(models::to_json(run.config))},
-          {"data", {{"tokens", run.batches->num_tokens()}}},
+          {"data", {{"tokens", run.batches->num_tokens()}, {"tokenizer", run.tokenizer.hash}}},
           {"options",
            {{"steps", command.steps},
             {"batch", command.batch},
@@ -153,6 +170,8 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"every-steps", command.checkpoints.every_steps},
             {"every-minutes", command.checkpoints.every_minutes},
             {"resume", run.resumes},
+            {"init-from", !command.init_from.empty()},
+            {"export-hf", !run.outputs.hf.empty()},
             {"trace", !run.outputs.trace.empty()},
             {"save-weights", !run.outputs.weights.empty()}}}};
 }
@@ -163,7 +182,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   const TokenBatches& batches = *run.batches;
   const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
   const std::string global = std::to_string(command.batch * mesh.world_size() * strategy.gradient_accumulation);
-  std::string text = "model   " + command.model + ": " + std::to_string(models::parameter_count(run.config)) +
+  std::string text = "model   " + model_of(command) + ": " + std::to_string(models::parameter_count(run.config)) +
                      " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
                      name_of(strategy.strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
                      counted(threads, "thread") + "\n";
@@ -249,8 +268,9 @@ StepResult train_step(Engine& engine, models::LanguageModel& model, BatchesAhead
   return engine.step();
 }
 
-void print_sample(models::LanguageModel& model, const TextSampling& sampling, at::Device device, bool print) {
-  const std::string text = continue_text(model, sampling, device);
+void print_sample(models::LanguageModel& model, const Prepared& run, const TextSampling& sampling, at::Device device,
+                  bool print) {
+  const std::string text = continue_text(model, sampling, run.tokenizer.get(), device);
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
@@ -260,7 +280,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
           {"steps", command.steps},
           {"ranks", std::int64_t{mesh.world_size()}},
           {"strategy", name_of(engine.strategy().strategy)},
-          {"model", command.model},
+          {"model", model_of(command)},
           {"parameters", models::parameter_count(run.config)},
           {"data", command.data},
           {"seed", static_cast<std::int64_t>(command.seed)},
@@ -285,6 +305,7 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 
 void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   TrainingCheckpoints checkpoints(command.checkpoints, run.config, mesh);
+  if (run.resumes.empty() && !command.init_from.empty()) import_hf(engine, command.init_from, run.config);
   const std::int64_t done = checkpoints.resume(run.resumes, engine, *run.batches);
   const bool speaks = mesh.rank() == 0;
   TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs});
@@ -320,9 +341,13 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
   if (unknown) report_step(*unknown);
   // What took longest to make is made safe first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
+  if (!run.outputs.hf.empty()) {
+    export_hf(engine, mesh, run.outputs.hf, run.config, run.outputs.existing);
+    if (speaks) throw_if_error(copy_tokenizer(run.tokenizer, run.outputs.hf, run.outputs.existing));
+  }
   if (speaks) report.finish(entropy);
   if (!trace.empty()) try_to_write_trace(trace, mesh);
-  if (command.sample.tokens > 0) print_sample(*run.model, command.sample, engine.device(), speaks);
+  if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
 }
 
 void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {

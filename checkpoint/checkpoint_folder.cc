@@ -87,8 +87,8 @@ absl::Status sync_folder(const std::string& folder, const std::string& who) {
   return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
-/// A folder of files. The manifest goes first, so that what is left of it is no checkpoint. Tries all, and reports the first
-/// failure.
+/// A folder of files. The manifest goes first, so that what is left of it is no checkpoint. Tries all, and reports the
+/// first failure.
 absl::Status remove_tree(const std::string& path, const std::string& who) {
   absl::Status status;
   const auto note = [&](int got, const std::string& what) {

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-/// A file that nobody vouches for, open for reading. Only a regular file is opened; a link, a folder, a pipe or a device is an
-/// error at once. Move-only.
+/// A file that nobody vouches for, open for reading. Only a regular file is opened; a link, a folder, a pipe or a
+/// device is an error at once. Move-only.
 ///
-/// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an end
-/// before the bytes that were wanted.
+/// Errors, with `who` and the file in front: 66 missing, 77, 71; 65 a link or no regular file; 74 a failed read, or an
+/// end before the bytes that were wanted.
 class RegularFile {
  public:
   /// `who` stands in front of messages: "rank 0".

@@ -17,11 +17,11 @@
 
 namespace tessera {
 
-/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is given out whose hash is not the manifest's.
-/// Only a regular file of that name in that folder is opened; links are not followed.
+/// Reads one file of a checkpoint, which may be damaged or hostile: nothing is given out whose hash is not the
+/// manifest's. Only a regular file of that name in that folder is opened; links are not followed.
 ///
-/// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or another
-/// hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.
+/// Errors, with `who` and the file in front: 66 the file is missing, 77, 71; 65 another size than the manifest says, or
+/// another hash (with the offset, both hashes and the pieces that lie there); 74 a failed read.
 class ShardReader {
  public:
   /// What lies at bytes [begin, end) of the data, for messages.

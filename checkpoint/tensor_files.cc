@@ -28,6 +28,7 @@ constexpr std::string_view kSuffix = ".safetensors";
 constexpr char kHint[] =
     ". hint: scripts/to_safetensors.py turns .pt and .bin files, DCP and DeepSpeed's checkpoints into safetensors";
 
+/// Of a file that is no safetensors file: there these bytes may be a length.
 bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") || head.starts_with("\x80"); }
 
 /// A name of a file in the index's own folder, and nothing that leads elsewhere.
@@ -36,13 +37,28 @@ bool is_plain_name(const std::string& name) {
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
 }
 
+absl::Status pickle_refused(const std::string& name) {
+  return make_error(
+      ExitCode::kCorruptData,
+      name + " is a pickle or a zip archive of PyTorch, and such files are not read: they may run any program" + kHint);
+}
+
+absl::Status no_safetensors(const std::string& name, std::uint64_t length, const RegularFile& file) {
+  return make_error(ExitCode::kCorruptData,
+                    fmt::format("{} is no safetensors file: wanted 8 bytes with the length of its header, which is at "
+                                "most {} and that of the rest of the file, got {} in a file of {} bytes",
+                                name, TensorHeader::kMostBytes, length, file.bytes()));
+}
+
 absl::Status no_model_in(const std::string& folder, const std::string& who) {
   std::error_code error;
   std::string pickles;
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", ".metadata", "latest"})
     if (pickles.empty() && fs::exists(fs::path(folder) / name, error)) pickles = name;
   const std::string what = fmt::format("{}: {} holds neither {} nor {}", who, folder, kModelFile, kIndexFile);
-  return make_error(ExitCode::kNoInput, pickles.empty() ? what : what + ", but " + pickles + kHint);
+  return make_error(ExitCode::kNoInput, pickles.empty()
+                                            ? what + ". hint: name the folder of a model, or a safetensors file"
+                                            : what + ", but " + pickles + kHint);
 }
 
 }  // namespace
@@ -71,21 +87,12 @@ absl::Status TensorFiles::add_file(const std::string& path) {
   std::array<std::byte, TensorHeader::kLengthBytes> head{};
   TESSERA_RETURN_IF_ERROR(file.read(
       0, std::span(head).first(static_cast<std::size_t>(std::min(file.bytes(), TensorHeader::kLengthBytes)))));
-  if (is_pickle({reinterpret_cast<const char*>(head.data()), head.size()}))
-    return make_error(ExitCode::kCorruptData,
-                      name +
-                          " is a pickle or a zip archive of PyTorch, and such files are not read: "
-                          "they may run any program" +
-                          kHint);
   std::uint64_t length = 0;
   std::memcpy(&length, head.data(), sizeof length);
   const std::int64_t room = file.bytes() - TensorHeader::kLengthBytes;
   if (room < 0 || length > static_cast<std::uint64_t>(std::min(room, TensorHeader::kMostBytes)))
-    return make_error(
-        ExitCode::kCorruptData,
-        fmt::format("{} is no safetensors file: wanted 8 bytes with the length of its header, which is at most "
-                    "{} and that of the rest of the file, got {} in a file of {} bytes",
-                    name, TensorHeader::kMostBytes, length, file.bytes()));
+    return is_pickle({reinterpret_cast<const char*>(head.data()), head.size()}) ? pickle_refused(name)
+                                                                                : no_safetensors(name, length, file);
   std::string json(static_cast<std::size_t>(length), '\0');
   TESSERA_RETURN_IF_ERROR(file.read(TensorHeader::kLengthBytes, std::as_writable_bytes(std::span(json))));
   TESSERA_ASSIGN_OR_RETURN(TensorHeader header,

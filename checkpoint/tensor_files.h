@@ -24,11 +24,12 @@ namespace tessera {
 /// | a folder with `model.safetensors`                | that file                                              |
 /// | a folder with `model.safetensors.index.json`     | the files of this folder that its `weight_map` names   |
 ///
-/// The files may be damaged or hostile. Every header is looked at before anything is read; no link is followed, and nothing outside
-/// of the folder is opened.
+/// The files may be damaged or hostile. Every header is looked at before anything is read; no link is followed, and
+/// nothing outside of the folder is opened.
 ///
-/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 what is no safetensors file (pickles,
-/// .pt and .bin files with a hint), an index that names a file elsewhere, a tensor in two files or in none; RegularFile's.
+/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 what is no safetensors
+/// file (pickles, .pt and .bin files with a hint), an index that names a file elsewhere, a tensor in two files or in
+/// none; RegularFile's.
 class TensorFiles {
  public:
   static absl::StatusOr<TensorFiles> open(const std::string& path, const std::string& who);

@@ -20,8 +20,8 @@ struct FileTensor {
   std::int64_t end() const { return begin + bytes; }
 };
 
-/// The head of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the object, and
-/// behind it the data. (ShardHeader is that of this project's own shards, whose tensors are pieces.)
+/// The head of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
+/// object, and behind it the data. (ShardHeader is that of this project's own shards, whose tensors are pieces.)
 struct TensorHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< of the JSON, as safetensors itself has it
   static constexpr std::int64_t kLengthBytes = 8;
@@ -38,9 +38,9 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 /// "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);
 
-/// Reads the JSON of a head. Errors (65), naming `file` and the tensor: anything that is no such object; a type, shape or place
-/// that makes no sense; tensors that overlap, leave holes, or end elsewhere than at `data_bytes`; a name that is given twice, has
-/// more than kMostNameBytes or a NUL; more than kMostDims dimensions.
+/// Reads the JSON of a head. Errors (65), naming `file` and the tensor: anything that is no such object; a type, shape
+/// or place that makes no sense; tensors that overlap, leave holes, or end elsewhere than at `data_bytes`; a name that
+/// is given twice, has more than kMostNameBytes or a NUL; more than kMostDims dimensions.
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes);
 

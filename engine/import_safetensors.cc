@@ -46,7 +46,8 @@ class ImportToEngine {
     TESSERA_RETURN_IF_ERROR(share("safetensors looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !s_.half_loaded;
     s_.half_loaded = true;
-    const absl::Status sent = share("safetensors loaded", status_from([&] { return load(); }));
+    // A read that fails is known to all ranks (`send`). What fails on one rank alone is an exception, and ends the group.
+    const absl::Status sent = share("safetensors loaded", load());
     if (!sent.ok())
       return make_error(exit_code_of(sent),
                         message_of(sent) +
@@ -132,7 +133,8 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Rank 0 fills `values`, and all ranks have them then. Where rank 0 fails, none waits for the rest: it says so in place of values.
+  /// Rank 0 fills `values`, and all ranks have them then. Where rank 0 fails, none waits for the rest: it says so in
+  /// place of values.
   template <class Fill>
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();

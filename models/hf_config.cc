@@ -63,8 +63,8 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
   return found == node.children.end() ? nullptr : &*found;
 }
 
-/// Gives the fields of a model's own visitor (bounds, types, messages) another name each: that of Hugging Face. Fields that the map leaves
-/// out are not read.
+/// Gives the fields of a model's own visitor (bounds, types, messages) another name each: that of Hugging Face. Fields
+/// that the map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
   using Names = std::vector<std::pair<std::string, std::string>>;  ///< ours, theirs
@@ -120,7 +120,7 @@ class HfReader {
     reader_.boolean(key, value, "");
     if (value != wanted) refuse(key, fmt::format("must be {}: the other way is not built", wanted));
   }
-  double no_more_than_zero(const std::string& key, double value) {
+  double probability(const std::string& key, double value) {
     reader_.number(key, value, {.below = 1.0}, "");
     return value;
   }
@@ -144,8 +144,8 @@ class HfReader {
     reader_.require(config.width % config.heads == 0, "n_embd", {"n_embd", "n_head"}, "must be a multiple of n_head");
     std::string activation = "gelu_new";
     reader_.word("activation_function", activation, {"gelu_new", "gelu_pytorch_tanh"}, "");
-    const double residual = no_more_than_zero("resid_pdrop", 0.1), embedding = no_more_than_zero("embd_pdrop", 0.1),
-                 attention = no_more_than_zero("attn_pdrop", 0.1);
+    const double residual = probability("resid_pdrop", 0.1), embedding = probability("embd_pdrop", 0.1),
+                 attention = probability("attn_pdrop", 0.1);
     reader_.require(
         residual == embedding && residual == attention, "resid_pdrop", {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
         fmt::format(
@@ -196,7 +196,7 @@ class HfReader {
     config.qk_norm = type_ == "qwen3";
     std::string activation = "silu";
     reader_.word("hidden_act", activation, {"silu"}, "");
-    if (no_more_than_zero("attention_dropout", 0.0) != 0.0)
+    if (probability("attention_dropout", 0.0) != 0.0)
       refuse("attention_dropout", "must be 0: dropout of attention is not built for this kind of model");
     read_window(config);
     read_rope(config);
@@ -222,14 +222,14 @@ class HfReader {
 
   /// One word a layer: they must say what max_window_layers says.
   void check_layer_types(const JsonNode& types, const LlamaConfig& config) {
-    std::int64_t layer = 0;
-    for (const JsonNode& each : types.children) {
-      const bool slides = config.sliding_window > 0 && layer++ >= config.max_window_layers;
+    for (std::size_t layer = 0; layer < types.children.size(); ++layer) {
+      const JsonNode& each = types.children[layer];
+      const bool slides = config.sliding_window > 0 && static_cast<std::int64_t>(layer) >= config.max_window_layers;
       if (each.value.is_string() && each.value.get<std::string>() == (slides ? "sliding_attention" : "full_attention"))
         continue;
       return refuse("layer_types",
                     fmt::format("layer {} is {}, and use_sliding_window and max_window_layers say something else",
-                                layer - (config.sliding_window > 0 ? 1 : 0), describe(each)));
+                                layer, describe(each)));
     }
   }
 

@@ -29,8 +29,9 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 
 namespace {
 
-/// What "llama3" makes of frequencies, as Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its reference code): waves
-/// shorter than positions / high stay, those longer than positions / low are divided by the factor, and between the two it is a mix.
+/// What "llama3" makes of frequencies, as Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its reference
+/// code): waves shorter than positions / high stay, those longer than positions / low are divided by the factor, and
+/// between the two it is a mix.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const LlamaConfig& config) {
   const auto positions = static_cast<double>(config.rope_original_positions);
   const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
@@ -51,7 +52,8 @@ at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& op
 
 bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }
 
-/// [time, time]: true where row i may see column j, the last `window` positions up to its own. Undefined where that is all of them.
+/// [time, time]: true where row i may see column j, the last `window` positions up to its own. Undefined where that is
+/// all of them.
 at::Tensor window_mask(std::int64_t window, std::int64_t time, const at::TensorOptions& options) {
   if (window == 0 || time <= window) return {};
   return at::ones({time, time}, options.dtype(at::kBool)).tril().triu(1 - window);

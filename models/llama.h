@@ -76,8 +76,9 @@ class LlamaBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaBlock);
 
-/// Llama, and what differs from it in a few options: Mistral, Qwen2, Qwen3. Parameters have the names and shapes of Hugging Face's
-/// LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight", ..., "lm_head.weight"), so its checkpoints fit.
+/// Llama, and what differs from it in a few options: Mistral, Qwen2, Qwen3. Parameters have the names and shapes of
+/// Hugging Face's LlamaForCausalLM ("model.layers.0.mlp.up_proj.weight", ..., "lm_head.weight"), so its checkpoints
+/// fit.
 class LlamaImpl final : public LanguageModel {
  public:
   explicit LlamaImpl(const LlamaConfig& config);

@@ -24,8 +24,9 @@ struct GPTConfig {
   bool recompute = false;      ///< blocks keep only their input, and run again in backward
 };
 
-/// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. `"model": "llama"`. Mistral, Qwen2
-/// and Qwen3 are Llama with a sliding window, with biases of queries, keys and values, and with norms of queries and keys.
+/// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. `"model": "llama"`.
+/// Mistral, Qwen2 and Qwen3 are Llama with a sliding window, with biases of queries, keys and values, and with norms of
+/// queries and keys.
 struct LlamaConfig {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;
@@ -42,11 +43,12 @@ struct LlamaConfig {
   bool qkv_bias = false;        ///< of those of queries, keys and values only (Qwen2)
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
-  /// A position sees so many, itself among them (Mistral, arXiv 2310.06825); 0: all before it. In layers from max_window_layers on.
+  /// A position sees so many, itself among them (Mistral, arXiv 2310.06825); 0: all before it. In layers from
+  /// max_window_layers on.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
-  /// How frequencies of rotary embeddings are changed for inputs longer than those of pretraining: "default" (not at all), "linear"
-  /// (all divided by rope_factor) or "llama3" (those of long waves; the other three say which).
+  /// How frequencies of rotary embeddings are changed for inputs longer than those of pretraining: "default" (not at
+  /// all), "linear" (all divided by rope_factor) or "llama3" (those of long waves; the other three say which).
   std::string rope_type = "default";
   double rope_factor = 1.0;
   double rope_low_freq_factor = 1.0;
@@ -62,9 +64,10 @@ struct LlamaConfig {
 /// A language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
 using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 
-/// Reads and checks a model file (docs/models.md), or, where `path` is a folder, the config.json of Hugging Face in it (hf_config.h). On failure the status lists *all* errors with exit code 78: unknown
-/// keys, wrong types, values out of range, sizes that do not divide, more than 1e14 parameters. A file that cannot be
-/// read: 66 missing, 77 no permission, 65 no regular file.
+/// Reads and checks a model file (docs/models.md), or, where `path` is a folder, the config.json of Hugging Face in it
+/// (hf_config.h). On failure the status lists *all* errors with exit code 78: unknown keys, wrong types, values out of
+/// range, sizes that do not divide, more than 1e14 parameters. A file that cannot be read: 66 missing, 77 no
+/// permission, 65 no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
 /// The same for text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");

@@ -25,8 +25,8 @@ struct MatchedTensor {
   bool transposed = false;
 };
 
-/// One for each of `wanted`. 65 where the files do not fit, with every tensor that is missing, superfluous, or of another shape or
-/// type. Floating types fit each other; other types fit themselves.
+/// One for each of `wanted`. 65 where the files do not fit, with every tensor that is missing, superfluous, or of
+/// another shape or type. Floating types fit each other; other types fit themselves.
 absl::StatusOr<std::vector<MatchedTensor>> match_tensors(const TensorFiles& files,
                                                          const std::vector<WantedTensor>& wanted,
                                                          const ImportOptions& options);

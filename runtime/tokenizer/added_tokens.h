@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Tokens that are found in text before it is cut into words, such as "<|endoftext|>": the leftmost, and of those that begin at one place the
-/// longest.
+/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost, and of those that begin at
+/// one place the longest.
 class AddedTokens {
  public:
   void add(std::string content, std::uint32_t id);

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair that was learned earliest
-/// is joined, the leftmost first, until none is left. Immutable; `encode` is thread-safe.
+/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes: a word's bytes are tokens at first, and the pair
+/// that was learned earliest is joined, the leftmost first, until none is left. Immutable; `encode` is thread-safe.
 class BytePairEncoding {
  public:
   using Id = std::uint32_t;

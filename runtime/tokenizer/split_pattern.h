@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// A regular expression that cuts text into words, in the syntax that tokenizer.json has (Oniguruma's) as far as PCRE2 means the same by it:
-/// `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines. What would mean something else (`\w`, `\h`, `\b`,
-/// `&&` in a class) is refused. One thread at a time.
+/// A regular expression that cuts text into words, in the syntax that tokenizer.json has (Oniguruma's) as far as PCRE2
+/// means the same by it: `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines. What
+/// would mean something else (`\w`, `\h`, `\b`, `&&` in a class) is refused. One thread at a time.
 class SplitPattern {
  public:
   /// 65 where PCRE2 does not understand the expression, with the place.
@@ -21,8 +21,8 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
-  /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES: `text` is UTF-8.
-  /// 65 where a match takes too long.
+  /// Calls `piece(part, is_match)` for the matches and for what lies between them, in order; none is empty. REQUIRES:
+  /// `text` is UTF-8. 65 where a match takes too long.
   absl::Status split(std::string_view text, absl::FunctionRef<void(std::string_view, bool)> piece) const;
 
  private:

@@ -26,19 +26,21 @@ struct PieceCutter {
   bool removes_matches = false;  ///< else matches are pieces of their own
 };
 
-/// A tokenizer as `tokenizer.json` of Hugging Face describes it, of the kind "byte-level BPE": that of GPT-2, Llama 3, Qwen and others. Gives the
-/// tokens that the package `tokenizers` gives, with two things said here:
+/// A tokenizer as `tokenizer.json` of Hugging Face describes it, of the kind "byte-level BPE": that of GPT-2, Llama 3,
+/// Qwen and others. Gives the tokens that the package `tokenizers` gives, with two things said here:
 ///
 /// * Text that is not UTF-8 is read as if each bad part were U+FFFD (utf8.h), as Python does with errors="replace".
-/// * Letters and digits that Unicode has since version 15 may be cut otherwise: each library has the tables of its release.
+/// * Letters and digits that Unicode has since version 14 may be cut otherwise: each library has the tables of its
+///   release.
 ///
-/// Steps: added tokens are found; the text between is brought to Unicode's form NFC if the file says so; patterns cut it into words; byte
-/// pairs are joined in each. One thread at a time.
+/// Steps: added tokens are found; the text between is brought to Unicode's form NFC if the file says so; patterns cut
+/// it into words; byte pairs are joined in each. One thread at a time.
 class Tokenizer {
  public:
   using Id = std::uint32_t;
 
-  /// `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 what is damaged, or of a kind that is not built, with the place.
+  /// `path`: a tokenizer.json, or a folder that holds one. Errors: 66, 77; 65 what is damaged, or of a kind that is not
+  /// built, with the place.
   static absl::StatusOr<Tokenizer> read(const std::filesystem::path& path);
   /// The same for text; `name` stands for the file in messages.
   static absl::StatusOr<Tokenizer> parse(std::string_view json, const std::string& name = "tokenizer.json");
@@ -47,12 +49,12 @@ class Tokenizer {
   std::int64_t vocab_size() const { return vocab_size_; }
   std::optional<Id> id_of(const std::string& token) const;
 
-  /// Appends the tokens of a text. `add_special`: with those that the file puts before and behind a text, such as Llama's
-  /// "<|begin_of_text|>". Returns how many parts of the text were no UTF-8. 65 where a pattern takes too long.
+  /// Appends the tokens of a text. `add_special`: with those that the file puts before and behind a text ("[BOS]").
+  /// Returns how many parts of the text were no UTF-8. 65 where a pattern takes too long.
   absl::StatusOr<std::size_t> encode(std::string_view text, bool add_special, std::vector<Id>& ids) const;
 
-  /// The text of tokens, always UTF-8: where they end within a character there is U+FFFD. Ids that are no tokens are left out, and
-  /// special ones with `skip_special`.
+  /// The text of tokens, always UTF-8: where they end within a character there is U+FFFD. Ids that are no tokens are
+  /// left out, and special ones with `skip_special`.
   std::string decode(std::span<const std::int64_t> ids, bool skip_special = true) const;
 
  private:

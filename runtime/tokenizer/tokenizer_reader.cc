@@ -1,4 +1,5 @@
-// tokenizer.json -> Tokenizer. What the file says and a Tokenizer cannot do is refused, since other tokens without a word would be worse.
+// tokenizer.json -> Tokenizer. What the file says and a Tokenizer cannot do is refused, since other tokens without a
+// word would be worse.
 
 #include <fmt/format.h>
 

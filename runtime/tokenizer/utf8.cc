@@ -11,7 +11,8 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 std::uint8_t byte_at(std::string_view text, std::size_t i) { return static_cast<std::uint8_t>(text[i]); }
 
-/// Of the character that begins at text[0]: how many bytes it would have, and how many of them are there and right (Unicode 15, table 3-7).
+/// Of the character that begins at text[0]: how many bytes it would have, and how many of them are there and right
+/// (Unicode 15, table 3-7).
 struct Begun {
   std::size_t wanted = 0;
   std::size_t right = 0;

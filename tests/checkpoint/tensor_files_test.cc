@@ -1,4 +1,5 @@
-// Safetensors files of other programs: what is written is read again, and what is damaged or hostile is refused by name.
+// Safetensors files of other programs: what is written is read again, and what is damaged or hostile is refused by
+// name.
 
 #include "checkpoint/tensor_files.h"
 

@@ -1,5 +1,5 @@
-// Models of `transformers`: read from their folders they compute what they compute there, logits and gradients; and what is exported is what
-// was read, byte for byte.
+// Models of `transformers`: read from their folders they compute what they compute there, logits and gradients; and
+// what is exported is what was read, byte for byte.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Tokens are those of the package `tokenizers`, of text in many scripts and of what is no text; and files that are damaged, hostile or of another
-// kind are refused.
+// Tokens are those of the package `tokenizers`, of text in many scripts and of what is no text; and files that are
+// damaged, hostile or of another kind are refused.
 
 #include "runtime/tokenizer/tokenizer.h"
 

@@ -54,7 +54,7 @@ def some(values, count):
 
 def all_rows():
     rows = [*commands(), *options(), *required(), *numbers(), *worlds(), *launches(), *input_files(), *model_contents(),
-            *strategy_contents(), *data_contents(), *outputs(), *run_directories(), *evaluations(), *samples(),
+            *strategy_contents(), *data_contents(), *outputs(), *run_directories(), *evaluations(), *samples(), *hugging_face(),
             *launcher_variables(), *accepted()]
     names = [row.name for row in rows]
     assert len(set(names)) == len(names), [name for name in names if names.count(name) > 1]
@@ -224,7 +224,10 @@ def of_one_input(option, command):
         yield row("empty", "empty", CORRUPT, ["holds no text"], files=empty)
         yield row("an empty folder", "hollow", CORRUPT, ["holds no text"], prepare=lambda f: (f / "hollow").mkdir())
     else:
-        yield row("a directory", ".", CORRUPT, ["is a directory", "hint:"])
+        if option == "--strategy":
+            yield row("a directory", ".", CORRUPT, ["is a directory", "hint:"])
+        else:  # a folder may be a model of Hugging Face
+            yield row("a directory", ".", MISSING, ["config.json" if option == "--model" else "model.safetensors", "hint:"])
         yield row("empty", "empty", CORRUPT if option == "--weights" else CONFIG, ["empty", "hint:"], files=empty)
         yield row("random bytes", "noise", CORRUPT if option == "--weights" else CONFIG, ["noise", "hint:"],
                   files={"noise": bytes(range(256)) * 8})
@@ -401,6 +404,21 @@ def evaluations():
               files={"tiny": "x" * 20})
     yield Row("--metrics is the held-out data", [*TRAIN, "--eval-data", "held_out", "--metrics", "held_out", "--overwrite"],
               USAGE, ["--eval-data", "same file"])
+
+
+def hugging_face():
+    broken = {"t.json": "{}"}
+    yield Row("train --init-from a pickle", [*TRAIN, "--init-from", "weights.pt"], CORRUPT, ["weights.pt", "scripts/to_safetensors.py"])
+    yield Row("train --init-from nothing", [*TRAIN, "--init-from", "none"], MISSING, ["none", "No such file", "hint:"])
+    yield Row("train --init-from a folder without weights", [*TRAIN, "--init-from", "."], MISSING, ["model.safetensors", "hint:"])
+    yield Row("train --tokenizer that is none", [*TRAIN, "--tokenizer", "t.json"], CORRUPT, ["t.json", "/model"], files=broken)
+    yield Row("train --tokenizer that is missing", [*TRAIN, "--tokenizer", "none.json"], MISSING, ["none.json", "hint:"])
+    yield Row("train --export-hf of a model that is not there", [*TRAIN, "--model", "odd.json", "--export-hf", "out"], CONFIG, ["GPT-2", "bias"],
+              files={"odd.json": json.dumps({**MODEL, "bias": False})}, absent=["out"])
+    yield Row("train --export-hf over the text", [*TRAIN, "--export-hf", "text"], CREATE, ["--export-hf", "text"], keeps=["text"])
+    yield Row("tokenize with what is no tokenizer", ["tokenize", "--tokenizer", "t.json", "--data", "text", "--out", "out"], CORRUPT,
+              ["t.json", "/model"], files=broken, absent=["out.idx", "out.bin"])
+    yield Row("checkpoint export of no checkpoint", ["checkpoint", "export", ".", "out"], MISSING, ["latest"], absent=["out"])
 
 
 def samples():

@@ -1,0 +1,12 @@
+// Says for each file that is named on stdin whether TensorFiles opens it: "ok" or "no". For
+// safetensors_verdicts_test.py.
+
+#include <iostream>
+#include <string>
+
+#include "checkpoint/tensor_files.h"
+
+int main() {
+  for (std::string path; std::getline(std::cin, path);)
+    std::cout << (tessera::TensorFiles::open(path, "check").ok() ? "ok" : "no") << "\n";
+}

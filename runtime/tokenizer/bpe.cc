@@ -37,12 +37,13 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
                       byte));
     result.bytes_[static_cast<std::size_t>(byte)] = id == kNone ? 0 : id;
   }
-  for (const auto& [left, right] : parts.merges) {
+  for (std::uint32_t rank = 0; rank < parts.merges.size(); ++rank) {
+    const auto& [left, right] = parts.merges[rank];
     const Id a = id_of(left), b = id_of(right), joined = id_of(left + right);
     if (a == kNone || b == kNone || joined == kNone)
-      return corrupt(fmt::format("merge {} joins {} and {}, and one of them or the two together are no token",
-                                 result.merges_.size(), quoted_text(left), quoted_text(right)));
-    result.merges_.emplace(key_of(a, b), Merge{static_cast<std::uint32_t>(result.merges_.size()), joined});
+      return corrupt(fmt::format("merge {} joins {} and {}, and one of them or the two together are no token", rank,
+                                 quoted_text(left), quoted_text(right)));
+    result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});  // given twice, the last one counts
   }
   if (parts.ignore_merges)
     for (const auto& [token, id] : parts.tokens) result.words_.emplace(token, id);

@@ -212,6 +212,17 @@ TrafficCounts Engine::traffic() const {
   return counts;
 }
 
+void Engine::enter_forked_process() {
+  State& s = *state_;
+  s.watch.reset();
+  if (!s.residency && !s.plan.input().placement.shared) return;  // private memory, which fork has copied
+  for (auto& unit : s.units) {
+    unit->poison("unit " + unit->name +
+                 " is sharded over ranks, and this process was forked from one: it has no part in their collectives. "
+                 "hint: compute with the model in the training process only");
+  }
+}
+
 std::vector<std::string> Engine::unit_names() const {
   std::vector<std::string> names;
   for (const auto& unit : state_->units) names.push_back(unit->name);

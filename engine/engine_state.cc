@@ -262,6 +262,7 @@ void Engine::State::detach_parameters() {
 void Engine::State::begin_backward() {
   const Span span("checks");
   expect_parameters();
+  hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(log->entries()));
   if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());

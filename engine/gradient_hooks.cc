@@ -1,11 +1,14 @@
 #include "engine/gradient_hooks.h"
 
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "sharding/scalar_type.h"
@@ -51,12 +54,29 @@ std::string text_of_dropped(const std::string& name) {
 
 }  // namespace
 
-struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
-  AfterAccumulation(GradientHooks& hooks, Watched& watched) : hooks(hooks), watched(watched) {}
-  void operator()(const autograd::Variable&) override { hooks.receive(watched); }
+/// Of the node that accumulates, not of the tensor: hooks of the tensor are the program's, and Python's replace all others.
+struct GradientHooks::BeforeAccumulation : autograd::FunctionPreHook {
+  BeforeAccumulation(GradientHooks& hooks, Watched& watched) : hooks(hooks), watched(watched) {}
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    hooks.lift(watched);
+    return gradients;
+  }
 
   GradientHooks& hooks;
   Watched& watched;
+};
+
+struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
+  AfterAccumulation(GradientHooks& hooks, Watched& watched, std::unique_ptr<PostAccumulateGradHook> programs)
+      : hooks(hooks), watched(watched), programs(std::move(programs)) {}
+  void operator()(const autograd::Variable& tensor) override {
+    if (programs) (*programs)(tensor);
+    hooks.receive(watched);
+  }
+
+  GradientHooks& hooks;
+  Watched& watched;
+  std::unique_ptr<PostAccumulateGradHook> programs;  ///< there before; a tensor has one
 };
 
 GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer) : reducer_(reducer) {
@@ -70,8 +90,11 @@ GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Re
       watched.parameter = i;
       const at::Tensor& tensor = group.parameters[i].tensor;
       tensor.mutable_grad().reset();
-      watched.before_hook = tensor.register_hook([this, &watched](const at::Tensor&) { lift(watched); });
-      autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<AfterAccumulation>(*this, watched));
+      hook_before(watched, autograd::impl::grad_accumulator(tensor));
+      auto& hook = autograd::impl::post_acc_grad_hooks(tensor);
+      auto after = std::make_unique<AfterAccumulation>(*this, watched, std::move(hook));
+      watched.after = after.get();
+      autograd::impl::set_post_acc_grad_hooks(tensor, std::move(after));
     }
   });
 }
@@ -79,11 +102,24 @@ GradientHooks::GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Re
 GradientHooks::~GradientHooks() {
   for (Watched& watched : watched_) {
     const at::Tensor& tensor = watched.flat().tensor;
-    autograd::impl::set_post_acc_grad_hooks(tensor, nullptr);
-    tensor.remove_hook(watched.before_hook);
+    auto& after = autograd::impl::post_acc_grad_hooks(tensor);
+    if (after.get() == watched.after) after = std::move(static_cast<AfterAccumulation&>(*after).programs);
+    unhook_before(watched);
     at::Tensor& gradient = tensor.mutable_grad();
     if (watched.is_stand_in(gradient)) gradient.reset();
   }
+}
+
+void GradientHooks::hook_before(Watched& watched, std::shared_ptr<autograd::Node> accumulator) {
+  auto before = std::make_unique<BeforeAccumulation>(*this, watched);
+  watched.before = before.get();
+  watched.accumulator = std::move(accumulator);
+  watched.accumulator->add_pre_hook(std::move(before));
+}
+
+void GradientHooks::unhook_before(Watched& watched) {
+  std::erase_if(watched.accumulator->pre_hooks(),
+                [&](const std::unique_ptr<autograd::FunctionPreHook>& hook) { return hook.get() == watched.before; });
 }
 
 GradientHooks::Taking::Taking(GradientHooks& hooks, at::Tensor factor) : hooks_(hooks) {
@@ -109,6 +145,7 @@ void GradientHooks::receive(Watched& watched) {
   at::Tensor& gradient = watched.flat().tensor.mutable_grad();
   watched.is_lifted = false;
   if (taking_) {
+    if (!gradient.defined()) throw_taken_away(watched);
     if (factor_.defined()) {
       const Unrecorded unrecorded;
       gradient.mul_(factor_);
@@ -139,6 +176,33 @@ void GradientHooks::warn_of_foreign_backward(const Watched& watched) {
   log_warning("a backward that is not the Engine's made a gradient of " + watched.flat().name +
               "; such gradients are dropped and train nothing. hint: call engine.backward(loss) in place of "
               "loss.backward(); to train several Engines with one loss, call tessera::backward(loss, {&a, &b})");
+}
+
+void GradientHooks::throw_taken_away(const Watched& watched) {
+  throw Error(
+      ExitCode::kUsage,
+      "the gradient of " + watched.flat().name +
+          " was cleared by a post-accumulate hook of the program, before the ranks had added it up. hint: for "
+          "updates in backward set \"optimizer\": {\"in_backward\": true} in the strategy in place of the hook");
+}
+
+void GradientHooks::follow() {
+  for (Watched& watched : watched_) {
+    const at::Tensor& tensor = watched.flat().tensor;
+    if (autograd::impl::post_acc_grad_hooks(tensor).get() != watched.after) throw_replaced_hook(watched);
+    // A tensor that was given data of another dtype accumulates through another node.
+    std::shared_ptr<autograd::Node> accumulator = autograd::impl::try_get_grad_accumulator(tensor);
+    if (!accumulator || accumulator == watched.accumulator) continue;
+    unhook_before(watched);
+    hook_before(watched, std::move(accumulator));
+  }
+}
+
+void GradientHooks::throw_replaced_hook(const Watched& watched) {
+  throw Error(ExitCode::kUsage,
+              "a post-accumulate hook was registered on " + watched.flat().name +
+                  " after the Engine was made, which takes the place of the Engine's own: its gradients would train "
+                  "nothing. hint: register it before the Engine is made");
 }
 
 void GradientHooks::expect_untouched() const {

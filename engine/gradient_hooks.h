@@ -9,6 +9,12 @@
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
 
+namespace torch::autograd {
+struct FunctionPreHook;
+struct Node;
+struct PostAccumulateGradHook;
+}  // namespace torch::autograd
+
 namespace tessera {
 
 /// While it lives, the gradients of trainable parameters are the Engine's: what the Engine's own backward makes goes to the
@@ -18,6 +24,9 @@ namespace tessera {
 /// whether there is a gradient sees what it would see in plain LibTorch; code that reads or writes it (a torch::optim
 /// step, clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in
 /// away, so that a further backward does not add to it.
+///
+/// Hooks of the program keep their meaning: those of a tensor change its gradient before it is accumulated; a
+/// post-accumulate hook, of which a tensor has one, runs before the Engine's and sees this rank's own gradient.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer);
@@ -41,14 +50,22 @@ class GradientHooks {
   /// cleared or replaced: plain LibTorch would train with what the program left there.
   void expect_untouched() const;
 
+  /// Before a backward: follows parameters to the nodes that accumulate their gradients now. Throws tessera::Error (64), naming
+  /// the first parameter whose post-accumulate hook the program has replaced.
+  void follow();
+
   /// The step is over, or its microbatches are dropped: no gradient counts any more.
   void begin_step();
 
  private:
+  struct BeforeAccumulation;
+  struct AfterAccumulation;
   struct Watched {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;
-    unsigned before_hook = 0;
+    std::shared_ptr<torch::autograd::Node> accumulator;  ///< held, since a tensor holds it weakly
+    const torch::autograd::FunctionPreHook* before = nullptr;
+    const torch::autograd::PostAccumulateGradHook* after = nullptr;
     bool counts = false;        ///< the Engine's backward has made a gradient since the last step
     bool is_lifted = false;     ///< the stand-in was taken away for a backward that has not reached accumulation yet
     at::Tensor taken, dropped;  ///< stand-ins, made when they are first needed
@@ -58,10 +75,13 @@ class GradientHooks {
       return gradient.defined() && (gradient.is_same(taken) || gradient.is_same(dropped));
     }
   };
-  struct AfterAccumulation;
 
   void lift(Watched& watched);
   void receive(Watched& watched);
+  void hook_before(Watched& watched, std::shared_ptr<torch::autograd::Node> accumulator);
+  static void unhook_before(Watched& watched);
+  [[noreturn]] static void throw_replaced_hook(const Watched& watched);
+  [[noreturn]] static void throw_taken_away(const Watched& watched);
   void warn_of_foreign_backward(const Watched& watched);
 
   Reducer& reducer_;

@@ -73,13 +73,13 @@ std::string with_hint(const absl::Status& status) {
   return message + between + hint_for(exit_code_of(status));
 }
 
-void write_error_file(const std::string& message) {
+void write_error_file(const std::string& message, const std::string& call_stack) {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (!path || !*path) return;
   const nlohmann::json words = {
       {"message",
        {{"message", message},
-        {"extraInfo", {{"py_callstack", "none: a C++ program"}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+        {"extraInfo", {{"py_callstack", call_stack}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
   std::ofstream(path, std::ios::trunc) << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 

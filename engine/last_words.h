@@ -19,6 +19,6 @@ std::string with_hint(const absl::Status& status);
 ///     {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}}}
 ///
 /// Nothing happens if $TORCHELASTIC_ERROR_FILE is not set, or cannot be written: there is an error to report already.
-void write_error_file(const std::string& message);
+void write_error_file(const std::string& message, const std::string& call_stack);
 
 }  // namespace tessera

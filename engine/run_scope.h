@@ -1,18 +1,30 @@
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <optional>
 #include <string>
 
+#include "tessera/exit_code.h"
 #include "tessera/mesh.h"
 
 namespace tessera {
 
-/// What `tessera::run` knows while its body runs on this thread: the mesh to tell of an exception.
+/// What a program's outermost call knows of its job (`tessera::run`, the Python package): the mesh to tell of an exception,
+/// and how the process ends. `init` fills in the mesh of the scope of its thread.
 struct RunScope {
   RunScope() { current = this; }
   ~RunScope() { current = nullptr; }
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
+
+  /// Ranks leave together, so that none looks lost to the others: the one that serves the store, or still writes a file.
+  /// Where the mesh has ended with an error that the program dealt with, there is nobody to wait for. Throws tessera::Error.
+  void leave_together() const;
+
+  /// An exception ends this rank: tells the other ranks `reason`, writes the error file and the log, and returns the exit
+  /// code. An earlier reason of the mesh goes before. `call_stack`: of another language, for the error file.
+  ExitCode end_with(absl::Status reason, const std::string& call_stack = "none: a C++ program") const;
 
   static inline thread_local RunScope* current = nullptr;
   std::optional<Mesh> mesh;

@@ -210,6 +210,11 @@ class Engine {
   TrafficCounts traffic() const;
   std::int64_t steps_applied() const;
   double loss_scale() const;
+
+  /// For a process that was forked from this rank, such as a worker of a data loader: parameters that ranks share or gather
+  /// refuse access there, since it takes no part in collectives. Call it there first, nothing else, and never destroy this copy
+  /// of the Engine. The rank itself goes on untouched.
+  void enter_forked_process();
   /// Paths of the units, the root first.
   std::vector<std::string> unit_names() const;
 

@@ -12,7 +12,7 @@ import re
 import sys
 
 PAGES = ["README.md", "docs/*.md", "*/README.md", "*/*/README.md"]
-CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "runtime", "scripts",
+CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "scripts",
         "sharding", "tests"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
 # A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.

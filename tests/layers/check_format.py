@@ -7,7 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "runtime", "sharding", "tests"]
+FOLDERS = ["app", "benchmarks", "checkpoint", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "sharding",
+           "tests"]
 # Declarations that stand in for another project's headers, where the order of includes matters.
 EXCEPT = ["runtime/comm/c10d/gloo_stubs", "runtime/comm/c10d/gloo_transport.cc", "tests/support/cuda_on_host.h"]
 

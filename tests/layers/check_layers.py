@@ -67,6 +67,7 @@ ALLOWED = {
                                   "benchmarks/native", "include/tessera"],
     "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
             "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
+    "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",

@@ -1,0 +1,26 @@
+#include "engine/run_scope.h"
+
+#include "engine/last_words.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+
+namespace tessera {
+
+void RunScope::leave_together() const {
+  if (!mesh || !groups_of(*mesh).status().ok()) return;
+  throw_if_error(value_or_throw(groups_of(*mesh).user_group())->barrier("the end of the program").wait());
+}
+
+ExitCode RunScope::end_with(absl::Status reason, const std::string& call_stack) const {
+  if (mesh) {
+    groups_of(*mesh).abort(reason);
+    reason = groups_of(*mesh).status();  // an earlier reason, if there was one
+  }
+  const std::string message = with_hint(reason);
+  write_error_file(message, call_stack);
+  log_error(message);
+  return exit_code_of(reason);
+}
+
+}  // namespace tessera

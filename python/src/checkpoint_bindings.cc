@@ -1,0 +1,42 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "python/src/bindings.h"
+#include "tessera/checkpoint.h"
+#include "tessera/weights.h"
+
+namespace tessera::python {
+namespace {
+
+using Released = py::call_guard<py::gil_scoped_release>;
+
+std::string save(Engine& engine, const std::string& folder, std::map<std::string, at::Tensor> tensors,
+                 std::map<std::string, std::string> json, std::int64_t keep) {
+  return save_checkpoint(engine, folder, {.tensors = std::move(tensors), .json = std::move(json), .data = {}}, {keep});
+}
+
+}  // namespace
+
+void bind_checkpoints(py::module_& module) {
+  py::class_<LoadedCheckpoint>(module, "LoadedCheckpoint", py::module_local())
+      .def_readonly("path", &LoadedCheckpoint::path)
+      .def_readonly("step", &LoadedCheckpoint::step)
+      .def_readonly("inexact", &LoadedCheckpoint::inexact)
+      .def_property_readonly("tensors", [](const LoadedCheckpoint& loaded) { return loaded.items.tensors; })
+      .def_property_readonly("json", [](const LoadedCheckpoint& loaded) { return loaded.items.json; });
+  module.def("save_checkpoint", &save, Released());
+  module.def(
+      "load_checkpoint", [](Engine& engine, const std::string& path) { return load_checkpoint(engine, path); },
+      Released());
+  module.def(
+      "save_weights",
+      [](Engine& engine, const std::string& path, bool replace) {
+        save_weights(engine, path, replace ? Existing::kReplaced : Existing::kKept);
+      },
+      Released());
+}
+
+}  // namespace tessera::python

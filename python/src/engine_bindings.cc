@@ -1,0 +1,306 @@
+#include <torch/csrc/utils/pybind.h>
+#include <torch/nn/module.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/bindings.h"
+#include "python/src/job.h"
+#include "tessera/deferred_init.h"
+#include "tessera/engine.h"
+#include "tessera/error.h"
+
+namespace tessera::python {
+namespace {
+
+using Released = py::call_guard<py::gil_scoped_release>;
+
+/// The C++ side of a Python module: its class name, its parameters and buffers, its children. It has no forward. It shares the
+/// TensorImpls of the Python parameters, so what an Engine does to its parameters the Python module sees, and the other way
+/// round; and parameters are gathered because operators touch them, whichever language calls these.
+class Mirror : public torch::nn::Module {
+ public:
+  using torch::nn::Module::Module;
+};
+
+void bind_mirror(py::module_& module) {
+  py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror", py::module_local())
+      .def(py::init<std::string>())
+      .def("add_parameter",
+           [](Mirror& mirror, const std::string& name, const at::Tensor& tensor) {
+             mirror.register_parameter(name, tensor, tensor.requires_grad());
+           })
+      .def("add_buffer", [](Mirror& mirror, const std::string& name,
+                            const at::Tensor& tensor) { mirror.register_buffer(name, tensor); })
+      .def("add_child", [](Mirror& mirror, const std::string& name, const std::shared_ptr<Mirror>& child) {
+        mirror.register_module(name, child);
+      });
+}
+
+py::dict dict_of(const MemoryUse& use) {
+  py::dict result;
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    result[py::str(name_of(category))] = use[category];
+  }
+  return result;
+}
+
+void bind_results(py::module_& module) {
+  py::class_<StepResult>(module, "StepResult", py::module_local())
+      .def_readonly("step", &StepResult::step)
+      .def_readonly("loss", &StepResult::loss)
+      .def_readonly("grad_norm", &StepResult::grad_norm)
+      .def_readonly("lr", &StepResult::lr)
+      .def_readonly("overflow", &StepResult::overflow)
+      .def_readonly("loss_scale", &StepResult::loss_scale)
+      .def_readonly("tokens", &StepResult::tokens)
+      .def_readonly("seconds", &StepResult::seconds)
+      .def_readonly("communication_seconds", &StepResult::communication_seconds)
+      .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
+      .def_property_readonly("planned", [](const StepResult& result) { return dict_of(result.planned); })
+      .def_property_readonly("allocated", [](const StepResult& result) { return dict_of(result.allocated); })
+      .def("is_known", &StepResult::is_known)
+      .def("wait", &StepResult::wait, Released());
+  py::class_<PlannedMemory>(module, "PlannedMemory", py::module_local())
+      .def_property_readonly("use", [](const PlannedMemory& plan) { return dict_of(plan.use); })
+      .def_property_readonly("total", [](const PlannedMemory& plan) { return plan.use.total(); })
+      .def_property_readonly("disk_bytes", [](const PlannedMemory& plan) { return plan.disk.bytes; })
+      .def_readonly("table", &PlannedMemory::table)
+      .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
+}
+
+/// A copy of an Engine that a fork has made is never destroyed: the rank's own is still at work.
+void destroy(Engine* engine, pid_t owner) {
+  if (owner != getpid()) return;
+  const py::gil_scoped_release released;
+  delete engine;
+}
+
+EnginePointer make_engine(const std::shared_ptr<Mirror>& mirror, const Strategy& strategy) {
+  const pid_t owner = getpid();
+  Engine* engine = nullptr;
+  {
+    const py::gil_scoped_release released;
+    engine = new Engine(mirror, strategy, Job::join(strategy));
+  }
+  return {engine, [owner](Engine* pointer) { destroy(pointer, owner); }};
+}
+
+void expect_own_process() {
+  if (!Job::is_forked()) return;
+  throw Error(ExitCode::kUsage,
+              "an Engine was used in a process that was forked from its rank. hint: train in the process that made it; "
+              "workers of a DataLoader only load data");
+}
+
+/// Drops a guard as if an exception passed by: nothing is written back, and the other ranks are not waited for.
+template <class Guard>
+void abandon(std::unique_ptr<Guard> guard) {
+  struct Leaving {};
+  try {
+    const std::unique_ptr<Guard> passed = std::move(guard);
+    throw Leaving{};
+  } catch (const Leaving&) {
+  }
+}
+
+/// A Gathered or an EmaWeights, for a `with` statement. It keeps the Engine.
+template <class Guard>
+class Guarding {
+ public:
+  template <class... Arguments>
+  explicit Guarding(EnginePointer engine, const Arguments&... arguments)
+      : engine_(std::move(engine)), guard_(std::make_unique<Guard>(*engine_, arguments...)) {}
+  ~Guarding() {
+    if (guard_ && !Job::is_forked()) abandon(std::move(guard_));
+    [[maybe_unused]] const auto* leaked = guard_.release();
+  }
+  Guarding(const Guarding&) = delete;
+  Guarding& operator=(const Guarding&) = delete;
+
+  void close() {
+    if (const std::unique_ptr<Guard> guard = std::move(guard_)) guard->close();
+  }
+  void drop() {
+    if (guard_) abandon(std::move(guard_));
+  }
+
+ private:
+  EnginePointer engine_;
+  std::unique_ptr<Guard> guard_;
+};
+
+template <class Guard>
+void bind_guard(py::module_& module, const char* name) {
+  py::class_<Guarding<Guard>>(module, name, py::module_local())
+      .def("close", &Guarding<Guard>::close, Released())
+      .def("drop", &Guarding<Guard>::drop, Released());
+}
+
+/// The batches of a Python iterator as a C++ range, for Engine::evaluate. A batch is held so that it can be copied and dropped
+/// without the GIL.
+class Batches {
+ public:
+  using Batch = std::shared_ptr<py::object>;
+  struct End {};
+  class Iterator {
+   public:
+    explicit Iterator(py::iterator* source) : source_(source) { fetch(); }
+    const Batch& operator*() const { return batch_; }
+    Iterator& operator++() {
+      fetch();
+      return *this;
+    }
+    bool operator!=(End) const { return batch_ != nullptr; }
+
+   private:
+    void fetch() {
+      const py::gil_scoped_acquire gil;
+      PyObject* const next = PyIter_Next(source_->ptr());
+      if (!next && PyErr_Occurred()) throw py::error_already_set();
+      batch_ = next ? hold(py::reinterpret_steal<py::object>(next)) : nullptr;
+    }
+    static Batch hold(py::object object) {
+      return {new py::object(std::move(object)), [](py::object* held) {
+                const py::gil_scoped_acquire gil;
+                delete held;
+              }};
+    }
+    py::iterator* source_;
+    Batch batch_;
+  };
+
+  explicit Batches(py::iterator source) : source_(std::move(source)) {}
+  Iterator begin() { return Iterator(&source_); }
+  static End end() { return {}; }
+
+ private:
+  py::iterator source_;
+};
+
+std::pair<double, std::int64_t> evaluate(Engine& engine, const py::iterable& loader, const py::function& loss_of) {
+  expect_own_process();
+  Batches batches(py::iter(loader));
+  const py::gil_scoped_release released;
+  const Engine::Evaluation found = engine.evaluate(batches, [&](const Batches::Batch& batch) {
+    const py::gil_scoped_acquire gil;
+    return loss_of(*batch).cast<at::Tensor>();
+  });
+  return {found.loss, found.batches};
+}
+
+void backward_of(const at::Tensor& loss, const std::vector<EnginePointer>& engines, std::int64_t tokens,
+                 std::int64_t samples, bool retain_graph) {
+  expect_own_process();
+  std::vector<Engine*> pointers;
+  for (const EnginePointer& engine : engines) pointers.push_back(engine.get());
+  const py::gil_scoped_release released;
+  backward(loss, pointers, {tokens, samples, retain_graph});
+}
+
+Gathered::Mode mode_of(const std::string& name) {
+  if (name == "write") return Gathered::kWrite;
+  return name == "ema" ? Gathered::kEma : Gathered::kRead;
+}
+
+py::dict dict_of(const TrafficCounts& counts) {
+  py::dict result;
+  result["gathers"] = counts.gathers;
+  result["gathered_bytes"] = counts.gathered_bytes;
+  result["prefetched_gathers"] = counts.prefetched_gathers;
+  result["reductions"] = counts.reductions;
+  result["reduced_bytes"] = counts.reduced_bytes;
+  result["overflow_slots"] = counts.overflow_slots;
+  result["overflow_buckets"] = counts.overflow_buckets;
+  result["gather_seconds"] = counts.gather_seconds;
+  result["reduction_seconds"] = counts.reduction_seconds;
+  result["disk_bytes_read"] = counts.disk_bytes_read;
+  result["disk_bytes_written"] = counts.disk_bytes_written;
+  result["disk_wait_seconds"] = counts.disk_wait_seconds;
+  return result;
+}
+
+/// The scope of `with tessera.deferred_init():`, which ends on the thread that began it.
+class Deferring {
+ public:
+  Deferring() { scope_.emplace(); }
+  void end() { scope_.reset(); }
+
+ private:
+  std::optional<DeferredInitScope> scope_;
+};
+
+PlannedMemory plan_of(const std::shared_ptr<Mirror>& mirror, const Strategy& strategy, int world_size, int hosts) {
+  if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
+    throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
+                                      std::to_string(hosts) + " hosts evenly");
+  }
+  Topology topology;
+  topology.world_size = world_size;
+  topology.local_world_size = world_size / hosts;
+  topology.launcher = "plan";
+  return plan_memory(*mirror, strategy, topology);
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  bind_mirror(module);
+  bind_results(module);
+  bind_guard<Gathered>(module, "Gathered");
+  bind_guard<EmaWeights>(module, "EmaWeights");
+
+  py::class_<Engine, EnginePointer>(module, "Engine", py::module_local())
+      .def(py::init(&make_engine))
+      .def("step",
+           [](Engine& engine) {
+             expect_own_process();
+             const py::gil_scoped_release released;
+             return engine.step();
+           })
+      .def("evaluate", &evaluate)
+      .def("zero_grad", &Engine::zero_grad, Released())
+      .def("set_trainable", &Engine::set_trainable, Released())
+      .def("set_lr", py::overload_cast<double>(&Engine::set_lr))
+      .def("set_lr", [](Engine& engine, double lr, const std::string& group) { engine.set_lr(group, lr); })
+      .def("lr", py::overload_cast<>(&Engine::lr, py::const_), Released())
+      .def("lr", py::overload_cast<const std::string&>(&Engine::lr, py::const_), Released())
+      .def("step_is_due", &Engine::step_is_due)
+      .def("device", &Engine::device)
+      .def("strategy", [](const Engine& engine) { return engine.strategy().to_json(); })
+      .def("plan", &Engine::plan)
+      .def("allocated", [](const Engine& engine) { return dict_of(engine.allocated()); })
+      .def("traffic", [](const Engine& engine) { return dict_of(engine.traffic()); })
+      .def("steps_applied", &Engine::steps_applied, Released())
+      .def("loss_scale", &Engine::loss_scale, Released())
+      .def("unit_names", &Engine::unit_names)
+      .def("enter_forked_process", &Engine::enter_forked_process)
+      .def("gathered",
+           [](const EnginePointer& engine, const std::string& mode) {
+             expect_own_process();
+             const py::gil_scoped_release released;
+             return std::make_unique<Guarding<Gathered>>(engine, mode_of(mode));
+           })
+      .def("gathered",
+           [](const EnginePointer& engine, const std::string& mode, const std::vector<at::Tensor>& parameters) {
+             expect_own_process();
+             const py::gil_scoped_release released;
+             return std::make_unique<Guarding<Gathered>>(engine, parameters, mode_of(mode));
+           })
+      .def("ema_weights", [](const EnginePointer& engine) {
+        expect_own_process();
+        const py::gil_scoped_release released;
+        return std::make_unique<Guarding<EmaWeights>>(engine);
+      });
+  module.def("backward", &backward_of);
+  module.def("plan", &plan_of);
+  py::class_<Deferring>(module, "Deferring", py::module_local()).def(py::init<>()).def("end", &Deferring::end);
+  module.def("is_deferred", &is_deferred);
+}
+
+}  // namespace tessera::python

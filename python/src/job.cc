@@ -1,0 +1,75 @@
+#include "python/src/job.h"
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "engine/run_scope.h"
+#include "runtime/base/status.h"
+#include "tessera/error.h"
+#include "tessera/init.h"
+
+namespace tessera::python {
+namespace {
+
+struct Place {
+  RunScope scope;
+  pid_t pid = getpid();
+};
+/// Never destroyed by the C++ runtime: `forget` does it while Python still runs, or nobody does.
+Place* place = nullptr;
+
+int exit_code = 0;
+pid_t exiting = 0;
+
+}  // namespace
+
+bool Job::is_joined() { return place && place->scope.mesh; }
+bool Job::is_forked() { return place && place->pid != getpid(); }
+
+const Mesh& Job::join(const Strategy& strategy) {
+  if (is_forked()) {
+    throw Error(
+        ExitCode::kUsage,
+        "this process was forked from a rank, and takes no part in what ranks do together. hint: call Tessera in "
+        "the training process only, not in a worker of a DataLoader");
+  }
+  if (!place) place = new Place;
+  if (!place->scope.mesh) {
+    const Mesh mesh = init(strategy);
+    place->scope.mesh = mesh;  // where another thread made the scope, init could not see it
+  }
+  return *place->scope.mesh;
+}
+
+int Job::fail(int code, const std::string& message, const std::string& call_stack) {
+  if (!is_joined() || is_forked()) return code;
+  const auto reason = make_error(static_cast<ExitCode>(code), message);
+  return static_cast<int>(place->scope.end_with(reason, call_stack));
+}
+
+void Job::leave() {
+  if (is_joined() && !is_forked()) place->scope.leave_together();
+}
+
+void Job::forget() {
+  if (!place || is_forked()) return;
+  delete place;
+  place = nullptr;
+}
+
+void set_exit_code(int code) {
+  // Whatever Python ends with, launchers are to see why. The interpreter has written its streams and is gone by then.
+  const auto end = [] {
+    if (exit_code == 0 || exiting != getpid()) return;
+    std::fflush(nullptr);
+    _exit(exit_code);
+  };
+  if (exiting == 0) Py_AtExit(end);
+  exit_code = code;
+  exiting = getpid();
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,30 @@
+"""Trains PyTorch modules, as they are, with parameters, gradients and optimizer state sharded over ranks.
+
+    engine = tessera.Engine(model, "strategy.json")   # or a dict
+    engine.backward(loss)                             # in place of loss.backward()
+    result = engine.step()                            # in place of clipping, optimizer.step() and scheduler.step()
+
+Started with `tessera launch -n 2 -- python train.py`, torchrun, srun or mpirun it is many ranks; started alone, one. The runtime is
+the C++ library of the same name; docs/strategy.md lists every key of a strategy.
+"""
+
+import torch  # noqa: F401  loads LibTorch, which the extension needs
+
+from tessera._same_torch import expect_one_torch, expect_same_torch
+
+expect_same_torch()
+
+from tessera import _native  # noqa: E402
+from tessera._collectives import all_gather, all_reduce, barrier, broadcast, mean_over_ranks  # noqa: E402
+from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, plan  # noqa: E402
+from tessera._error import Error  # noqa: E402
+from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
+
+expect_one_torch()
+
+StepResult = _native.StepResult
+PlannedMemory = _native.PlannedMemory
+
+__all__ = ["Engine", "Error", "Evaluation", "LoadedCheckpoint", "PlannedMemory", "StepResult", "all_gather", "all_reduce", "backward",
+           "barrier", "broadcast", "deferred_init", "init", "local_rank", "mean_over_ranks", "plan", "rank", "seed_for_rank",
+           "world_size"]

@@ -1,0 +1,308 @@
+"""The Engine: training of one module under a strategy."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from tessera import _native
+from tessera._error import Error
+from tessera._job import closing, join, rank, read_strategy
+from tessera._mirror import mirror_of
+
+Strategy = str | os.PathLike | Mapping
+
+# Counts parameters and modules that were registered anywhere, so that an Engine looks at its module again only after that.
+_registrations = 0
+
+
+def _count_registration(*_) -> None:
+    global _registrations
+    _registrations += 1
+
+
+torch_module.register_module_parameter_registration_hook(_count_registration)
+torch_module.register_module_module_registration_hook(_count_registration)
+
+
+class Evaluation(NamedTuple):
+    """What `Engine.evaluate` found."""
+
+    loss: float
+    """mean over all batches of all ranks"""
+    batches: int
+    """on all ranks"""
+
+
+class Engine:
+    """Trains a module under a strategy.
+
+        engine = tessera.Engine(model, "strategy.json")
+        loss = model(input, target)      # the model's own forward, anywhere, in any way
+        engine.backward(loss)
+        result = engine.step()
+
+    Making one is collective: all ranks make it with equal modules and strategies. It joins the job if nobody did, gives every rank
+    rank 0's values of parameters and buffers, and shards them. Parameters keep their identity. From then on operators gather
+    what they touch; code that takes a parameter's memory without an operator (numpy(), data_ptr(), torch.save) needs `gathered`.
+    `.grad` is taken by the Engine as soon as it is made; a parameter's dtype is mixed_precision.param.
+
+    Hooks of the program on tensors and modules run as ever; a post-accumulate hook sees this rank's own gradient, and must be
+    registered before the Engine is made. Errors are `Error`; after one from here, `backward` or a gather the job is ended on all
+    ranks, but for exit code 64: a call out of turn, and nothing has happened.
+
+    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives, and have no part in it.
+    """
+
+    def __init__(self, model: torch.nn.Module, strategy: Strategy) -> None:
+        strategy = read_strategy(strategy)
+        mirror = mirror_of(model)
+        join(strategy)
+        self.model = model
+        self._native: _native.Engine | None = _native.Engine(mirror, strategy)
+        self._parameters = set(model.parameters())
+        self._registrations = _registrations
+        closing.add(self)
+
+    def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False) -> None:
+        """Backward of one microbatch. `loss` is a scalar, the mean over this rank's microbatch.
+
+        Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. `tokens` is for
+        StepResult.tokens_per_second, `samples` for lr_schedule.base_batch_size. With `retain_graph` the microbatch has more losses,
+        which add up.
+        """
+        backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph)
+
+    def step(self) -> _native.StepResult:
+        """After `gradient_accumulation` calls of backward: agrees with the other ranks on norm and overflow, clips, updates."""
+        return self._live().step()
+
+    def step_is_due(self) -> bool:
+        """Whether the next call is `step`, since all microbatches of a step are there."""
+        return self._live().step_is_due()
+
+    def zero_grad(self) -> None:
+        """Drops the microbatches begun since the last step. All ranks call it at the same place."""
+        self._live().zero_grad()
+
+    def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
+        """`with engine.gathered():` parameters have their full values in memory on every rank; of `parameters`, those in their
+        units only. With `write`, rank 0's values become everybody's at the end. With `ema`, parameters are their averages.
+
+        Collective. An exception that leaves the block is not waited for by the other ranks: nothing is written back.
+        """
+        if write and ema:
+            raise Error("gathered: write and ema exclude each other, since averages are not what is trained")
+        mode = "write" if write else "ema" if ema else "read"
+        arguments = (mode,) if parameters is None else (mode, list(parameters))
+        return Guard(lambda: self._live().gathered(*arguments))
+
+    def ema_weights(self) -> "Guard":
+        """`with engine.ema_weights():` parameters are the averages of their weights ("ema" in the strategy), still sharded."""
+        return Guard(lambda: self._live().ema_weights())
+
+    def evaluate(self, loader: Iterable, loss_of: Callable[[Any], torch.Tensor]) -> Evaluation:
+        """The mean of `loss_of(batch)` over the batches of all ranks, without gradients.
+
+        Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective.
+        """
+        return Evaluation(*self._live().evaluate(loader, loss_of))
+
+    def set_lr(self, lr: float, group: str | None = None) -> None:
+        """The learning rate from the next step on, with lr_schedule.type "manual": everybody's, or that of one group."""
+        self._live().set_lr(lr, *(() if group is None else (group,)))
+
+    def lr(self, group: str | None = None) -> float:
+        """The learning rate of the next step."""
+        return self._live().lr(*(() if group is None else (group,)))
+
+    def set_trainable(self, pattern: str, trainable: bool) -> None:
+        """Makes the parameters whose name matches `pattern` (`*`, `?`) trainable or frozen. Collective, between steps."""
+        self._live().set_trainable(pattern, trainable)
+
+    def state_dict(self) -> dict[str, Any]:
+        """On rank 0 what `model.state_dict()` would be without Tessera, in memory of its own; {} on the others. Collective.
+
+        Parameters are in their compute dtype. One unit is gathered at a time. `save_weights` needs no memory for a whole model.
+        """
+        engine = self._live()
+        values = self.model.state_dict(keep_vars=True)
+        units = engine.unit_names()
+        by_unit: dict[str, list[torch.Tensor]] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value in self._parameters:
+                unit = max((unit for unit in units if name.startswith(unit + ".")), key=len, default="")
+                by_unit.setdefault(unit, []).append(value)
+        full: dict[torch.Tensor, torch.Tensor] = {}
+        for unit in by_unit.values():
+            with self.gathered(parameters=unit):
+                if rank() == 0:
+                    full.update((each, each.detach().cpu().clone()) for each in unit if each not in full)
+        if rank() != 0:
+            return {}
+        return {name: full[value] if isinstance(value, torch.Tensor) and value in full
+                else value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+                for name, value in values.items()}
+
+    def save_weights(self, path: str | os.PathLike, *, replace: bool = True) -> None:
+        """Writes full parameters and buffers as torch.save does, unit by unit; `torch.load(path, weights_only=True)` reads it.
+
+        Collective. Raises Error on all ranks where rank 0 cannot write (73, 74, 77), or where the file is there and not to be replaced (73).
+        """
+        _native.save_weights(self._live(), os.fspath(path), replace)
+
+    def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
+                        json: Mapping[str, Any] | None = None, keep: int = 0) -> str:
+        """Writes all that training goes on from to a new folder in `folder`, whose path it returns; `folder`/latest names it.
+
+        `tensors` and `json` (values that the json module writes) are rank 0's, and come back from `load_checkpoint`. Of the checkpoints in the
+        folder the last `keep` stay; 0: all. Collective, between steps. Python's and numpy's generators are not in it.
+        """
+        texts = {name: _dump(name, value) for name, value in (json or {}).items()}
+        return _native.save_checkpoint(self._live(), os.fspath(folder), dict(tensors or {}), texts, keep)
+
+    def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
+        """Gives the Engine all that a checkpoint holds, at any number of ranks and under any strategy. Collective."""
+        return LoadedCheckpoint(_native.load_checkpoint(self._live(), os.fspath(path)))
+
+    def close(self) -> None:
+        """Ends the Engine. Replicated parameters keep their values, sharded ones wait for the next Engine over the module.
+
+        Needed where the next Engine is made while this one is still referred to, as in a notebook.
+        """
+        self._native = None
+
+    @property
+    def strategy(self) -> dict[str, Any]:
+        """The resolved strategy, every key present."""
+        return json.loads(self._live().strategy())
+
+    @property
+    def device(self) -> torch.device:
+        """Where parameters are, and inputs must be."""
+        return self._live().device()
+
+    @property
+    def plan(self) -> _native.PlannedMemory:
+        """The memory plan: `use` (bytes by category), `total`, `table`."""
+        return self._live().plan()
+
+    @property
+    def allocated(self) -> dict[str, int]:
+        """Bytes in use now, by category."""
+        return self._live().allocated()
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Collectives begun by this rank since the Engine was made."""
+        return self._live().traffic()
+
+    @property
+    def steps_applied(self) -> int:
+        return self._live().steps_applied()
+
+    @property
+    def loss_scale(self) -> float:
+        return self._live().loss_scale()
+
+    @property
+    def unit_names(self) -> list[str]:
+        """Paths of the units, the root first."""
+        return self._live().unit_names()
+
+    def enter_forked_process(self) -> None:
+        """Called by itself in a process that is forked from this one."""
+        if self._native is not None:
+            self._native.enter_forked_process()
+
+    def __reduce__(self):
+        raise Error("an Engine cannot be pickled or copied: it is a part of a running job. hint: save_checkpoint, state_dict or save_weights")
+
+    def _live(self) -> _native.Engine:
+        if self._native is None:
+            raise Error("this Engine was closed")
+        return self._native
+
+    def _expect_known_parameters(self) -> None:
+        """A parameter that came after the Engine was made would get gradients and never be updated."""
+        if self._registrations == _registrations:
+            return
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter not in self._parameters:
+                raise Error(f"parameter {name} was put into the module after the Engine was made, which does not train it. hint: change the "
+                            "module first, or close() the Engine and make another")
+        self._registrations = _registrations
+
+
+def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False) -> None:
+    """Backward of one loss that trains several Engines' modules; each takes its own gradients, those of others are dropped."""
+    natives = []
+    for engine in engines:
+        natives.append(engine._live())
+        engine._expect_known_parameters()
+    _native.backward(loss, natives, tokens, samples, retain_graph)
+
+
+class Guard:
+    """What `Engine.gathered` and `Engine.ema_weights` return: for a `with` statement."""
+
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        self._begin = begin
+        self._guard: Any = None
+
+    def __enter__(self) -> None:
+        if self._guard is not None:
+            raise Error("this guard has begun already. hint: call engine.gathered() anew in each with statement")
+        self._guard = self._begin()
+
+    def __exit__(self, kind, value, trace) -> None:
+        guard, self._guard = self._guard, None
+        if kind is None:
+            guard.close()
+        else:
+            guard.drop()
+
+
+class LoadedCheckpoint:
+    """What `Engine.load_checkpoint` found."""
+
+    path: str
+    step: int
+    """StepResult.step of the last step that it holds"""
+    tensors: dict[str, torch.Tensor]
+    json: dict[str, Any]
+    inexact: list[str]
+    """What is not as it was when the checkpoint was saved, each in a sentence."""
+
+    def __init__(self, native: _native.LoadedCheckpoint) -> None:
+        self.path, self.step, self.tensors, self.inexact = native.path, native.step, native.tensors, native.inexact
+        self.json = {name: json.loads(text) for name, text in native.json.items()}
+
+
+def _dump(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Error(f"save_checkpoint: json[{name!r}] cannot be written as JSON: {error}") from None
+
+
+def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:
+    """The memory plan of one rank of `world_size` on `hosts`, computed, not run. The model may be on the meta device."""
+    return _native.plan(mirror_of(model), read_strategy(strategy), world_size, hosts)
+
+
+@contextmanager
+def deferred_init() -> Iterator[None]:
+    """`with tessera.deferred_init(): model = Model(config)` makes the model without memory for its parameters.
+
+    Values are those of eager construction bit for bit, and are made unit by unit when an Engine is made of the model.
+    """
+    scope = _native.Deferring()
+    try:
+        yield
+    finally:
+        scope.end()

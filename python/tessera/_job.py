@@ -1,0 +1,114 @@
+"""How a Python program joins its job, and how it leaves: the counterpart of tessera::run (include/tessera/run.h)."""
+
+import atexit
+import json
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tessera import _native
+from tessera._error import Error
+
+# Closed before the interpreter takes its modules apart, and told of forks.
+closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+_EXCEPTION_OF_THE_PROGRAM = 70
+_failed = False
+_leaves_at_exit = False
+
+
+def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strategy:
+    """A strategy from a file's path or from a dict, with all its errors at once."""
+    if strategy is None:
+        strategy = {}
+    if isinstance(strategy, Mapping):
+        return _native.Strategy.from_json(json.dumps(strategy), "strategy")
+    if isinstance(strategy, (str, os.PathLike)):
+        return _native.Strategy.from_file(os.fspath(strategy))
+    raise Error(f"a strategy is the path of a JSON file or a dict, got {type(strategy).__name__}")
+
+
+def join(strategy: _native.Strategy) -> None:
+    global _leaves_at_exit
+    _native.join(strategy)
+    if not _leaves_at_exit:
+        _leaves_at_exit = True
+        atexit.register(_leave)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
+    """Joins this process to its job: reads the launcher's variables and meets the other ranks.
+
+    Needed only where ranks are to talk before the first Engine, which does it otherwise. Of the strategy, "comm" and
+    "memory" count here. Raises Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not come
+    within comm.init_timeout_s.
+    """
+    join(read_strategy(strategy))
+
+
+def rank() -> int:
+    """This process's number among all ranks, from 0. Known without the other ranks."""
+    return _native.rank()
+
+
+def world_size() -> int:
+    """How many ranks the job has. Known without the other ranks."""
+    return _native.world_size()
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host."""
+    return _native.local_rank()
+
+
+def seed_for_rank(seed: int) -> int:
+    """What this rank seeds its generator with for what must differ between ranks: dropout, augmentation."""
+    return _native.seed_for_rank(seed)
+
+
+def _leave() -> None:
+    """At exit, as at the end of tessera::run: Engines go, and ranks leave together, while Python still runs."""
+    global _failed
+    if _native.is_forked():
+        return
+    for engine in list(closing):
+        engine.close()
+    if not _failed:
+        try:
+            _native.leave()
+        except Error as error:
+            _failed = True
+            _native.set_exit_code(_native.fail(error.exit_code, str(error), ""))
+    _native.forget()
+
+
+def _after_fork() -> None:
+    for engine in list(closing):
+        engine.enter_forked_process()
+
+
+def _told(previous: Callable[..., Any]) -> Callable[..., None]:
+    """An excepthook that prints as the previous one did, and then tells the other ranks and the launcher."""
+
+    def hook(kind, value, trace) -> None:
+        global _failed
+        previous(kind, value, trace)
+        ours = issubclass(kind, Error)
+        if _failed or _native.is_forked() or not (ours or _native.is_joined()):
+            return
+        _failed = True
+        first_line = (str(value).splitlines() or [""])[0]
+        text = str(value) if ours else f"{kind.__name__}: {first_line}"
+        code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
+        code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
+        if not issubclass(kind, KeyboardInterrupt):  # with which Python ends by the signal
+            _native.set_exit_code(code)
+
+    return hook
+
+
+sys.excepthook = _told(sys.excepthook)

@@ -1,0 +1,86 @@
+"""Trains one model with plain PyTorch on the global batch and with Tessera on every rank's part, and compares."""
+
+import torch
+
+import tessera
+
+# Every strategy does the same sums in the same order, so the bits of all are equal; plain PyTorch sums in another order.
+STRATEGIES = {
+    "FULL_SHARD": {"strategy": "FULL_SHARD"},
+    "FULL_SHARD, private copies": {"strategy": "FULL_SHARD", "host_sharing": False},
+    "SHARD_GRAD_OP": {"strategy": "SHARD_GRAD_OP"},
+    "NO_SHARD": {"strategy": "NO_SHARD"},
+}
+# eps is far above rounding: gradients that are zero but for it, as of attention's key bias, move nothing.
+LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
+TOLERANCE = 1e-6
+
+
+def rows_of_rank(tensor):
+    """This rank's part of a global batch."""
+    return tensor.chunk(tessera.world_size())[tessera.rank()]
+
+
+def train_plain(model, batches, loss_of, accumulation=1):
+    """Losses, gradient norms and final parameters of AdamW with clipping, on whole batches."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], LR, eps=EPS, weight_decay=DECAY)
+    losses, norms = [], []
+    for first in range(0, len(batches), accumulation):
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in batches[first:first + accumulation]:
+            loss = loss_of(model, batch) / accumulation
+            loss.backward()
+            total += loss.item()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+        optimizer.step()
+        losses.append(total)
+    return losses, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def train_sharded(model, batches, loss_of, strategy, accumulation=1):
+    """The same with an Engine; a batch is a tuple of tensors that are cut by rows. State is there on rank 0."""
+    engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": accumulation,
+                                    "optimizer": {"lr": LR, "eps": EPS, "weight_decay": DECAY}, "comm": {"timeout_s": 60}, **strategy})
+    losses, norms = [], []
+    for batch in batches:
+        engine.backward(loss_of(model, tuple(map(rows_of_rank, batch))))
+        if engine.step_is_due():
+            result = engine.step()
+            losses.append(result.loss)
+            norms.append(result.grad_norm)
+    state = engine.state_dict()
+    engine.close()
+    return losses, norms, state
+
+
+def expect_close(name, wanted, got):
+    for what, a, b in (("losses", wanted[0], got[0]), ("norms", wanted[1], got[1])):
+        for step, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert abs(x - y) <= TOLERANCE * max(abs(x), 1e-3), f"{name}: {what} of step {step}: wanted {x}, got {y}"
+    if tessera.rank() != 0:
+        assert got[2] == {}, name
+        return
+    assert list(wanted[2]) == list(got[2]), f"{name}: names {list(got[2])}"
+    for key, value in wanted[2].items():
+        assert value.dtype == got[2][key].dtype, f"{name}: {key} is {got[2][key].dtype}"
+        assert torch.allclose(value.double(), got[2][key].double(), rtol=1e-5, atol=LR * 1e-2), \
+            f"{name}: {key} differs by {(value.double() - got[2][key].double()).abs().max()}"
+
+
+def expect_bits(name, first, second):
+    assert first[:2] == second[:2], f"{name}: losses or norms of two strategies differ: {first[:2]} and {second[:2]}"
+    for key, value in first[2].items():
+        assert torch.equal(value, second[2][key]), f"{name}: the bits of {key} differ between two strategies"
+
+
+def expect_like_plain(name, make, batches, loss_of, units, accumulation=1, strategies=STRATEGIES):
+    """`make()` gives the model, the same with each call."""
+    wanted = train_plain(make(), batches, loss_of, accumulation)
+    first = None
+    for title, strategy in strategies.items():
+        got = train_sharded(make(), batches, loss_of, {"units": units, **strategy}, accumulation)
+        expect_close(f"{name}, {title}", wanted, got)
+        if first is not None:
+            expect_bits(f"{name}, {title}", first, got)
+        first = first or got

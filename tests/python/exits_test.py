@@ -1,0 +1,137 @@
+"""How programs end: exceptions, interrupts and sys.exit on one rank end all ranks, soon, with the cause's text and exit code."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from launched import TESSERA, environment, launch, run
+
+BEGIN = """
+    import os, signal, sys, time
+    import torch
+    import tessera
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    strategy = {"units": {"classes": ["Linear"]}, "host_sharing": False, "comm": {"timeout_s": 60}}
+    def train(engine, steps=2):
+        for step in range(steps):
+            engine.backward(model(torch.ones(2, 4)).square().mean())
+            engine.step()
+"""
+MADE = BEGIN + """
+    engine = tessera.Engine(model, strategy)
+    train(engine)
+"""
+
+
+class ExitsTest(unittest.TestCase):
+    def expect(self, program, code, *texts, ranks=2, seconds=40, **variables):
+        started = time.monotonic()
+        got, output = launch(ranks, program, timeout=120, **variables)
+        self.assertEqual(got, code, output)
+        for text in texts:
+            self.assertIn(text, output)
+        self.assertLess(time.monotonic() - started, seconds, output)
+        return output
+
+    def test_programs_that_end_leave_together(self):
+        # Rank 0 serves the store; rank 1 comes late. An Engine lives in a global until the interpreter takes modules apart.
+        output = self.expect(MADE + """
+    if tessera.rank() == 1: time.sleep(1)
+    print("last line")
+        """, 0)
+        self.assertEqual(output.count("last line"), 2, output)
+        self.assertNotIn("error", output)
+
+    def test_an_exception_of_the_program(self):
+        self.expect(MADE + """
+    if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
+    train(engine, 50)
+        """, 70, "ValueError: a loss that is a pumpkin", "Traceback", "first cause: rank 1")
+
+    def test_an_exception_in_a_hook_during_backward(self):
+        self.expect(BEGIN + """
+    def hook(gradient):
+        if tessera.rank() == 1: raise KeyError("a hook with a toothache")
+    model[0].weight.register_hook(hook)
+    engine = tessera.Engine(model, strategy)
+    train(engine, 50)
+        """, 70, "KeyError: 'a hook with a toothache'", "rank 1 (pid")
+
+    def test_an_error_of_tessera_keeps_its_code(self):
+        output = self.expect(BEGIN + """
+    tessera.Engine(model, {"strategy": "FULL_SHRAD"})
+        """, 78, "FULL_SHARD")
+        self.assertIn("tessera._error.Error", output)
+
+    def test_a_call_out_of_turn_can_be_caught(self):
+        self.expect(MADE + """
+    try:
+        engine.step()
+    except tessera.Error as error:
+        assert error.exit_code == 64, error.exit_code
+        assert "microbatches" in str(error), error
+    else:
+        raise AssertionError("step without backward")
+    train(engine)
+        """, 0)
+
+    def test_interrupt_of_one_rank(self):
+        self.expect(MADE + """
+    if tessera.rank() == 1: os.kill(os.getpid(), signal.SIGINT)
+    train(engine, 200)
+        """, 130, "KeyboardInterrupt")
+
+    def test_killed(self):
+        self.expect(MADE + """
+    if tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
+    train(engine, 200)
+        """, 137, "signal 9")
+
+    def test_interrupt_of_all(self):
+        program = MADE + """
+    while True: train(engine)
+        """
+        import textwrap
+        job = subprocess.Popen([TESSERA, "launch", "-n", "2", "--", sys.executable, "-c", textwrap.dedent(program)],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+        time.sleep(12)
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=60)[0]
+        self.assertNotEqual(job.returncode, 0, output)
+
+    def test_torchrun_and_its_error_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "train.py"
+            lines = [line[4:] for line in (MADE + """
+    if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
+    train(engine, 50)
+""").splitlines()]
+            script.write_text("\n".join(lines))
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            code, output = run([*torchrun, script], timeout=180)
+            self.assertNotEqual(code, 0, output)
+            self.assertIn("a loss that is a pumpkin", output)
+            script.write_text("\n".join(lines[:-2] + ['print("trained on", tessera.world_size())']))
+            code, output = run([*torchrun, script], timeout=180)
+            self.assertEqual(code, 0, output)
+            self.assertEqual(output.count("trained on 2"), 2, output)
+
+    def test_error_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "error.json"
+            code, _ = run([sys.executable, "-c", "import tessera; tessera.init(); raise ValueError('one rank')"], TORCHELASTIC_ERROR_FILE=str(path))
+            self.assertEqual(code, 70)
+            words = json.loads(path.read_text())["message"]
+            self.assertIn("ValueError: one rank", words["message"])
+            self.assertIn("line 1", words["extraInfo"]["py_callstack"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,453 @@
+"""Run on every rank by programs_test.py: what Python programs do to a module around its training is right, or an error that says what to do."""
+
+import contextlib
+import copy
+import gc
+import io
+import os
+import pathlib
+import pickle
+import sys
+import tempfile
+
+import torch
+from beside_plain import rows_of_rank, train_plain
+from models import BATCH, CLASSES, WIDTH, Block, Classifier
+from torch.utils.data import DataLoader, Dataset
+
+import tessera
+
+STRATEGIES = {"private": {"host_sharing": False}, "shared": {}, "replicated": {"strategy": "NO_SHARD"}}
+STRATEGY = {"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01, "eps": 1e-5}, "gradient_clipping": 0.5, "comm": {"timeout_s": 60}}
+
+
+def model():
+    torch.manual_seed(3)
+    return Classifier()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(BATCH, WIDTH, generator=generator), torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def part(seed):
+    return tuple(map(rows_of_rank, batch(seed)))
+
+
+def train(engine, net, seeds):
+    return [(engine.backward(net(*part(seed))), engine.step())[1].loss for seed in seeds]
+
+
+@contextlib.contextmanager
+def expected(code, *texts, kind=RuntimeError):
+    """An exception of `kind` with all texts; of tessera.Error with this exit code, where one is given."""
+    try:
+        yield
+    except kind as error:
+        assert code is None or (isinstance(error, tessera.Error) and error.exit_code == code), repr(error)
+        for text in texts:
+            assert text in str(error), f"{text!r} is not in {error}"
+    else:
+        raise AssertionError(f"no error with {texts}")
+
+
+def state_dicts(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, range(3))
+    full = engine.state_dict()
+    with engine.gathered():
+        by_hand = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    if tessera.rank() == 0:
+        assert list(full) == list(by_hand)
+        assert all(torch.equal(full[name], by_hand[name]) for name in full)
+        assert all(full[name].untyped_storage().nbytes() == full[name].nbytes for name in full), "a state holds a whole unit"
+    # torch.save and numpy take memory, not operators.
+    with engine.gathered():
+        stream = io.BytesIO()
+        torch.save(net.state_dict(), stream)
+        stream.seek(0)
+        assert all(torch.equal(value, by_hand[name]) for name, value in torch.load(stream).items())
+        net.head.weight.detach().numpy()
+        again = pickle.loads(pickle.dumps(net))
+        assert torch.equal(again.head.weight, by_hand["head.weight"])
+    # Loading back gives the values back, and training goes on from them as a new Engine over a copy does.
+    losses = train(engine, net, [7, 8])
+    with engine.gathered(write=True):
+        net.load_state_dict(by_hand)
+    engine.close()
+    other = model()
+    other.load_state_dict(by_hand)
+    engine = tessera.Engine(other, strategy)
+    first = net(*part(7)) if "NO_SHARD" in str(strategy) else None
+    loss = train(engine, other, [7])[0]
+    assert loss == losses[0], (loss, losses)
+    assert first is None or torch.isfinite(first)
+    engine.close()
+
+
+def deep_copies(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    twin = copy.deepcopy(net)
+    loss = net(*part(2)).item()
+    assert twin(*part(2)).item() == loss
+    train(engine, net, [2, 3])
+    assert twin(*part(2)).item() == loss, "the copy changed with the original"
+    with expected(64, "pickled or copied"):
+        copy.deepcopy(engine)
+    with expected(64, "pickled or copied"):
+        pickle.dumps(engine)
+    engine.close()
+
+
+def left_over_lines(strategy):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+    engine = tessera.Engine(net, strategy)
+    engine.backward(net(*part(1)))
+    with expected(None, "belongs to the Engine"):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    with expected(None, "belongs to the Engine"):
+        optimizer.step()
+    engine.step()
+    net(*part(2)).backward()
+    with expected(None, "was dropped"):
+        optimizer.step()
+    train(engine, net, [2])
+    net.to("cpu"), net.float()  # which are there already
+    with expected(None, "belongs to the Engine"):
+        net.double()
+    engine.close()
+
+
+def late_hooks_and_parameters(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    seen = []
+    handle = net.head.weight.register_hook(lambda gradient: seen.append(1))
+    train(engine, net, [1, 2])
+    assert len(seen) == 2, seen
+    handle.remove()
+    train(engine, net, [3])
+    engine.close()
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    net.extra = torch.nn.Linear(3, 3)
+    with expected(64, "extra.weight", "after the Engine was made"):
+        train(engine, net, [2])
+    del net.extra
+    net.plain = Block().requires_grad_(False)  # which trains nothing
+    train(engine, net, [2])
+    engine.close()
+
+
+def training_twice(strategy):
+    plain = train_plain(model(), [batch(seed) for seed in (1, 2)], lambda net, each: net(*each))[2]
+    for _ in range(2):
+        net = model()
+        engine = tessera.Engine(net, strategy)
+        with expected(64, "another Engine"):
+            tessera.Engine(net, strategy)
+        train(engine, net, [1, 2])
+        state = engine.state_dict()
+        engine.close()
+        with expected(64, "closed"):
+            engine.step()
+    assert set(state) in (set(plain), set())
+    # An Engine that nobody refers to any more has closed itself.
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    first = train(engine, net, [1, 2, 3])
+    del engine
+    gc.collect()
+    engine = tessera.Engine(net, strategy)
+    assert train(engine, net, [4])[0] < first[0] * 2
+    engine.close()
+
+
+def evaluation(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    mine = [batch(seed) for seed in range(2 + tessera.rank())]  # rank 1 has one more
+    found = engine.evaluate(mine, lambda each: net(*each))
+    wanted = [model()(*batch(seed)).item() for ranks in range(tessera.world_size()) for seed in range(2 + ranks)]
+    assert found.batches == len(wanted)
+    assert abs(found.loss - sum(wanted) / len(wanted)) < 1e-6
+    with torch.no_grad(), torch.inference_mode():
+        net(*batch(1))
+    train(engine, net, [1])
+    engine.close()
+
+
+def autocast(strategy):
+    plain = model()
+    optimizer = torch.optim.AdamW(plain.parameters(), 0.01, eps=1e-5)
+    net = model()
+    engine = tessera.Engine(net, {**strategy, "gradient_clipping": 0})
+    for seed in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = sum(plain(*(each.chunk(tessera.world_size())[rank] for each in batch(seed)))
+                         for rank in range(tessera.world_size())) / tessera.world_size()
+        wanted.backward()
+        optimizer.step()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(*part(seed))
+        engine.backward(loss)
+        got = engine.step().loss
+        assert abs(got - wanted.item()) < 2e-3 * wanted.item(), (seed, got, wanted.item())
+    engine.close()
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(WIDTH, generator=generator), index % CLASSES
+
+
+class Meddling(Numbers):
+    """A dataset that computes with the model that trains."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def __getitem__(self, index):
+        x, target = super().__getitem__(index)
+        return self.net.first(x).detach(), target
+
+
+def workers(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    for start in ("fork", "spawn") if "NO_SHARD" in str(strategy) else ("fork",):
+        loader = DataLoader(Numbers(), 4, num_workers=2, multiprocessing_context=start)
+        for _ in range(2):
+            for x, target in loader:
+                engine.backward(net(x, target))
+                engine.step()
+    if "NO_SHARD" not in str(strategy):
+        with expected(None, "forked"):
+            next(iter(DataLoader(Meddling(net), 4, num_workers=1, multiprocessing_context="fork")))
+    train(engine, net, [1])
+    engine.close()
+
+
+def checkpoints(strategy):
+    with tempfile.TemporaryDirectory() as own:
+        folder = pathlib.Path(tessera.broadcast(own))
+        net = model()
+        engine = tessera.Engine(net, strategy)
+        train(engine, net, [1, 2])
+        path = engine.save_checkpoint(folder / "saved", json={"epoch": 3, "names": ["a"]}, tensors={"counts": torch.arange(3)}, keep=2)
+        assert os.path.basename(os.path.dirname(path)) == "saved", path
+        with expected(64, "cannot be written as JSON"):
+            engine.save_checkpoint(folder / "saved", json={"epoch": object()})
+        wanted = train(engine, net, [3, 4])
+        engine.close()
+        torch.manual_seed(99)
+        other = Classifier()
+        engine = tessera.Engine(other, strategy)
+        loaded = engine.load_checkpoint(folder / "saved")
+        assert loaded.step == 2 and loaded.json == {"epoch": 3, "names": ["a"]} and loaded.inexact == [], vars(loaded)
+        assert torch.equal(loaded.tensors["counts"], torch.arange(3))
+        assert train(engine, other, [3, 4]) == wanted
+        engine.save_weights(folder / "weights.pt")
+        tessera.barrier()
+        full = engine.state_dict()
+        if tessera.rank() == 0:
+            weights = torch.load(folder / "weights.pt", weights_only=True)
+            assert all(torch.equal(weights[name], full[name]) for name in full)
+        with expected(73):
+            engine.save_weights(folder / "weights.pt", replace=False)
+        with expected(66):
+            engine.load_checkpoint(folder / "none")
+        engine.close()
+        tessera.barrier()
+
+
+def deferred(strategy):
+    def build():
+        net = Classifier()
+        net.register_buffer("table", torch.tensor([1.0, 2.0, 3.0]))
+        net.register_buffer("steps", torch.arange(4).float() ** 2)
+        return net
+
+    torch.manual_seed(3)
+    eager = build()
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    with tessera.deferred_init():
+        net = build()
+    assert torch.equal(torch.rand(1), after), "the generator stands elsewhere"
+    assert net.head.weight.is_meta
+    engine = tessera.Engine(net, strategy)
+    with engine.gathered():
+        for name, value in eager.state_dict().items():
+            assert torch.equal(value, net.state_dict()[name]), name
+    train(engine, net, [1])
+    engine.close()
+
+
+def rates_and_groups(strategy):
+    net = model()
+    engine = tessera.Engine(net, {**strategy, "lr_schedule": {"type": "manual"},
+                                  "optimizer": {"lr": 0.01, "groups": [{"name": "head", "match": ["head.*"], "lr_ratio": 0.1}]}})
+    engine.set_lr(0.005)
+    assert engine.lr() == 0.005 and abs(engine.lr("head") - 0.0005) < 1e-12
+    engine.set_lr(0.1, "head")
+    assert engine.lr("head") == 0.1
+    engine.set_trainable("first.*", False)
+    train(engine, net, [1, 2])
+    engine.zero_grad()
+    assert engine.strategy["lr_schedule"]["type"] == "manual"
+    assert engine.steps_applied == 2
+    assert engine.plan.total == sum(engine.allocated.values())
+    with expected(64, "group"):
+        engine.set_lr(0.1, "tail")
+    engine.close()
+
+
+def averages(strategy):
+    net = model()
+    engine = tessera.Engine(net, {**strategy, "ema": {"decay": 0.9}})
+    train(engine, net, range(3))
+    with torch.no_grad():
+        now = net(*part(1)).item()
+        with engine.ema_weights():
+            average = net(*part(1)).item()
+        assert now != average
+        assert net(*part(1)).item() == now
+    with engine.gathered(ema=True):
+        pass
+    engine.close()
+
+
+def refused_modules(strategy):
+    for make, text in (
+        (lambda: torch.nn.Embedding(3, 4, max_norm=1.0), "max_norm"),
+        (lambda: torch.nn.LazyLinear(4), "no shape yet"),
+        (lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.eye(3).to_sparse())]), "layout"),
+    ):
+        with expected(64, text):
+            tessera.Engine(make(), {**strategy, "units": {}})
+    with expected(64, "contains itself"):
+        ring = torch.nn.Sequential(torch.nn.Linear(1, 1))
+        ring.me = ring
+        tessera.Engine(ring, {**strategy, "units": {}})
+    with expected(78, "Blcok", "Block"):
+        tessera.Engine(model(), {**strategy, "units": {"classes": ["Blcok"]}})
+    with expected(64, "torch.nn.Module"):
+        tessera.Engine(lambda x: x, strategy)
+    with expected(66):
+        tessera.Engine(model(), "no_such_strategy.json")
+
+
+def collectives(strategy):
+    rank, size = tessera.rank(), tessera.world_size()
+    assert tessera.all_reduce(rank) == sum(range(size)) and tessera.all_reduce(0.5 * rank, "max") == 0.5 * (size - 1)
+    assert tessera.all_reduce(rank == 1, "max") is True and tessera.all_reduce(rank == 1, "min") is False
+    tensor = torch.full((3,), float(rank))
+    assert tessera.all_reduce(tensor, "mean") is tensor and tensor[0] == (size - 1) / 2
+    assert tessera.all_gather("r" * rank) == ["r" * each for each in range(size)]
+    assert tessera.all_gather(b"\xff") == [b"\xff"] * size
+    assert [int(each) for each in tessera.all_gather(torch.tensor(rank))] == list(range(size))
+    assert tessera.broadcast(f"of {rank}", 1) == "of 1"
+    assert tessera.mean_over_ranks(float(rank), rank + 1) == sum(r * (r + 1) for r in range(size)) / sum(range(1, size + 1))
+    assert len(set(tessera.all_gather(str(tessera.seed_for_rank(1))))) == size
+    with expected(64, "all_gather", "barrier"):
+        tessera.all_gather("differs") if rank == 0 else tessera.barrier()
+    with expected(64, '"sum"'):
+        tessera.all_reduce(1.0, "product")
+    tessera.barrier()
+
+
+def leaks(strategy):
+    def round_of_an_engine():
+        net = model()
+        engine = tessera.Engine(net, strategy)
+        train(engine, net, [1, 2])
+        with engine.gathered():
+            pass
+        engine.close()
+
+    def resident():
+        gc.collect()
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    for _ in range(5):
+        round_of_an_engine()
+    before, files = resident(), open_files()
+    for _ in range(20):
+        round_of_an_engine()
+    assert resident() - before < 4 << 20, f"{(resident() - before) / 2**20} MiB more after 20 Engines"
+    assert open_files() <= files + 2, (files, open_files())
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, range(20))
+    before = resident()
+    train(engine, net, range(300))
+    assert resident() - before < 2 << 20, f"{(resident() - before) / 2**20} MiB more after 300 steps"
+    engine.close()
+
+
+def written_outside_a_guard(strategy):
+    net = model()
+    values = {name: value.clone() for name, value in net.state_dict().items()}
+    engine = tessera.Engine(net, strategy)
+    net.load_state_dict(values)  # the values that are there already, but nobody can know
+    train(engine, net, [1])
+
+
+def moved_to_other_memory(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    net.double()
+    engine.backward(net(part(1)[0].double(), part(1)[1]))
+
+
+def unfrozen(strategy):
+    net = model()
+    net.first.requires_grad_(False)
+    engine = tessera.Engine(net, strategy)
+    net.first.requires_grad_(True)
+    train(engine, net, [1])
+
+
+def late_post_accumulate_hook(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    net.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    train(engine, net, [1])
+
+
+def hook_that_clears_gradients(strategy):
+    net = model()
+    net.head.weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    train(tessera.Engine(net, strategy), net, [1])
+
+
+PROGRAMS = [collectives, state_dicts, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, autocast, workers,
+            checkpoints, deferred, rates_and_groups, averages, refused_modules, leaks]
+# These end with an Error that nobody may go on after.
+ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for program in [each for each in ENDINGS if each.__name__ in sys.argv[1:]]:
+        program({**STRATEGY, **STRATEGIES["private"]})
+    for program in [each for each in PROGRAMS if len(sys.argv) < 2 or each.__name__ in sys.argv[1:]]:
+        for name, strategy in STRATEGIES.items():
+            print(f"{program.__name__}, {name}", flush=True)
+            program({**STRATEGY, **strategy})
+    print("all programs were right")

@@ -1,0 +1,6 @@
+# tessera_version_of_torch(<folder> <variable>): "2.11.0+cu130", as torch.__version__ has it.
+function(tessera_version_of_torch folder result)
+  file(STRINGS ${folder}/version.py line REGEX "^__version__ *(:.*)?=")
+  string(REGEX REPLACE ".*= *['\"](.*)['\"].*" "\\1" version "${line}")
+  set(${result} ${version} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,40 @@
+"""The Python program of examples/ with README's diff learns on two ranks as it does alone and plain."""
+
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from launched import FOLDER, TESSERA, run
+
+ROOT = FOLDER.parent.parent
+PLAIN = ROOT / "examples" / "python" / "train_llama.py"
+
+
+def losses(output):
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+
+
+@unittest.skipUnless(importlib.util.find_spec("transformers"), "no transformers: scripts/setup --tests")
+class ExamplesTest(unittest.TestCase):
+    def test_with_readmes_diff_it_learns_on_two_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            sharded, text = pathlib.Path(folder) / "train.py", pathlib.Path(folder) / "text"
+            text.write_text((ROOT / "docs" / "design.md").read_text(encoding="utf-8")[:40000], encoding="utf-8")
+            subprocess.run([sys.executable, "-B", ROOT / "tests" / "examples" / "apply_diff.py", ROOT / "README.md", PLAIN, sharded], check=True)
+            code, output = run([sys.executable, "-B", PLAIN, text])
+            self.assertEqual(code, 0, output)
+            wanted = losses(output)
+            code, output = run([TESSERA, "launch", "-n", "2", "--", sys.executable, "-B", sharded, text])
+            self.assertEqual(code, 0, output)
+            got = losses(output)
+            self.assertEqual(len(got), 2 * len(wanted), output)
+            self.assertLess(wanted[-1], 0.7 * wanted[0])
+            self.assertLess(max(got[-2:]), 0.75 * got[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

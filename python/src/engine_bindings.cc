@@ -300,7 +300,6 @@ void bind_engine(py::module_& module) {
   module.def("backward", &backward_of);
   module.def("plan", &plan_of);
   py::class_<Deferring>(module, "Deferring", py::module_local()).def(py::init<>()).def("end", &Deferring::end);
-  module.def("is_deferred", &is_deferred);
 }
 
 }  // namespace tessera::python

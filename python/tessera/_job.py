@@ -72,17 +72,17 @@ def seed_for_rank(seed: int) -> int:
 
 def _leave() -> None:
     """At exit, as at the end of tessera::run: Engines go, and ranks leave together, while Python still runs."""
-    global _failed
     if _native.is_forked():
         return
+    if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has taken our place
+        _fail(sys.last_type, sys.last_value, sys.last_traceback)
     for engine in list(closing):
         engine.close()
     if not _failed:
         try:
             _native.leave()
         except Error as error:
-            _failed = True
-            _native.set_exit_code(_native.fail(error.exit_code, str(error), ""))
+            _fail(Error, error, error.__traceback__)
     _native.forget()
 
 
@@ -91,24 +91,29 @@ def _after_fork() -> None:
         engine.enter_forked_process()
 
 
-def _told(previous: Callable[..., Any]) -> Callable[..., None]:
-    """An excepthook that prints as the previous one did, and then tells the other ranks and the launcher."""
+def _fail(kind, value, trace) -> None:
+    """An exception ends this rank: tells the other ranks and the launcher, once, and sees to the exit code."""
+    global _failed
+    ours = issubclass(kind, Error)
+    if _failed or _native.is_forked() or not (ours or _native.is_joined()):
+        return
+    _failed = True
+    first_line = (str(value).splitlines() or [""])[0]
+    text = str(value) if ours else f"{kind.__name__}: {first_line}"
+    code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
+    code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
+    if not issubclass(kind, KeyboardInterrupt):  # with which Python ends by the signal
+        _native.set_exit_code(code)
+
+
+def _after(previous: Callable[..., Any]) -> Callable[..., None]:
+    """An excepthook that prints as the previous one did, and then tells."""
 
     def hook(kind, value, trace) -> None:
-        global _failed
         previous(kind, value, trace)
-        ours = issubclass(kind, Error)
-        if _failed or _native.is_forked() or not (ours or _native.is_joined()):
-            return
-        _failed = True
-        first_line = (str(value).splitlines() or [""])[0]
-        text = str(value) if ours else f"{kind.__name__}: {first_line}"
-        code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
-        code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
-        if not issubclass(kind, KeyboardInterrupt):  # with which Python ends by the signal
-            _native.set_exit_code(code)
+        _fail(kind, value, trace)
 
     return hook
 
 
-sys.excepthook = _told(sys.excepthook)
+sys.excepthook = _after(sys.excepthook)

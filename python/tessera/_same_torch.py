@@ -13,7 +13,7 @@ def expect_same_torch() -> None:
         return
     raise ImportError(
         f"tessera was built with torch {_built_with.TORCH_VERSION}, but this Python has torch {torch.__version__} "
-        f"({pathlib.Path(torch.__file__).parent}). Install tessera again beside this torch (pip install --no-build-isolation "
+        f"({pathlib.Path(torch.__file__).parent}). Install tessera again beside this torch (pip install "
         f"--force-reinstall --no-deps ./python), or install torch=={_built_with.TORCH_VERSION}.")
 
 

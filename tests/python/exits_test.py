@@ -1,12 +1,12 @@
 """How programs end: exceptions, interrupts and sys.exit on one rank end all ranks, soon, with the cause's text and exit code."""
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import unittest
 
@@ -55,6 +55,13 @@ class ExitsTest(unittest.TestCase):
     train(engine, 50)
         """, 70, "ValueError: a loss that is a pumpkin", "Traceback", "first cause: rank 1")
 
+    def test_an_exception_under_another_excepthook(self):
+        self.expect(MADE + """
+    sys.excepthook = lambda kind, value, trace: print("pretty:", value)
+    if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
+    train(engine, 50)
+        """, 70, "ValueError: a loss that is a pumpkin", "pretty: a loss", "first cause: rank 1")
+
     def test_an_exception_in_a_hook_during_backward(self):
         self.expect(BEGIN + """
     def hook(gradient):
@@ -98,7 +105,6 @@ class ExitsTest(unittest.TestCase):
         program = MADE + """
     while True: train(engine)
         """
-        import textwrap
         job = subprocess.Popen([TESSERA, "launch", "-n", "2", "--", sys.executable, "-c", textwrap.dedent(program)],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
         time.sleep(12)

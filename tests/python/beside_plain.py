@@ -21,6 +21,11 @@ def rows_of_rank(tensor):
     return tensor.chunk(tessera.world_size())[tessera.rank()]
 
 
+def hook_calls(model):
+    """How often a hook of the model's own noted what it saw."""
+    return len(getattr(model, "seen", ()))
+
+
 def train_plain(model, batches, loss_of, accumulation=1):
     """Losses, gradient norms and final parameters of AdamW with clipping, on whole batches."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], LR, eps=EPS, weight_decay=DECAY)
@@ -35,7 +40,7 @@ def train_plain(model, batches, loss_of, accumulation=1):
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         optimizer.step()
         losses.append(total)
-    return losses, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return losses, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}, hook_calls(model)
 
 
 def train_sharded(model, batches, loss_of, strategy, accumulation=1):
@@ -51,13 +56,14 @@ def train_sharded(model, batches, loss_of, strategy, accumulation=1):
             norms.append(result.grad_norm)
     state = engine.state_dict()
     engine.close()
-    return losses, norms, state
+    return losses, norms, state, hook_calls(model)
 
 
 def expect_close(name, wanted, got):
     for what, a, b in (("losses", wanted[0], got[0]), ("norms", wanted[1], got[1])):
         for step, (x, y) in enumerate(zip(a, b, strict=True)):
             assert abs(x - y) <= TOLERANCE * max(abs(x), 1e-3), f"{name}: {what} of step {step}: wanted {x}, got {y}"
+    assert wanted[3] == got[3], f"{name}: hooks ran {got[3]} times, wanted {wanted[3]}"
     if tessera.rank() != 0:
         assert got[2] == {}, name
         return

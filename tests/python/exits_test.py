@@ -124,7 +124,7 @@ class ExitsTest(unittest.TestCase):
             code, output = run([*torchrun, script], timeout=180)
             self.assertNotEqual(code, 0, output)
             self.assertIn("a loss that is a pumpkin", output)
-            script.write_text("\n".join(lines[:-2] + ['print("trained on", tessera.world_size())']))
+            script.write_text("\n".join(lines[:-2] + ['sys.stdout.write(f"trained on {tessera.world_size()}\\n")']))
             code, output = run([*torchrun, script], timeout=180)
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained on 2"), 2, output)

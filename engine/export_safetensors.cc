@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "checkpoint/tensor_files_writer.h"
-#include "engine/checkpoint/outcomes.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_safetensors.h"
+#include "engine/outcomes.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
@@ -76,7 +76,7 @@ void EngineSafetensors::export_to(const std::string& folder, const ExportOptions
   expect_between_steps("export_safetensors");
   const std::vector<Exported> tensors = tensors_of(s_, options);
   const auto share = [&](const char* label, const absl::Status& own) {
-    throw_if_error(share_outcomes(*s_.axes.control, label, own.ok() ? absl::StatusOr<std::string>("") : own).status());
+    throw_if_error(share_status(*s_.axes.control, label, own));
   };
   std::optional<TensorFilesWriter> writer;
   absl::Status status;

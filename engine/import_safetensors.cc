@@ -5,11 +5,11 @@
 #include <optional>
 #include <utility>
 
-#include "engine/checkpoint/outcomes.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_safetensors.h"
 #include "engine/expect.h"
 #include "engine/memory/master_weights.h"
+#include "engine/outcomes.h"
 #include "engine/safetensors/matched_tensors.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
@@ -65,9 +65,7 @@ class ImportToEngine {
     FlatParameter& get() const { return group->parameters[index]; }
   };
 
-  absl::Status share(const char* label, const absl::Status& own) {
-    return share_outcomes(*s_.axes.control, label, own.ok() ? absl::StatusOr<std::string>("") : own).status();
-  }
+  absl::Status share(const char* label, const absl::Status& own) { return share_status(*s_.axes.control, label, own); }
 
   absl::Status look() {
     return status_from([&]() -> absl::Status {

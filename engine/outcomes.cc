@@ -52,4 +52,17 @@ absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, st
   return make_error(exit_code_of(first), message_of(first) + " (and ranks " + number_ranges(failed) + " failed too)");
 }
 
+absl::Status share_status(Collectives& control, std::string_view label, const absl::Status& own) {
+  const auto outcome = [&] { return own.ok() ? absl::StatusOr<std::string>("") : own; };
+  return share_outcomes(control, label, outcome).status();
+}
+
+absl::Status status_from(const std::function<absl::Status()>& body) {
+  try {
+    return body();
+  } catch (...) {
+    return status_of(std::current_exception());
+  }
+}
+
 }  // namespace tessera

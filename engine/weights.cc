@@ -75,11 +75,8 @@ std::vector<std::pair<std::string, at::Tensor>> entries_of(const torch::nn::Modu
 
 /// Rank 0's error is everybody's.
 void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
-  const auto outcomes = share_outcomes(control, "save_weights", [&]() -> absl::StatusOr<std::string> {
-    TESSERA_RETURN_IF_ERROR(of_rank_0);
-    return "";
-  });
-  if (!outcomes.ok()) throw Error(exit_code_of(outcomes.status()), "rank 0: " + message_of(outcomes.status()));
+  const absl::Status shared = share_status(control, "save_weights", of_rank_0);
+  if (!shared.ok()) throw Error(exit_code_of(shared), "rank 0: " + message_of(shared));
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineWhereReplicatedAndSayWhyWhereNot)
 
 TEST(EngineFailures, PlanOverTheLimitIsRefusedWithTheTableAndAWayOut) {
   Topology topology;
-  topology.world_size = 4;
+  topology.world_size = topology.local_world_size = 4;
   const TinyOptions options = {.blocks = 12};  // more than there are buckets, which SHARD_GRADIENTS needs
   const auto bytes = [&](ShardingStrategy kind) {
     return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use.total();

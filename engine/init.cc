@@ -36,8 +36,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
   request.name = group.name;
   request.rank = group.rank;
   request.world_ranks = group.world_ranks;
-  // A connection of its own: a call of one group that waits at the store would keep those of others, on other threads, from it.
-  request.store = c10::make_intrusive<c10d::PrefixStore>("backend/" + group.key(), store->c10d_store()->clone());
+  request.store = c10::make_intrusive<c10d::PrefixStore>("backend/" + group.key(), store->c10d_store());
   request.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
   try {
     c10::intrusive_ptr<c10d::Backend> backend = make(request);

@@ -13,12 +13,11 @@ namespace tessera {
 
 /// One group of ranks that a backend is to connect.
 struct BackendRequest {
-  std::string name;              ///< unique in the job together with the ranks
-  int rank = 0;                  ///< this rank's place in `world_ranks`
-  std::vector<int> world_ranks;  ///< ascending
-  c10::intrusive_ptr<c10d::Store>
-      store;                          ///< for the group's rendezvous; its keys and its connection are the group's own
-  std::chrono::milliseconds timeout;  ///< of meeting: comm.init_timeout_s
+  std::string name;                       ///< unique in the job together with the ranks
+  int rank = 0;                           ///< this rank's place in `world_ranks`
+  std::vector<int> world_ranks;           ///< ascending
+  c10::intrusive_ptr<c10d::Store> store;  ///< for the group's rendezvous; its keys are the group's own
+  std::chrono::milliseconds timeout;      ///< of meeting: comm.init_timeout_s
 };
 
 /// Connects one group. Called on every member at the same time. May throw.
@@ -28,8 +27,8 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// tensors in any memory.
 ///
 /// The backend needs these calls on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast` and
-/// `barrier`; and `getBackendName`, which messages show. A group makes one call at a time, but from more than one thread, and the
-/// groups of a rank do not wait for each other: their backends must not share a lock. Tessera itself makes the sums, from parts that were exchanged, so
+/// `barrier`; and `getBackendName`, which messages show. All calls are made by the thread that calls the
+/// Engine. Tessera itself makes the sums, from parts that were exchanged, so
 /// results have the same bits as on every other transport. A call that fails or times out must throw, either from the
 /// call or from Work::wait.
 ///

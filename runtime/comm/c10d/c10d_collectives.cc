@@ -354,7 +354,9 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store) {
-  return reducing_in_background(std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store)));
+  auto collectives = std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store));
+  if (kind == TransportKind::kOwn) return collectives;  // a user's backend may expect all its calls on one thread
+  return reducing_in_background(std::move(collectives));
 }
 
 }  // namespace tessera

@@ -17,8 +17,8 @@ namespace tessera {
 /// everything itself.
 ///
 /// all_gather, broadcast, all_to_all and barrier run in the backend's threads until waited for; so do reductions with
-/// Waits::kLater, whose pieces are sent, added and gathered by a thread of the group (reducing_in_background), while others
-/// are done when they return. A Work that is dropped waits.
+/// Waits::kLater, whose pieces are sent, added and gathered by a thread of the group (reducing_in_background), while others,
+/// and all of a user's own backend, are done when they return. A Work that is dropped waits.
 ///
 /// A failed backend says little, so on failure every rank writes its last call to `store` and reads the
 /// others': the message tells what each was doing and who does not answer. Then the backend is dropped, which

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/exit_code_after.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "runtime/base/bytes.h"
@@ -28,11 +29,7 @@ constexpr char kWho[] = "tessera checkpoint";
 constexpr std::int64_t kPortion = std::int64_t{1} << 18;  // elements compared at once
 constexpr int kDiffers = 1;
 
-int report(const absl::StatusOr<int>& code) {
-  if (code.ok()) return *code;
-  std::fprintf(stderr, "%s\n", message_of(code.status()).c_str());
-  return static_cast<int>(exit_code_of(code.status()));
-}
+int report(const absl::StatusOr<int>& code) { return code.ok() ? *code : exit_code_after(code.status()); }
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/exit_code_after.h"
 #include "app/hugging_face.h"
 #include "app/output_files.h"
 #include "checkpoint/checkpoint_folder.h"
@@ -149,11 +150,6 @@ absl::Status export_checkpoint(const CheckpointCommand& command) {
 
 }  // namespace
 
-int run_checkpoint_export(const CheckpointCommand& command) {
-  const absl::Status status = export_checkpoint(command);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "%s\n", message_of(status).c_str());
-  return static_cast<int>(exit_code_of(status));
-}
+int run_checkpoint_export(const CheckpointCommand& command) { return exit_code_after(export_checkpoint(command)); }
 
 }  // namespace tessera::app

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/exit_code_after.h"
 #include "app/output_files.h"
 #include "app/text_tokenizer.h"
 #include "runtime/base/log.h"
@@ -54,11 +55,6 @@ absl::Status tokenize(const TokenizeCommand& command) {
 
 }  // namespace
 
-int run_tokenize(const TokenizeCommand& command) {
-  const absl::Status status = tokenize(command);
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "%s\n", message_of(status).c_str());
-  return static_cast<int>(exit_code_of(status));
-}
+int run_tokenize(const TokenizeCommand& command) { return exit_code_after(tokenize(command)); }
 
 }  // namespace tessera::app

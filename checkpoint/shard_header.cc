@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/json_fields.h"
+#include "checkpoint/safetensors_text.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -19,7 +21,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors files are little endian");
 
 constexpr std::size_t kLengthBytes = 8;
-constexpr std::size_t kHeadMultiple = 64;
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::string_view kFormat = "tessera-checkpoint";
 /// A piece has 8 values: itself, its type, two lists and their three integers; more would be no piece.
@@ -105,16 +106,9 @@ void place_pieces(std::vector<Piece>& pieces) {
 
 std::string write_header(const ShardHeader& header) {
   std::string json = fmt::format(R"({{"{}":{{"format":"{}"}})", kMetadata, kFormat);
-  for (const Piece& piece : header.pieces) {
-    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                        nlohmann::json(piece.key()).dump(), piece.dtype, piece.numel, piece.begin, piece.end());
-  }
-  json += "}";
-  json.append((kHeadMultiple - (kLengthBytes + json.size()) % kHeadMultiple) % kHeadMultiple, ' ');
-  const std::uint64_t length = json.size();
-  std::string head(kLengthBytes, '\0');
-  std::memcpy(head.data(), &length, kLengthBytes);
-  return head + json;
+  for (const Piece& piece : header.pieces)
+    json += safetensors_member(piece.key(), piece.dtype, std::array{piece.numel}, piece.begin, piece.end());
+  return safetensors_head(json + "}");
 }
 
 absl::StatusOr<ShardHeader> read_header(const std::string& file, std::string_view bytes, std::int64_t data_bytes) {

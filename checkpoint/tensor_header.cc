@@ -3,21 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "checkpoint/json_fields.h"
+#include "checkpoint/safetensors_text.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
 namespace tessera {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "safetensors files are little endian");
-
-constexpr std::int64_t kHeadMultiple = 64;
 constexpr std::string_view kMetadata = "__metadata__";
 /// Of a header, some 200 bytes of memory each. A tensor has 6 and one for each dimension.
 constexpr std::size_t kMostValues = std::size_t{1} << 21;
@@ -123,16 +118,8 @@ absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::st
 std::string write_tensor_header(const std::vector<FileTensor>& tensors) {
   std::string json = R"({"__metadata__":{"format":"pt"})";
   for (const FileTensor& tensor : tensors)
-    json +=
-        fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", nlohmann::json(tensor.name).dump(),
-                    tensor.dtype, fmt::join(tensor.shape, ","), tensor.begin, tensor.end());
-  json += "}";
-  const std::size_t head = static_cast<std::size_t>(TensorHeader::kLengthBytes) + json.size();
-  json.append((kHeadMultiple - head % kHeadMultiple) % kHeadMultiple, ' ');
-  const std::uint64_t length = json.size();
-  std::string text(TensorHeader::kLengthBytes, '\0');
-  std::memcpy(text.data(), &length, sizeof length);
-  return text + json;
+    json += safetensors_member(tensor.name, tensor.dtype, tensor.shape, tensor.begin, tensor.end());
+  return safetensors_head(json + "}");
 }
 
 void place_tensors(std::vector<FileTensor>& tensors) {

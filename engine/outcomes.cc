@@ -16,7 +16,9 @@ namespace {
 constexpr std::size_t kMostMessageBytes = 16384;
 constexpr char kSeparator = ' ';  // between the exit code and the text
 
-absl::StatusOr<std::string> outcome_of(const std::function<absl::StatusOr<std::string>()>& body) {
+/// What `body` returns, or throws.
+template <class Result>
+Result caught(const std::function<Result()>& body) {
   try {
     return body();
   } catch (...) {
@@ -34,7 +36,7 @@ std::string text_of_outcome(const absl::StatusOr<std::string>& own) {
 
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const std::function<absl::StatusOr<std::string>()>& body) {
-  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, text_of_outcome(outcome_of(body))));
+  std::vector<std::string> texts = value_or_throw(gather_strings(control, label, text_of_outcome(caught(body))));
   std::vector<int> failed;
   absl::Status first;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -57,12 +59,6 @@ absl::Status share_status(Collectives& control, std::string_view label, const ab
   return share_outcomes(control, label, outcome).status();
 }
 
-absl::Status status_from(const std::function<absl::Status()>& body) {
-  try {
-    return body();
-  } catch (...) {
-    return status_of(std::current_exception());
-  }
-}
+absl::Status status_from(const std::function<absl::Status()>& body) { return caught(body); }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -101,6 +102,13 @@ std::string changed_manifest(const std::string& text, const std::string& from, c
   EXPECT_NE(at, std::string::npos) << from;
   lines.replace(at, from.size(), to);
   return manifest_line(Manifest::kVersion, checkpoint_hash(lines)) + lines;
+}
+
+std::string head_of(const std::string& json) {
+  const std::uint64_t length = json.size();
+  std::string head(8, '\0');
+  std::memcpy(head.data(), &length, 8);
+  return head + json;
 }
 
 }  // namespace tessera

@@ -28,6 +28,9 @@ std::string write_made_up_checkpoint(const std::string& folder, std::uint64_t se
 std::string changed_manifest(const std::string& text, const std::string& from, const std::string& to);
 
 std::string content_of(const std::string& path);
+
+/// The head of a safetensors file with this JSON, without padding: what other programs may write.
+std::string head_of(const std::string& json);
 void write_content(const std::string& path, std::string_view bytes);
 
 }  // namespace tessera

@@ -6,18 +6,12 @@
 #include <cstring>
 
 #include "runtime/base/status.h"
+#include "tests/checkpoint/made_up.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string head_of(const std::string& json) {
-  const std::uint64_t length = json.size();
-  std::string head(8, '\0');
-  std::memcpy(head.data(), &length, 8);
-  return head + json;
-}
 
 ShardHeader some_header() {
   ShardHeader header{{{"value", "frozen", "F16", 0, 3},

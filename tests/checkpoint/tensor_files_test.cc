@@ -13,19 +13,13 @@
 
 #include "checkpoint/tensor_files_writer.h"
 #include "runtime/base/status.h"
+#include "tests/checkpoint/made_up.h"
 #include "tests/offload/scratch.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string head_of(const std::string& json) {
-  const std::uint64_t length = json.size();
-  std::string head(8, '\0');
-  std::memcpy(head.data(), &length, 8);
-  return head + json;
-}
 
 std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
                   const std::string& place) {

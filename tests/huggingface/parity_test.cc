@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 
 #include "models/hf_config.h"
 #include "models/hf_names.h"
@@ -19,6 +20,7 @@
 #include "tessera/safetensors.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::models {
 namespace {
@@ -29,35 +31,35 @@ class HuggingFace : public ::testing::Test {
  protected:
   /// All models are made by one process, since importing transformers takes longest.
   static void SetUpTestSuite() {
-    std::string name = ::testing::TempDir() + "/tessera-hf-XXXXXX";
-    folder_ = mkdtemp(name.data());
+    folder_.emplace();
     if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, transformers' > /dev/null 2>&1") != 0) return;
-    const auto made = oracle::run_python("../huggingface/make_models.py", {folder_.string()}, folder_, 200);
+    const auto made =
+        oracle::run_python("../huggingface/make_models.py", {folder_->path().string()}, folder_->path(), 200);
     EXPECT_TRUE(made.ok()) << message_of(made.status());
-    for (const auto& each : fs::directory_iterator(folder_))
+    for (const auto& each : fs::directory_iterator(folder_->path()))
       if (each.is_directory()) names_.push_back(each.path().filename());
   }
-  static void TearDownTestSuite() { fs::remove_all(folder_); }
+  static void TearDownTestSuite() { folder_.reset(); }
   void SetUp() override {
     if (names_.empty()) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no transformers. hint: scripts/setup --tests";
   }
 
   static std::map<std::string, at::Tensor> read(const std::string& name, const std::string& what) {
-    const auto tensors = oracle::read_tensors(folder_ / name / what);
+    const auto tensors = oracle::read_tensors(*folder_ / name / what);
     EXPECT_TRUE(tensors.ok()) << message_of(tensors.status());
     return {tensors->begin(), tensors->end()};
   }
   static ModelConfig config_of(const std::string& name) {
-    const auto config = read_model_config(folder_ / name / "model");
+    const auto config = read_model_config(*folder_ / name / "model");
     EXPECT_TRUE(config.ok()) << message_of(config.status());
     return *config;
   }
   static double largest(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
-  static fs::path folder_;
+  static std::optional<TestFolder> folder_;
   static std::vector<std::string> names_;
 };
-fs::path HuggingFace::folder_;
+std::optional<TestFolder> HuggingFace::folder_;
 std::vector<std::string> HuggingFace::names_;
 
 TEST_F(HuggingFace, LogitsLossAndGradientsAreThoseOfTransformers) {
@@ -71,7 +73,7 @@ TEST_F(HuggingFace, LogitsLossAndGradientsAreThoseOfTransformers) {
       for (const auto& parameter : model->parameters()) count += parameter.numel();
       return count;
     }());
-    import_safetensors(*model, folder_ / name / "model", {.names = hf_names(config), .ignored = hf_ignored(config)});
+    import_safetensors(*model, *folder_ / name / "model", {.names = hf_names(config), .ignored = hf_ignored(config)});
     auto batch = read(name, "batch"), wanted = read(name, "wanted");
     const at::Tensor loss = model->forward(batch["tokens"], batch["targets"]);
     loss.backward();
@@ -96,18 +98,19 @@ TEST_F(HuggingFace, WhatEnginesExportTransformersReads) {
       strategy.strategy = ShardingStrategy::kFullShard;
       const auto model = deferred_init([&] { return *make_language_model(config); });
       Engine engine(model, strategy, mesh);
-      import_safetensors(engine, folder_ / name / "model", {.names = hf_names(config), .ignored = hf_ignored(config)});
-      export_safetensors(engine, folder_ / name / "exported",
+      import_safetensors(engine, *folder_ / name / "model", {.names = hf_names(config), .ignored = hf_ignored(config)});
+      export_safetensors(engine, *folder_ / name / "exported",
                          {.names = hf_names(config), .most_bytes = name == "llama" ? 20'000 : 1'000'000});
     });
     const auto text = to_hf_config(config, "float32");
     ASSERT_TRUE(text.ok()) << message_of(text.status());
-    std::ofstream(folder_ / name / "exported" / "config.json") << *text;
-    const auto again = read_model_config(folder_ / name / "exported");
+    std::ofstream(*folder_ / name / "exported" / "config.json") << *text;
+    const auto again = read_model_config(*folder_ / name / "exported");
     ASSERT_TRUE(again.ok()) << message_of(again.status());
     EXPECT_EQ(to_json(*again), to_json(config));
   }
-  const auto checked = oracle::run_python("../huggingface/check_exports.py", {folder_.string()}, folder_, 200);
+  const auto checked =
+      oracle::run_python("../huggingface/check_exports.py", {folder_->path().string()}, folder_->path(), 200);
   ASSERT_TRUE(checked.ok()) << message_of(checked.status());
   for (const std::string& name : names_) EXPECT_THAT(*checked, ::testing::HasSubstr(name + " "));
 }

@@ -10,13 +10,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
+#include <optional>
 
 #include "runtime/base/status.h"
 #include "runtime/tokenizer/utf8.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera {
 namespace {
@@ -24,23 +25,18 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-std::string read_bytes(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class TokenizersPackage : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::string name = ::testing::TempDir() + "/tessera-tokenizers-XXXXXX";
-    folder_ = mkdtemp(name.data());
+    folder_.emplace();
     if (std::system(TESSERA_ORACLE_PYTHON " -c 'import torch, tokenizers' > /dev/null 2>&1") != 0) return;
-    const auto made = oracle::run_python("../huggingface/make_tokenizers.py", {folder_.string()}, folder_, 300);
+    const auto made =
+        oracle::run_python("../huggingface/make_tokenizers.py", {folder_->path().string()}, folder_->path(), 300);
     ASSERT_TRUE(made.ok()) << message_of(made.status());
     std::printf("%s", made->c_str());
     is_made_ = true;
   }
-  static void TearDownTestSuite() { fs::remove_all(folder_); }
+  static void TearDownTestSuite() { folder_.reset(); }
   void SetUp() override {
     if (!is_made_) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no tokenizers. hint: scripts/setup --tests";
   }
@@ -60,20 +56,21 @@ class TokenizersPackage : public ::testing::Test {
     EXPECT_EQ(got.size(), static_cast<std::size_t>(wanted.numel()));
   }
 
-  static fs::path folder_;
+  static std::optional<TestFolder> folder_;
   static bool is_made_;
 };
-fs::path TokenizersPackage::folder_;
+std::optional<TestFolder> TokenizersPackage::folder_;
 bool TokenizersPackage::is_made_ = false;
 
 TEST_F(TokenizersPackage, GivesTheSameTokensAndTheSameText) {
-  const std::string text = read_bytes(folder_ / "text"), broken = read_bytes(folder_ / "bytes"),
-                    words = read_bytes(folder_ / "words");
+  const std::string text = TestFolder::content_of(*folder_ / "text"),
+                    broken = TestFolder::content_of(*folder_ / "bytes"),
+                    words = TestFolder::content_of(*folder_ / "words");
   for (const char* kind : {"gpt2", "prefix_space", "llama3", "qwen2", "digits"}) {
     SCOPED_TRACE(kind);
-    const auto tokenizer = Tokenizer::read(folder_ / kind);
+    const auto tokenizer = Tokenizer::read(*folder_ / kind);
     ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
-    const auto tensors = oracle::read_tensors(folder_ / kind / "wanted");
+    const auto tensors = oracle::read_tensors(*folder_ / kind / "wanted");
     ASSERT_TRUE(tensors.ok()) << message_of(tensors.status());
     std::map<std::string, at::Tensor> wanted(tensors->begin(), tensors->end());
     std::vector<Tokenizer::Id> ids;
@@ -85,8 +82,9 @@ TEST_F(TokenizersPackage, GivesTheSameTokensAndTheSameText) {
     EXPECT_EQ(*replaced, 0u);
     expect_tokens(ids, wanted.at("text"), *tokenizer);
     const std::vector<std::int64_t> wide(ids.begin(), ids.end());
-    EXPECT_TRUE(tokenizer->decode(wide) == read_bytes(folder_ / kind / "decoded"));
-    EXPECT_TRUE(tokenizer->decode(wide, /*skip_special=*/false) == read_bytes(folder_ / kind / "decoded_special"));
+    EXPECT_TRUE(tokenizer->decode(wide) == TestFolder::content_of(*folder_ / kind / "decoded"));
+    EXPECT_TRUE(tokenizer->decode(wide, /*skip_special=*/false) ==
+                TestFolder::content_of(*folder_ / kind / "decoded_special"));
     ids.clear();
     replaced = tokenizer->encode(broken, true, ids);
     ASSERT_TRUE(replaced.ok());

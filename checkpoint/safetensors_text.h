@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// How the head of a safetensors file is written (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON
+/// object in little endian, and the object.
+
+/// A tensor as a further member of that object, a comma before it. `begin`, `end`: bytes from the data's begin.
+std::string safetensors_member(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
+                               std::int64_t begin, std::int64_t end);
+
+/// The length and `json`, filled up with spaces to a multiple of 64 bytes.
+std::string safetensors_head(std::string json);
+
+}  // namespace tessera

@@ -9,7 +9,9 @@ namespace tessera {
 
 void RunScope::leave_together() const {
   if (!mesh || !groups_of(*mesh).status().ok()) return;
-  throw_if_error(value_or_throw(groups_of(*mesh).user_group())->barrier("the end of the program").wait());
+  const auto user = value_or_throw(groups_of(*mesh).user_group());
+  groups_of(*mesh).leave();
+  throw_if_error(user->barrier("the end of the program").wait());
 }
 
 ExitCode RunScope::end_with(absl::Status reason, const std::string& call_stack) const {

@@ -18,7 +18,8 @@ struct RunScope {
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
 
-  /// Ranks leave together, so that none looks lost to the others: the one that serves the store, or still writes a file.
+  /// Ranks leave together, so that none looks lost to the others: the one that serves the store, or still writes a file. A
+  /// rank that others still need for a step is no reason to wait: they are told, and end with that error.
   /// Where the mesh has ended with an error that the program dealt with, there is nobody to wait for. Throws tessera::Error.
   void leave_together() const;
 

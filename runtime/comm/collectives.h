@@ -188,6 +188,10 @@ class Collectives {
   /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
   virtual void abort(const absl::Status& reason) = 0;
 
+  /// This rank makes no more calls: peers that need it for one are told so at once, where the transport can tell them. The
+  /// destructor does the same.
+  virtual void leave() {}
+
   /// Ok, or the failure of a call that could be queued but failed when it ran. On a GPU Work::wait returns before the call
   /// has run, so code that reads a result from the GPU must ask here afterwards whether the result is valid.
   virtual absl::Status status() const { return absl::OkStatus(); }

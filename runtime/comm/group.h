@@ -36,4 +36,7 @@ struct Group {
   }
 };
 
+/// In the job's store: there once the rank's program has ended well.
+inline std::string key_of_ended_rank(int world_rank) { return "ended/" + std::to_string(world_rank); }
+
 }  // namespace tessera

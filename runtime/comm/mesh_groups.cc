@@ -59,26 +59,30 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
   return axes;
 }
 
-absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string& purpose) {
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::string& purpose) {
   int times = 0;
   {
     std::lock_guard lock(mutex_);
     times = worlds_asked_[purpose]++;
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      auto group, make_group(purpose + "." + std::to_string(times), GroupUse::kOther, 0, topology_.world_size, 1));
+  return make_group(purpose + "." + std::to_string(times), GroupUse::kOther, 0, topology_.world_size, 1);
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string& purpose) {
+  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose));
   return factory_->control_of(group);
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std::string& purpose) {
   {
     std::lock_guard lock(mutex_);
-    if (const auto known = shared_worlds_.find(purpose); known != shared_worlds_.end()) return known->second;
+    if (const auto known = shared_worlds_.find(purpose); known != shared_worlds_.end()) return known->second.control;
   }
-  TESSERA_ASSIGN_OR_RETURN(auto group, world(purpose));
+  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose));
+  const auto control = factory_->control_of(group);
   std::lock_guard lock(mutex_);
-  shared_worlds_[purpose] = group;
-  return group;
+  shared_worlds_[purpose] = {group, control};
+  return control;
 }
 
 void MeshGroups::abort(const absl::Status& reason) {
@@ -91,6 +95,21 @@ void MeshGroups::abort(const absl::Status& reason) {
       if (auto group = weak.lock()) groups.push_back(std::move(group));
   }
   for (const auto& group : groups) group->abort(reason);
+}
+
+void MeshGroups::leave() {
+  if (topology_.world_size == 1) return;
+  store_->set(key_of_ended_rank(topology_.rank), "").IgnoreError();  // for those who find no other cause
+  std::vector<std::shared_ptr<Collectives>> groups;
+  {
+    std::lock_guard lock(mutex_);
+    const auto user = shared_worlds_.find(kUser);
+    for (const auto& weak : groups_) {
+      auto group = weak.lock();
+      if (group && (user == shared_worlds_.end() || group != user->second.group)) groups.push_back(std::move(group));
+    }
+  }
+  for (const auto& group : groups) group->leave();
 }
 
 void MeshGroups::expect_report() {

@@ -63,11 +63,14 @@ class MeshGroups {
   /// The same, one for each purpose: made by the first call, which is collective, and kept as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
   /// That of what the program itself sends (tessera/collectives.h).
-  absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world("user"); }
+  absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
   /// Tells every rank of every group made through this mesh that this rank gives up, and why.
   /// The first reason counts.
   void abort(const absl::Status& reason);
+  /// This rank's program ends well: ranks that still need it for a call, as their data were longer, are told so. The group of
+  /// the program itself goes on (user_group), so that ranks can wait for each other.
+  void leave();
   /// Ok, or the reason that this rank gave to `abort`.
   absl::Status status() const;
 
@@ -80,7 +83,13 @@ class MeshGroups {
 
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
+  static constexpr const char* kUser = "user";
+  struct SharedWorld {
+    std::shared_ptr<Collectives> group, control;
+  };
+
   std::string unique_name(int replicate, int shard);
+  absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
   /// The group of `count` ranks from `first` on, `stride` apart.
   absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& name, GroupUse use, int first, int count,
                                                           int stride);
@@ -89,10 +98,10 @@ class MeshGroups {
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
 
-  mutable std::mutex mutex_;                                           // guards the members below
-  std::map<std::pair<int, int>, int> times_asked_;                     // by shape: keeps group names apart
-  std::map<std::string, int> worlds_asked_;                            // by purpose
-  std::map<std::string, std::shared_ptr<Collectives>> shared_worlds_;  // by purpose
+  mutable std::mutex mutex_;                          // guards the members below
+  std::map<std::pair<int, int>, int> times_asked_;    // by shape: keeps group names apart
+  std::map<std::string, int> worlds_asked_;           // by purpose
+  std::map<std::string, SharedWorld> shared_worlds_;  // by purpose
   std::vector<std::weak_ptr<Collectives>> groups_;
   absl::Status aborted_;
   bool expects_report_ = false;

@@ -139,10 +139,24 @@ TEST(ThreadFailures, ARankThatReturnsEarlyHasLeft) {
   });
   EXPECT_TRUE(results[1].ok());
   for (int rank : {0, 2}) {
-    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kPeerLost);
+    EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kCorruptData);
     EXPECT_THAT(message_of(results[rank]), AllOf(HasSubstr("second barrier #2"), HasSubstr("rank 1 ")));
   }
   EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
+}
+
+TEST(ThreadFailures, ARankWhoseProgramEndsIsNotWaitedForWhileItsGroupsLive) {
+  const auto results = statuses(3, [](const Mesh& mesh) {
+    const MeshAxes axes = world_axes(mesh);
+    TESSERA_ASSIGN_OR_RETURN(const auto user, groups_of(mesh).user_group());
+    TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
+    if (mesh.rank() != 1) return axes.world->barrier("second").wait();
+    groups_of(mesh).leave();
+    return user->barrier("the end").wait();  // for which the others do not come
+  });
+  for (int rank : {0, 2}) EXPECT_EQ(exit_code_of(results[rank]), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(results[0]) + message_of(results[2]), HasSubstr("rank 1 has left, last in barrier 'first'"));
+  EXPECT_FALSE(results[1].ok());
 }
 
 TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {

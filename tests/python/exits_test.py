@@ -49,6 +49,18 @@ class ExitsTest(unittest.TestCase):
         self.assertEqual(output.count("last line"), 2, output)
         self.assertNotIn("error", output)
 
+    def test_a_rank_that_ends_before_the_others(self):
+        # Its data were shorter, or it called sys.exit. Its Engine may hold the copy of the parameters that all share.
+        for sharing, transport in (False, "host"), (True, "host"), (False, "gloo"):
+            with self.subTest(sharing=sharing, transport=transport):
+                self.expect(BEGIN + f"""
+    strategy["host_sharing"] = {sharing}
+    strategy["comm"]["transport"] = "{transport}"
+    engine = tessera.Engine(model, strategy)
+    train(engine, 2 if tessera.rank() == 1 else 4)
+    if tessera.rank() == 1: sys.exit(0)
+                """, 65, "rank 1", "every rank takes as many steps")
+
     def test_an_exception_of_the_program(self):
         self.expect(MADE + """
     if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")

@@ -62,6 +62,14 @@ class C10dCollectives : public Collectives {
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
+  /// Peers see the connections end, and find in the store that this rank's program has ended (MeshGroups::leave).
+  void leave() override {
+    {
+      std::lock_guard lock(mutex_);
+      if (status_.ok()) status_ = make_error(ExitCode::kUsage, group_.self() + " has left the group");
+    }
+    drop_backend();
+  }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,

@@ -44,15 +44,21 @@ struct FailureReport::Shared {
     }
   }
 
-  std::vector<std::string> answers() const {
-    std::vector<std::string> texts(group.size());
+  struct Answer {
+    std::string text;        ///< empty: none
+    bool has_ended = false;  ///< its program has, and well
+  };
+  std::vector<Answer> answers() const {
+    std::vector<Answer> answers(group.size());
     const auto end = Clock::now() + kForAllAnswers;
     for (int q = 0; q < group.size(); ++q) {
       if (q == group.rank) continue;
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-      texts[q] = store->get(key(q), std::max(left, std::chrono::milliseconds(0))).value_or("");
+      answers[q].has_ended = store->has(key_of_ended_rank(group.world_rank(q))).value_or(false);
+      if (answers[q].has_ended) continue;
+      answers[q].text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))).value_or("");
     }
-    return texts;
+    return answers;
   }
 };
 
@@ -81,16 +87,20 @@ std::string FailureReport::news() {
 absl::Status FailureReport::explain(const CallSignature& call, const std::string& why) {
   const Group& group = shared_->group;
   std::string text = group.self() + " " + where(call) + ": " + why;
-  const auto answers = std::make_shared<std::vector<std::string>>();
+  const auto answers = std::make_shared<std::vector<Shared::Answer>>();
   if (shared_->store_hangs ||
       !ends_in_time([shared = shared_, answers] { *answers = shared->answers(); }, kForTheStore))
     return make_error(ExitCode::kPeerLost, text + "; the store, and so rank 0, does not answer");
   ExitCode code = ExitCode::kPeerLost;
-  std::vector<int> silent;
+  std::vector<int> silent, ended;
   std::size_t told = 0;
   for (int q = 0; q < group.size(); ++q) {
     if (q == group.rank) continue;
-    const std::string& answer = (*answers)[q];
+    const std::string& answer = (*answers)[q].text;
+    if ((*answers)[q].has_ended) {
+      ended.push_back(group.world_rank(q));
+      continue;
+    }
     if (answer.empty()) {
       silent.push_back(group.world_rank(q));
       continue;
@@ -103,6 +113,11 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
   if (told > kMostAnswers) text += "; and " + std::to_string(told - kMostAnswers) + " more";
   if (!silent.empty())
     text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
+  if (!ended.empty()) {
+    if (code == ExitCode::kPeerLost) code = ExitCode::kCorruptData;
+    text += "; the program of rank " + number_ranges(ended) +
+            " has ended. hint: every rank takes as many steps, and makes as many other calls, as the others";
+  }
   if (code == ExitCode::kInternal) text += "; ranks disagree: every rank must make the same calls in the same order";
   return make_error(code, text);
 }

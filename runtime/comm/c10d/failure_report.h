@@ -30,7 +30,8 @@ class FailureReport {
   std::string news();
 
   /// The error of this rank's failed `call`: `why`, and what every other rank says within a second or so.
-  /// Exit code 70 if another rank was in a different call of the same number, else 75.
+  /// Exit code 70 if another rank was in a different call of the same number, 65 if one has ended its program
+  /// (MeshGroups::leave), else 75.
   absl::Status explain(const CallSignature& call, const std::string& why);
 
  private:

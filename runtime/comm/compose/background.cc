@@ -118,6 +118,7 @@ class BackgroundCollectives final : public Collectives {
   }
   Work barrier(std::string_view label) override { return idle().barrier(label); }
   void abort(const absl::Status& reason) override { group_->abort(reason); }
+  void leave() override { group_->leave(); }
   absl::Status status() const override { return group_->status(); }
 
  protected:

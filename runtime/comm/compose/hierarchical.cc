@@ -41,6 +41,10 @@ class HierarchicalCollectives : public Collectives {
     inside_->abort(reason);
     across_->abort(reason);
   }
+  void leave() override {
+    inside_->leave();
+    across_->leave();
+  }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,

@@ -72,6 +72,7 @@ class CudaHostCollectives : public Collectives {
     failed_ = true;
     host_->abort(reason);
   }
+  void leave() override { host_->leave(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,

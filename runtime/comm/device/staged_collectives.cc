@@ -51,6 +51,7 @@ class StagedCollectives : public Collectives {
     return down(met, room(1).zero_(), &unused);
   }
   void abort(const absl::Status& reason) override { group_->abort(reason); }
+  void leave() override { group_->leave(); }
   absl::Status status() const override { return group_->status(); }
 
  protected:

@@ -67,7 +67,8 @@ class PublishedCall {
 /// | kRunning | -                                   | wait for it                             |
 /// | kFailing | the rank, while it writes `message` | wait a moment longer                    |
 /// | kFailed  | the rank: abort() or an error       | fail with its message and exit code     |
-/// | kLeft    | the rank: its Collectives is gone   | fail, if they need it for a call        |
+/// | kLeft    | the rank: leave(), or its           | fail, if they need it for a call        |
+/// |          | Collectives is gone                 |                                         |
 enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 
 /// The kinds of meeting that a group has, each with phases of its own (Meeting).

@@ -159,7 +159,9 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
   // be told.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
-      return make_error(ExitCode::kPeerLost, prefix() + who(q) + " has left" + last_seen(q));
+      return make_error(ExitCode::kCorruptData,
+                        prefix() + who(q) + " has left" + last_seen(q) +
+                            ". hint: every rank takes as many steps, and makes as many other calls, as the others");
   return Clock::now() < deadline_ ? absl::OkStatus() : timeout_error(arrived);
 }
 

@@ -51,6 +51,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
+  void leave() override { peers_.leave(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,

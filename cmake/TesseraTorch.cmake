@@ -66,6 +66,8 @@ function(tessera_use_torch_pch)
     target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)
     if(TESSERA_BATCHES)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+      # A batch is not a header, so an unnamed namespace in it is no mistake.
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
     endif()
   endforeach()
 endfunction()

@@ -64,10 +64,14 @@ Values train(Tiny& model, const MakeOptimizer& make, const Mesh* mesh) {
   return values_of(*model);
 }
 
-void expect_near(const Values& got, const Values& wanted, const std::string& what) {
+/// Ranks add gradients up in another order than one process. LBFGS divides by differences of gradients, where that weighs more.
+void expect_near(const Values& got, const Values& wanted, const std::string& name, int ranks) {
   ASSERT_EQ(got.size(), wanted.size());
-  for (std::size_t i = 0; i < got.size(); ++i)
-    EXPECT_TRUE(at::allclose(got[i].second, wanted[i].second, 1e-4, 2e-5)) << what << ", " << got[i].first;
+  const double looser = name == "lbfgs" ? 10 : 1;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(at::allclose(got[i].second, wanted[i].second, looser * 1e-4, looser * 2e-5))
+        << name << " on " << ranks << ", " << got[i].first;
+  }
 }
 
 TEST(DataParallel, TrainsLikeOneProcessWithLibTorchsOptimizers) {
@@ -95,7 +99,7 @@ TEST(DataParallel, TrainsLikeOneProcessWithLibTorchsOptimizers) {
             all[static_cast<std::size_t>(mesh.rank())] = train(model, make, &mesh);
           });
           for (const Values& values : all) EXPECT_TRUE(all_same_bits(values, all[0])) << name;
-          expect_near(all[0], wanted, name + " on " + std::to_string(ranks));
+          expect_near(all[0], wanted, name, ranks);
         }
       }
     }
@@ -189,7 +193,7 @@ TEST(DataParallel, AfterItsEndGradientsAreThisRanks) {
 }
 
 /// On all ranks.
-void expect_refused(const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
+void expect_data_parallel_refused(const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
   run_ranks({.ranks = 2, .timeout_s = 10}, [&](const Mesh& mesh) {
     try {
       call(mesh);
@@ -202,32 +206,34 @@ void expect_refused(const std::function<void(const Mesh&)>& call, const std::vec
 }
 
 TEST(DataParallel, WhatRanksDoNotShareIsNamed) {
-  expect_refused([](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, mesh.rank() + 1), mesh); },
-                 {"rank 1: DataParallel: the module has parameter weight of Float [2, 2] where rank 0's has parameter "
-                  "weight of Float "
-                  "[1, 2]"});
-  expect_refused(
+  expect_data_parallel_refused(
+      [](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, mesh.rank() + 1), mesh); },
+      {"rank 1: DataParallel: the module has parameter weight of Float [2, 2] where rank 0's has parameter "
+       "weight of Float "
+       "[1, 2]"});
+  expect_data_parallel_refused(
       [](const Mesh& mesh) {
         DataParallel(torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(mesh.rank() == 1)), mesh);
       },
       {"rank 1: ", "parameter bias of Float [2] where rank 0's has nothing more"});
-  expect_refused(
+  expect_data_parallel_refused(
       [](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, 2), mesh, {.bucket_mb = mesh.rank() + 1.0}); },
       {"rank 0: DataParallel with buckets of 1 MiB", "rank 1: DataParallel with buckets of 2 MiB"});
 }
 
 TEST(DataParallel, WhatCannotBeIsRefused) {
-  expect_refused([](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, 2), mesh, {.bucket_mb = 0}); },
-                 {"bucket_mb"});
-  expect_refused([](const Mesh& mesh) { DataParallel(deferred_init([] { return torch::nn::Linear(2, 2); }), mesh); },
-                 {"parameter weight is deferred", "materialize_module"});
-  expect_refused(
+  expect_data_parallel_refused([](const Mesh& mesh) { DataParallel(torch::nn::Linear(2, 2), mesh, {.bucket_mb = 0}); },
+                               {"bucket_mb"});
+  expect_data_parallel_refused(
+      [](const Mesh& mesh) { DataParallel(deferred_init([] { return torch::nn::Linear(2, 2); }), mesh); },
+      {"parameter weight is deferred", "materialize_module"});
+  expect_data_parallel_refused(
       [](const Mesh& mesh) {
         torch::nn::Linear model(2, 2);
         const DataParallel first(model, mesh), second(model, mesh);
       },
       {"parameter weight belongs to"});
-  expect_refused(
+  expect_data_parallel_refused(
       [](const Mesh& mesh) {
         torch::nn::Embedding model(torch::nn::EmbeddingOptions(4, 2).sparse(mesh.rank() == 1));
         const DataParallel parallel(model, mesh);

@@ -238,7 +238,7 @@ TEST(SyncBatchNorm, InEvalModeItIsBatchNormAndRanksDoNotMeet) {
 }
 
 /// On all ranks.
-void expect_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::string& text) {
+void expect_batch_norm_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::string& text) {
   run_ranks({.ranks = ranks, .timeout_s = 10}, [&](const Mesh& mesh) {
     try {
       call(mesh);
@@ -251,22 +251,22 @@ void expect_refused(int ranks, const std::function<void(const Mesh&)>& call, con
 }
 
 TEST(SyncBatchNorm, WhatCannotBeIsRefused) {
-  expect_refused(
+  expect_batch_norm_refused(
       3,
       [](const Mesh& mesh) {
         SyncBatchNorm(BatchNormOptions(4), mesh)->forward(at::ones({mesh.rank() == 1, 4}));
       },
       "more than 1 value a channel on all ranks");
-  expect_refused(
+  expect_batch_norm_refused(
       1,
       [](const Mesh& mesh) {
         SyncBatchNorm(BatchNormOptions(4), mesh)->forward(at::ones({2, 5}));
       },
       "got Float [2, 5]");
-  expect_refused(
+  expect_batch_norm_refused(
       1, [](const Mesh& mesh) { SyncBatchNorm(BatchNormOptions(4), mesh)->forward(at::ones({4})); },
       "2 to 5 dimensions");
-  expect_refused(
+  expect_batch_norm_refused(
       2,
       [](const Mesh& mesh) {
         const bool nothing = mesh.rank() == 1;
@@ -275,7 +275,7 @@ TEST(SyncBatchNorm, WhatCannotBeIsRefused) {
         convert_sync_batchnorm(model, mesh);
       },
       "rank 1: module 0 is a BatchNorm with neither");
-  expect_refused(
+  expect_batch_norm_refused(
       2,
       [](const Mesh& mesh) {
         torch::nn::Sequential model(torch::nn::Linear(2, 2));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hash.h"
@@ -19,6 +20,7 @@ Json json_of(const SavedParameter& parameter) {
                {"group", parameter.group},     {"first_element", parameter.first_element}};
   if (!parameter.aliases.empty()) json["aliases"] = parameter.aliases;
   if (!parameter.strides.empty()) json["strides"] = parameter.strides;
+  if (parameter.states) json["states"] = *parameter.states;
   return json;
 }
 
@@ -67,6 +69,10 @@ std::string lines_of(const Json& root) {
 }  // namespace
 
 std::string this_program() { return "tessera " TESSERA_VERSION; }
+
+bool SavedParameter::has_state(const std::string& state) const {
+  return !states || std::ranges::find(*states, state) != states->end();
+}
 
 std::string write_manifest(const Manifest& manifest) {
   Json root = {{"written_by", manifest.written_by},

@@ -36,7 +36,10 @@ struct SavedParameter {
   /// What its noise depends on where states are rounded stochastically: numbers of its unit and of its group there, and its
   /// first element in that group's flat buffer.
   std::int64_t unit = 0, group = 0, first_element = 0;
-  std::int64_t numel = 0;  ///< made from `shape`
+  std::int64_t numel = 0;                               ///< made from `shape`
+  std::optional<std::vector<std::string>> states = {};  ///< names of those it has; nothing: all of the manifest's
+
+  bool has_state(const std::string& state) const;
 };
 
 /// A tensor that every rank has in full.

@@ -69,6 +69,7 @@ class ManifestReader {
     expect_unique("buffers", manifest.buffers);
     expect_unique("items", manifest.items);
     expect_unique("files", manifest.files);
+    for (const SavedParameter& parameter : manifest.parameters) expect_known_states(parameter, manifest.states);
     TESSERA_RETURN_IF_ERROR(problem_);
     return manifest;
   }
@@ -89,6 +90,15 @@ class ManifestReader {
     for (const auto& value : list) {
       if (names.insert(value.name).second) continue;
       if (problem_.ok()) problem_ = corrupt(file_, fmt::format("/{}: {} is given twice", key, quoted_text(value.name)));
+    }
+  }
+
+  void expect_known_states(const SavedParameter& parameter, const std::vector<SavedState>& states) {
+    for (const std::string& name : parameter.states.value_or(std::vector<std::string>())) {
+      const bool is_known = std::ranges::find(states, name, &SavedState::name) != states.end();
+      if (is_known || !problem_.ok()) continue;
+      problem_ = corrupt(file_, fmt::format("/parameters: {} has the state {}, which is not among \"states\"",
+                                            quoted_text(parameter.name), quoted_text(name)));
     }
   }
 
@@ -151,6 +161,7 @@ class ManifestReader {
     parameter.name = fields.text("name");
     if (fields.has("aliases")) parameter.aliases = fields.texts("aliases");
     parameter.shape = fields.integers("shape", 0, kMost);
+    if (fields.has("states")) parameter.states = fields.texts("states");
     if (fields.has("strides")) parameter.strides = fields.integers("strides", 0, kMost);
     parameter.dtype = fields.text("dtype");
     parameter.trains = fields.boolean("trains");

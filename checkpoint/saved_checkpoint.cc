@@ -95,6 +95,7 @@ absl::Status SavedCheckpoint::check_tensors() {
     }
     TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
     for (const SavedState& state : manifest_.states) {
+      if (!parameter.has_state(state.name)) continue;
       TESSERA_RETURN_IF_ERROR(check_tensor(state.name, name, dtype_of_state(state), parameter.numel));
       if (state.format != "8bit") continue;
       TESSERA_RETURN_IF_ERROR(check_tensor(state.name + kScales, name, "F32", (parameter.numel + block - 1) / block));

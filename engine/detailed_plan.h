@@ -9,6 +9,7 @@
 namespace tessera {
 
 /// As plan_memory, but returns the MemoryPlan itself, which knows what the numbers were computed from.
-MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
+MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
+                          std::shared_ptr<const ElementwiseOptimizer> own = nullptr);
 
 }  // namespace tessera

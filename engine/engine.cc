@@ -16,6 +16,7 @@
 #include "engine/mesh_shape.h"
 #include "engine/parameter_groups.h"
 #include "engine/run_scope.h"
+#include "engine/step/own_optimizer.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
@@ -24,7 +25,11 @@
 
 namespace tessera {
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh)
-    : state_(std::make_unique<State>(std::move(module), strategy, mesh)) {}
+    : Engine(std::move(module), strategy, mesh, nullptr) {}
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
+               std::shared_ptr<const ElementwiseOptimizer> optimizer)
+    : state_(std::make_unique<State>(std::move(module), strategy, mesh, std::move(optimizer))) {}
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
@@ -229,22 +234,25 @@ std::vector<std::string> Engine::unit_names() const {
   return names;
 }
 
-MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
+MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
+                          std::shared_ptr<const ElementwiseOptimizer> own) {
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
-  const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema);
+  const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, std::move(own));
   PlanScene scene{position};
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
   scene.reduces_in_background = would_reduce_in_background(topology, transport);
-  const auto units = partition(module, strategy, parts_for(strategy, position));
+  const auto units =
+      partition(module, strategy, parts_for(strategy, position), nullptr, matrices_of(strategy.optimizer));
   assign_groups(units, strategy.optimizer);
   return make_plan(units, strategy, scene, *optimizer);
 }
 
-PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology) {
-  const MemoryPlan plan = plan_in_detail(module, strategy, topology);
+PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
+                          std::shared_ptr<const ElementwiseOptimizer> optimizer) {
+  const MemoryPlan plan = plan_in_detail(module, strategy, topology, std::move(optimizer));
   return {plan.use(), plan.disk(), plan.to_table()};
 }
 

@@ -87,8 +87,8 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 }  // namespace
 
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
-                     const Mesh& mesh_given)
-    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given) {
+                     const Mesh& mesh_given, std::shared_ptr<const ElementwiseOptimizer> own_rule_given)
+    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), own_rule(std::move(own_rule_given)) {
   look_at_module();
   try {
     or_abort("Engine", [&] { set_up(); });
@@ -102,8 +102,9 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 void Engine::State::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
-  optimizer = make_optimizer(strategy.optimizer, strategy.ema);
-  units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master);
+  optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rule);
+  units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master,
+                    matrices_of(strategy.optimizer));
   assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
 }
@@ -144,7 +145,7 @@ void Engine::State::set_up() {
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory);
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rule);
   }
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {

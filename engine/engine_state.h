@@ -30,7 +30,8 @@ namespace tessera {
 
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
 struct Engine::State {
-  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
+  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
+        std::shared_ptr<const ElementwiseOptimizer> own_rule);
 
   void look_at_module();
   MeshShape shape_of_mesh() const;
@@ -87,6 +88,7 @@ struct Engine::State {
 
   Accelerator accelerator;
   std::optional<Uploader> uploader;
+  const std::shared_ptr<const ElementwiseOptimizer> own_rule;  ///< the program's, or null
   std::unique_ptr<Optimizer> optimizer;
   MeshAxes axes;
   bool shares_memory = false;  ///< the ranks of a shard group

@@ -33,7 +33,7 @@ class Load {
         path_(path),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(stored_states(*s.optimizer)) {}
+        states_(s.strategy, s.own_rule) {}
 
   absl::StatusOr<LoadedCheckpoint> run() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
@@ -202,7 +202,7 @@ class Load {
   std::string path_;
   const int rank_;
   const std::string who_;
-  const std::vector<SavedState> states_;
+  const StoredStates states_;
   std::unique_ptr<SavedCheckpoint> checkpoint_;
   MatchedCheckpoint matched_;
   LoadedCheckpoint loaded_;

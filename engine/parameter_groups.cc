@@ -58,24 +58,42 @@ void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const Optimi
   }
 }
 
+std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer) {
+  if (optimizer.type != OptimizerType::kMuon) return nullptr;
+  return [groups = optimizer.groups](const FlatParameter& parameter) {
+    if (parameter.sizes.size() != 2 || parameter.numel == 0) return false;
+    for (const ParameterGroup& group : groups) {
+      const bool fits = group.max_dim.value_or(2) >= 2 && std::ranges::any_of(group.match, [&](const auto& pattern) {
+                          return is_named(parameter, pattern);
+                        });
+      if (fits && group.type) return *group.type == OptimizerType::kMuon;
+    }
+    return !parameter.is_embedding;
+  };
+}
+
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
-  if (optimizer.groups.empty()) return "";
+  const bool has_matrices = optimizer.type == OptimizerType::kMuon;
+  if (optimizer.groups.empty() && !has_matrices) return "";
   using Align = TextTable::Align;
   TextTable table({{"group"},
                    {"parameters", Align::kRight},
                    {"elements", Align::kRight},
+                   {"of matrices", Align::kRight},
                    {"of the rate", Align::kRight},
                    {"weight decay", Align::kRight},
                    {"betas", Align::kRight},
                    {"eps", Align::kRight}});
   const auto add = [&](std::size_t index, const std::string& name, double lr_ratio, const OptimizerConfig& config) {
-    std::int64_t parameters = 0, elements = 0;
+    std::int64_t parameters = 0, elements = 0, in_matrices = 0;
     for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
       if (!group.trainable || group.parameters[i].group != index) return;
       ++parameters;
       elements += group.parameters[i].numel;
+      if (!group.matrices.empty()) in_matrices += group.parameters[i].numel;
     });
-    table.add_row({name, std::to_string(parameters), std::to_string(elements), c10::str(lr_ratio),
+    table.add_row({name, std::to_string(parameters), std::to_string(elements),
+                   has_matrices ? std::to_string(in_matrices) : std::string("-"), c10::str(lr_ratio),
                    c10::str(config.weight_decay),
                    has_betas(config.type) ? c10::str(config.beta1, ", ", config.beta2) : std::string(),
                    has_eps(config.type) ? c10::str(config.eps) : std::string()});
@@ -84,7 +102,7 @@ std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, con
     const ParameterGroup& group = optimizer.groups[index];
     add(index, name_of_group(optimizer, index), group.lr_ratio, config_of(optimizer, group));
   }
-  add(FlatParameter::kNoGroup, "the rest", 1.0, optimizer);
+  add(FlatParameter::kNoGroup, optimizer.groups.empty() ? "all" : "the rest", 1.0, optimizer);
   return table.to_string();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +17,11 @@ bool is_named(const FlatParameter& parameter, const std::string& pattern);
 /// parameter would be in two groups. Looks at frozen parameters too, so that freezing changes no group.
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
-/// For people: a row a group with its parameters and numbers, what is in no group last. Empty where there are no groups.
+/// Which parameters are updated as matrices: `is_matrix` of `partition`.
+std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
+
+/// For people: a row a group with its parameters and numbers, what is in no group last. Empty where there are neither groups nor
+/// matrices that are updated as such.
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
 /// "group 1" or "group 1 (head)".

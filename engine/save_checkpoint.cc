@@ -64,7 +64,7 @@ class Save {
         options_(options),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(stored_states(*s.optimizer)) {}
+        states_(s.strategy, s.own_rule) {}
 
   /// The new checkpoint's path, or the failure that all ranks share.
   absl::StatusOr<std::string> run() {
@@ -172,7 +172,7 @@ class Save {
     manifest.replicate = mesh.replicate_size;
     manifest.shard = mesh.shard_size;
     manifest.strategy = s_.strategy.to_json();
-    manifest.states = states_;
+    manifest.states = states_.all();
     for (const auto& unit : s_.units) manifest.units.push_back(unit->name);
     if (s_.strategy.mixed_precision.param == DType::kF16)
       manifest.loss_scale =
@@ -210,6 +210,7 @@ class Save {
       saved.strides = saved_strides(parameter);
       saved.dtype = safetensors_word(group.dtype);
       saved.trains = group.trainable;
+      if (group.trainable) saved.states = states_.names_of(group);
       const auto updates = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
       if (updates != progress.updates.end()) saved.updates = updates->second;
       saved.unit = group.unit->index;
@@ -229,7 +230,7 @@ class Save {
   const SaveOptions& options_;
   const int rank_;
   const std::string who_;
-  const std::vector<SavedState> states_;
+  const StoredStates states_;
   Buffers buffers_, host_items_;
   std::unique_ptr<UnfinishedCheckpoint> unfinished_;  ///< rank 0's
   std::vector<Start> starts_;                         ///< by rank

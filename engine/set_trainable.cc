@@ -52,10 +52,10 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
     const StepProgress progress = s.step->progress();
     const CarriedStates states(s.units, s.plan, s.memory, s.axes);
     const std::int64_t attempts = s.attempts;
-    const auto [module, strategy, mesh] = std::tuple(s.module, s.strategy, s.mesh);
+    const auto [module, strategy, mesh, own_rule] = std::tuple(s.module, s.strategy, s.mesh, s.own_rule);
     s.detach_parameters();
     for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
-    auto next = std::make_unique<State>(module, strategy, mesh);
+    auto next = std::make_unique<State>(module, strategy, mesh, own_rule);
     states.write_to(next->units, *next->axes.control);
     next->step->resume(progress);
     next->attempts = attempts;

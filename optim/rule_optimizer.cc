@@ -47,6 +47,7 @@ StepRule rule_of(OptimizerType type) {
   switch (type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
+    case OptimizerType::kMuon:  // of what is no matrix
       return StepRule::kAdam;
     case OptimizerType::kSgd:
       return StepRule::kSgd;
@@ -56,6 +57,8 @@ StepRule rule_of(OptimizerType type) {
       return StepRule::kAdagrad;
     case OptimizerType::kRmsprop:
       return StepRule::kRmsprop;
+    case OptimizerType::kOwn:
+      break;  // engine/step/own_optimizer.h
   }
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }
@@ -69,7 +72,7 @@ RuleNumbers numbers_of(const OptimizerConfig& config) {
           .dampening = config.dampening,
           .alpha = config.alpha,
           .lr_decay = config.lr_decay,
-          .is_decoupled = config.type == OptimizerType::kAdamW,
+          .is_decoupled = config.type == OptimizerType::kAdamW || config.type == OptimizerType::kMuon,
           .is_nesterov = config.nesterov,
           .is_centered = config.centered};
 }

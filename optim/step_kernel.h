@@ -146,6 +146,26 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
 }
 
 template <class V, class Weights>
+void read_loop(const StepArguments& arguments, float* masters) {
+  const StepArguments a = arguments;
+  const Weights weights(a);
+  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    V::store(masters + i, count, weights.load(i, count));
+  });
+}
+
+template <class V, class Weights>
+void assign_loop(const StepArguments& arguments) {
+  const StepArguments a = arguments;
+  const Weights weights(a);
+  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const typename V::Float before = weights.load(i, count), after = V::stream(a.gradient + i, count);
+    weights.store(i, count, after);
+    average<V>(a.average, i, count, before, after);
+  });
+}
+
+template <class V, class Weights>
 void average_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
   const Weights weights(a);
@@ -209,6 +229,16 @@ void average_weights(const StepArguments& a) {
 }
 
 template <class V>
+void read_weights(const StepArguments& a, float* masters) {
+  with_weights<V>(a, [&]<class Weights>(const Weights&) { read_loop<V, Weights>(a, masters); });
+}
+
+template <class V>
+void assign_weights(const StepArguments& a) {
+  with_weights<V>(a, [&]<class Weights>(const Weights&) { assign_loop<V, Weights>(a); });
+}
+
+template <class V>
 void swap_weights(const StepArguments& a) {
   with_weights<V>(a, [&]<class Weights>(const Weights&) { swap_loop<V, Weights>(a); });
 }
@@ -216,6 +246,9 @@ void swap_weights(const StepArguments& a) {
 template <class V>
 inline constexpr StepLoops kStepLoops = {
     {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>},
+    update_states<V, MuonMomentumRule, F32Weights<V>>,
+    read_weights<V>,
+    assign_weights<V>,
     average_weights<V>,
     swap_weights<V>};
 

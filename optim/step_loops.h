@@ -1,6 +1,7 @@
 #pragma once
 
 #include "optim/instruction_set.h"
+#include "optim/rules/muon.h"
 #include "optim/rules/rules.h"
 #include "optim/step_arguments.h"
 
@@ -10,6 +11,12 @@ namespace tessera {
 struct StepLoops {
   /// By StepRule: the rule's pass over a run.
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
+  /// Muon's momentum, and what is to be made orthogonal in place of the weights (WeightFormat::kF32).
+  void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
+  /// Writes the masters to `masters` [numel], and takes new ones from StepArguments::gradient, as a rule's pass would: averages move
+  /// along.
+  void (*read_weights)(const StepArguments& arguments, float* masters);
+  void (*assign_weights)(const StepArguments& arguments);
   /// Moves the averages (StepArguments::average) of weights that a step leaves alone.
   void (*average)(const StepArguments& arguments);
   /// Exchanges weights and their averages.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "runtime/base/log.h"
@@ -104,12 +105,16 @@ class Partitioner {
   void claim(const at::Tensor& tensor, const std::string& name, const std::string& class_name, std::size_t unit) {
     if (!tensor.defined()) return;
     const auto [known, fresh] = known_.try_emplace(tensor.unsafeGetTensorImpl(), unit, claims_[unit].parameters.size());
+    const bool is_embedding = class_name == "Embedding" || class_name == "EmbeddingBag";
     if (!fresh) {  // tied
-      claims_[known->second.first].parameters[known->second.second].aliases.push_back(name);
+      FlatParameter& tied = claims_[known->second.first].parameters[known->second.second];
+      tied.aliases.push_back(name);
+      tied.is_embedding |= is_embedding;
       return;
     }
     FlatParameter parameter{tensor, name, {}, tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()};
     parameter.number = static_cast<std::int64_t>(known_.size()) - 1;
+    parameter.is_embedding = is_embedding;
     if (!tensor.is_non_overlapping_and_dense()) {
       const auto strides = c10::contiguous_strides(tensor.sizes());
       parameter.strides.assign(strides.begin(), strides.end());
@@ -184,13 +189,22 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   return claims;
 }
 
-/// Groups a claim's parameters by (dtype, trains); groups in order of first appearance, trainable ones first.
-void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages) {
-  std::map<std::pair<bool, DType>, FlatGroup*> groups;
+/// As its elements lie one behind the other.
+MatrixShape matrix_shape(const FlatParameter& parameter) {
+  const MatrixShape shape{parameter.sizes.at(0), parameter.sizes.at(1)};
+  const bool is_by_columns = parameter.strides.at(0) < parameter.strides.at(1);
+  return is_by_columns ? MatrixShape{shape.columns, shape.rows} : shape;
+}
+
+/// Groups a claim's parameters by (dtype, trains, is a matrix); groups in order of first appearance, trainable ones first.
+void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages,
+                 const std::function<bool(const FlatParameter&)>& is_matrix) {
+  std::map<std::tuple<bool, DType, bool>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
     for (std::size_t i = 0; i < claim.parameters.size(); ++i) {
       if (claim.parameters[i].tensor.requires_grad() != trainable) continue;
-      FlatGroup*& group = groups[{trainable, claim.dtypes[i]}];
+      const bool as_matrix = trainable && is_matrix && is_matrix(claim.parameters[i]);
+      FlatGroup*& group = groups[{trainable, claim.dtypes[i], as_matrix}];
       if (!group) {
         group = unit.groups.emplace_back(std::make_unique<FlatGroup>()).get();
         group->unit = &unit;
@@ -198,6 +212,7 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in
         group->dtype = claim.dtypes[i];
         group->trainable = trainable;
       }
+      if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
       claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is looked at again
     }
@@ -212,7 +227,8 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in
 }  // namespace
 
 std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& strategy, int parts,
-                                             const std::function<bool(const at::Tensor&)>& has_master) {
+                                             const std::function<bool(const at::Tensor&)>& has_master,
+                                             const std::function<bool(const FlatParameter&)>& is_matrix) {
   // A block of an 8-bit state has one scale, so it must belong to one tensor.
   static_assert(kStateBlock == Layout::kBlock);
   const bool scales_blocks = strategy.optimizer.state_dtype == StateDType::k8Bit;
@@ -223,7 +239,7 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory);
+    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory, is_matrix);
   }
   return units;
 }

@@ -25,13 +25,15 @@ namespace tessera {
 /// first, is the last unit, since units are reduced in reverse.
 ///
 /// Parameters get their dtype from `mixed_precision` (floating ones, outside keep_fp32 classes) and their flat groups
-/// by dtype and requires_grad. Layouts are packed for `parts` equal parts, which are whole pages where parameters may lie on
+/// by dtype, requires_grad and `is_matrix`. Layouts are packed for `parts` equal parts, which are whole pages where parameters may lie on
 /// disk.
 ///
 /// Throws tessera::Error (exit code 78) with all names that match no module, the classes that exist, and the nearest.
 ///
-/// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its own.
+/// `has_master`: whether a parameter that is narrow now has fp32 values elsewhere, which count as its own. `is_matrix`: whether a parameter,
+/// if it trains, is updated as a matrix; it must have two dimensions then.
 std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts,
-                                             const std::function<bool(const at::Tensor&)>& has_master = nullptr);
+                                             const std::function<bool(const at::Tensor&)>& has_master = nullptr,
+                                             const std::function<bool(const FlatParameter&)>& is_matrix = nullptr);
 
 }  // namespace tessera

@@ -32,10 +32,11 @@ struct FlatParameter {
   std::uint64_t hash = 0;        ///< of this rank's part, likewise; 0: not looked at
   std::uint32_t version = 0;     ///< of `tensor`, when it last was as the Engine left it
   std::size_t group = kNoGroup;  ///< among OptimizerConfig::groups
+  bool is_embedding = false;     ///< some module of a class Embedding or EmbeddingBag has it
   std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
 };
 
-/// Parameters of one unit with one dtype that all train or are all frozen: one flat buffer.
+/// Parameters of one unit with one dtype that all train or are all frozen, and are all updated in the same way: one flat buffer.
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
@@ -54,6 +55,7 @@ struct FlatGroup {
   Layout layout;
   DType dtype = DType::kF32;
   bool trainable = true;
+  std::vector<MatrixShape> matrices;  ///< GroupShape::matrices: of each parameter, as its elements lie in memory
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
   c10::Device device = c10::Device(c10::kCPU);  ///< of all the memory below
@@ -82,7 +84,7 @@ struct FlatGroup {
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
-  GroupShape shape() const { return {dtype, trainable, layout}; }
+  GroupShape shape() const { return {dtype, trainable, layout, matrices}; }
 
   /// Points the parameters at `memory` [layout.numel()], or at nothing: then whoever reads one gets a c10::Error that says
   /// so. In a closed unit they stay refused. REQUIRES: `storage` is made (make_storage).

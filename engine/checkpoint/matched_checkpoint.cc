@@ -33,7 +33,8 @@ std::string sizes_text(const std::vector<std::int64_t>& sizes) { return c10::str
 /// Compares both sides, and collects what does not fit.
 class Matcher {
  public:
-  explicit Matcher(const Manifest& manifest) : manifest_(manifest), saved_(by_name(manifest.parameters)) {}
+  Matcher(const StoredStates& states, const Manifest& manifest)
+      : states_(states), manifest_(manifest), saved_(by_name(manifest.parameters)) {}
 
   void match_parameters(const std::vector<std::unique_ptr<Unit>>& units) {
     std::vector<std::string> left;
@@ -77,7 +78,8 @@ class Matcher {
     }
   }
 
-  void match_states(const std::vector<SavedState>& states) {
+  void match_states() {
+    const std::vector<SavedState>& states = states_.all();
     const auto saved = by_name(manifest_.states);
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
@@ -147,12 +149,23 @@ class Matcher {
       return problem(who + ": the model ties it to [" + joined(parameter.aliases) + "], the checkpoint to [" +
                      joined(saved.aliases) + "]");
     check_type(group, who, saved);
+    if (group.trainable && saved.trains) check_states(group, who, saved);
     if (group.trainable && !saved.trains) anew_.push_back(parameter.name);
     if (!group.trainable && saved.trains) frozen_.push_back(parameter.name);
     if (group.trainable && (saved.unit != group.unit->index || saved.group != static_cast<std::int64_t>(group.index) ||
                             saved.first_element != group.layout.extent(i).offset))
       ++renumbered_;
     matched_.parameters.push_back({&group, i, &saved});
+  }
+
+  void check_states(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
+    for (const std::size_t place : states_.of(group)) {
+      const std::string& name = states_.all()[place].name;
+      if (saved.has_state(name) || !saved.states) continue;  // what the whole checkpoint lacks is told once
+      return problem(who + ": the optimizer keeps " + quoted(name) + " for it, and the checkpoint has " +
+                     joined(*saved.states) +
+                     ". hint: /optimizer/groups say otherwise than in the run that saved it which rule updates it");
+    }
   }
 
   void check_type(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
@@ -165,6 +178,7 @@ class Matcher {
     if (!widens) rounded_.push_back(saved.name);
   }
 
+  const StoredStates& states_;
   const Manifest& manifest_;
   const std::map<std::string, const SavedParameter*> saved_;
   MatchedCheckpoint matched_;
@@ -180,12 +194,12 @@ std::vector<std::int64_t> saved_strides(const FlatParameter& parameter) {
 }
 
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
-                                                   const torch::nn::Module& module,
-                                                   const std::vector<SavedState>& states, const Manifest& manifest) {
-  Matcher matcher(manifest);
+                                                   const torch::nn::Module& module, const StoredStates& states,
+                                                   const Manifest& manifest) {
+  Matcher matcher(states, manifest);
   matcher.match_parameters(units);
   matcher.match_buffers(module);
-  matcher.match_states(states);
+  matcher.match_states();
   return matcher.take();
 }
 

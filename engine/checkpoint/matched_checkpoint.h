@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "engine/checkpoint/stored_states.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -23,16 +24,16 @@ struct MatchedParameter {
 /// What of a checkpoint goes where.
 struct MatchedCheckpoint {
   std::vector<MatchedParameter> parameters;  ///< in unit, group and layout order
-  std::vector<const SavedState*> states;     ///< by the Engine's state; of those that the Engine has
+  std::vector<const SavedState*> states;     ///< of each of StoredStates::all()
   std::vector<std::string> inexact;          ///< LoadedCheckpoint::inexact, as far as values are concerned
 };
 
-/// Finds everything's counterpart by name. `states`: the Engine's (stored_states). Errors (65), with all names at once: a
+/// Finds everything's counterpart by name. `states`: the Engine's. Errors (65), with all names at once: a
 /// parameter or buffer that only one side has, other shapes, strides or aliases, states that the checkpoint lacks or has in a format
 /// that cannot be converted. Refers to `manifest`.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
-                                                   const torch::nn::Module& module,
-                                                   const std::vector<SavedState>& states, const Manifest& manifest);
+                                                   const torch::nn::Module& module, const StoredStates& states,
+                                                   const Manifest& manifest);
 
 /// As SavedParameter has it: empty where elements lie as in a contiguous tensor.
 std::vector<std::int64_t> saved_strides(const FlatParameter& parameter);

@@ -36,7 +36,8 @@ absl::Status StateReader::read() {
       clear_states(parameter);
       continue;
     }
-    for (std::size_t state = 0; state < states_.size(); ++state) TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
+    for (std::size_t state = 0; state < states_.of(*parameter.group).size(); ++state)
+      TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
   }
   return absl::OkStatus();
 }
@@ -59,7 +60,9 @@ absl::Status StateReader::read_value(const MatchedParameter& parameter) {
 
 absl::Status StateReader::read_state(const MatchedParameter& parameter, std::size_t state) {
   FlatGroup& group = *parameter.group;
-  const SavedState& saved = *matched_.states[state];
+  const std::size_t place_of_state = states_.of(group)[state];
+  const SavedState& saved = *matched_.states[place_of_state];
+  const std::string& format = states_.all()[place_of_state].format;
   const std::int64_t size = element_bytes(dtype_of_state(saved));
   const Extent place = group.layout.extent(parameter.index), run = intersect(place, group.optimizer_part);
   TESSERA_RETURN_IF_ERROR(for_each_portion(run, [&](Extent portion) {
@@ -69,11 +72,11 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
       const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
       const auto bytes = static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).data);
       convert_state(saved.format, std::span(read_).subspan(begin, static_cast<std::size_t>(view.run.numel * size)),
-                    states_[state].format, {view.state[state].data, bytes});
+                    format, {view.state[state].data, bytes});
     });
     return absl::OkStatus();
   }));
-  return states_[state].format == "8bit" ? read_scales(parameter, state, run) : absl::OkStatus();
+  return format == "8bit" ? read_scales(parameter, state, run) : absl::OkStatus();
 }
 
 absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::size_t state, Extent run) {
@@ -82,8 +85,9 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
   return for_each_portion(run, [&](Extent portion) {
     const std::int64_t blocks = (portion.numel + kStateBlock - 1) / kStateBlock;
     read_.resize(static_cast<std::size_t>(blocks) * 4);
-    TESSERA_RETURN_IF_ERROR(checkpoint_.read(matched_.states[state]->name + kScales, parameter.saved->name,
-                                             (portion.offset - place.offset) / kStateBlock, read_));
+    TESSERA_RETURN_IF_ERROR(checkpoint_.read(states_.all()[states_.of(group)[state]].name + kScales,
+                                             parameter.saved->name, (portion.offset - place.offset) / kStateBlock,
+                                             read_));
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const std::int64_t first = (view.run.offset - portion.offset) / kStateBlock;
       std::memcpy(view.state[state].scales, read_.data() + first * 4,
@@ -97,9 +101,10 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
 void StateReader::clear_states(const MatchedParameter& parameter) const {
   FlatGroup& group = *parameter.group;
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
-  if (run.numel == 0 || states_.empty()) return;
+  const std::size_t count = states_.of(group).size();
+  if (run.numel == 0 || count == 0) return;
   for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {
-    for (std::size_t state = 0; state < states_.size(); ++state) {
+    for (std::size_t state = 0; state < count; ++state) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
       std::memset(view.state[state].data, 0, static_cast<std::size_t>(bytes.data));
       if (bytes.scales > 0) std::memset(view.state[state].scales, 0, static_cast<std::size_t>(bytes.scales));

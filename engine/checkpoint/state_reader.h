@@ -8,6 +8,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/stored_states.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -19,7 +20,7 @@ class StateReader {
   static constexpr std::int64_t kPortion = std::int64_t{1} << 16;
 
   /// `states`: the Engine's.
-  StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const std::vector<SavedState>& states)
+  StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states)
       : checkpoint_(checkpoint), matched_(matched), states_(states) {}
 
   /// Values and states of all parameters. After an error some are the checkpoint's, others are not.
@@ -27,13 +28,14 @@ class StateReader {
 
  private:
   absl::Status read_value(const MatchedParameter& parameter);
+  /// `state`: of the group's.
   absl::Status read_state(const MatchedParameter& parameter, std::size_t state);
   absl::Status read_scales(const MatchedParameter& parameter, std::size_t state, Extent run);
   void clear_states(const MatchedParameter& parameter) const;
 
   SavedCheckpoint& checkpoint_;
   const MatchedCheckpoint& matched_;
-  const std::vector<SavedState>& states_;
+  const StoredStates& states_;
   std::vector<std::byte> read_;
 };
 

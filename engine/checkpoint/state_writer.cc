@@ -101,7 +101,7 @@ Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t n
 }
 
 StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                         const std::vector<SavedState>& states) {
+                         const StoredStates& states) {
   const PlanInput& input = plan.input();
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
     const AxisPlacement axes = group.trainable ? input.placement.optimizer : input.placement.parameters;
@@ -110,8 +110,7 @@ StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const 
   });
 }
 
-void StateWriter::add_run(const FlatGroup& group, std::size_t parameter, Extent run,
-                          const std::vector<SavedState>& states) {
+void StateWriter::add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states) {
   const std::string& name = group.parameters[parameter].name;
   const std::int64_t offset = run.offset - group.layout.extent(parameter).offset;
   if (!group.trainable) {
@@ -121,12 +120,14 @@ void StateWriter::add_run(const FlatGroup& group, std::size_t parameter, Extent 
   }
   sources_.push_back({{kMaster, name, "F32", offset, run.numel},
                       [&group, run](ShardWriter& writer) { return append_masters(group, run, writer); }});
-  for (std::size_t state = 0; state < states.size(); ++state) {
-    const std::string& what = states[state].name;
+  const std::span<const std::size_t> places = states.of(group);
+  for (std::size_t state = 0; state < places.size(); ++state) {
+    const SavedState& saved = states.all()[places[state]];
+    const std::string& what = saved.name;
     sources_.push_back(
-        {{what, name, dtype_of_state(states[state]), offset, run.numel},
+        {{what, name, dtype_of_state(saved), offset, run.numel},
          [&group, run, state](ShardWriter& writer) { return append_state(group, state, false, run, writer); }});
-    if (states[state].format != "8bit") continue;
+    if (saved.format != "8bit") continue;
     sources_.push_back(
         {{what + kScales, name, "F32", offset / kStateBlock, (run.numel + kStateBlock - 1) / kStateBlock},
          [&group, run, state](ShardWriter& writer) { return append_state(group, state, true, run, writer); }});

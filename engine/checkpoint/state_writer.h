@@ -12,6 +12,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_header.h"
 #include "checkpoint/shard_writer.h"
+#include "engine/checkpoint/stored_states.h"
 #include "sharding/layout/memory_plan.h"
 #include "sharding/unit.h"
 
@@ -22,8 +23,7 @@ namespace tessera {
 class StateWriter {
  public:
   /// Parameters, masters and states. Refers to the units.
-  StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-              const std::vector<SavedState>& states);
+  StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const StoredStates& states);
 
   /// And the whole of a tensor that host_copy made.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
@@ -37,7 +37,7 @@ class StateWriter {
     Piece piece;
     Append append;
   };
-  void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const std::vector<SavedState>& states);
+  void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
 
   std::vector<Source> sources_;
 };

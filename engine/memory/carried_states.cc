@@ -33,8 +33,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
     : transport_(axes.reduce),
       memory_(memory.optimizer),
       placement_(plan.input().placement.optimizer),
-      mesh_(plan.input().mesh),
-      formats_(plan.input().states) {
+      mesh_(plan.input().mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
     carried.parameters = group.parameters;  // which shows where each goes
@@ -44,7 +43,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
 void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
-    for (std::size_t state = 0; state < formats_.size(); ++state) {
+    for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
       const Joined joined = join(group, state, control);
       for (std::size_t i = 0; i < group.parameters.size(); ++i) {
         const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
@@ -56,7 +55,7 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
 }
 
 CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t state, Collectives& control) const {
-  const StateDType dtype = formats_[state];
+  const StateDType dtype = group.records.state().states[state];
   const std::int64_t numel = group.layout.numel();
   const StateBytes whole = state_bytes(dtype, numel);
   Joined joined{std::vector<std::byte>(static_cast<std::size_t>(whole.data)),
@@ -83,9 +82,10 @@ void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup
                              std::size_t state) const {
   const Extent place = target.layout.extent(i), mine = intersect(place, target.optimizer_part);
   if (mine.numel <= 0) return;
+  const StateDType dtype = target.records.state().states[state];
   for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
-    const StateBytes from = state_bytes(formats_[state], begin + view.run.offset - place.offset);
-    const StateBytes size = state_bytes(formats_[state], view.run.numel);
+    const StateBytes from = state_bytes(dtype, begin + view.run.offset - place.offset);
+    const StateBytes size = state_bytes(dtype, view.run.numel);
     copy_bytes(view.state[state].data, joined.data.data() + from.data, size.data);
     copy_bytes(view.state[state].scales, joined.scales.data() + from.scales, size.scales);
   });

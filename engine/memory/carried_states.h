@@ -41,7 +41,6 @@ class CarriedStates {
   std::vector<FlatGroup> groups_;  ///< their parts and memory; without unit and storage
   AxisPlacement placement_;
   MeshPosition mesh_;
-  StateFormats formats_;
 };
 
 }  // namespace tessera

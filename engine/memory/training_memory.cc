@@ -7,6 +7,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
+#include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
@@ -57,8 +58,9 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
-  for (std::size_t i = 0; i < input.states.size(); ++i) {
-    const StatePiece piece = state_piece(input.states[i], group.records.states_in_memory());
+  const StateFormats& states = group.records.state().states;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const StatePiece piece = state_piece(states[i], group.records.states_in_memory());
     group.state[i].data = memory.optimizer.take(piece.data_bytes);
     if (piece.scale_bytes == 0) continue;
     group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
@@ -224,7 +226,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
   memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
-  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging], device);
+  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging] - plan.matrix_bytes(), device);
+  memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {
       const std::int64_t numel = group->layout.numel();
@@ -253,7 +256,7 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kBuckets] = buckets.bytes();
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
-  use[MemoryCategory::kStaging] = scratch.bytes();
+  use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes();
   for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
     if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
   }
@@ -279,6 +282,12 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
                 "/optimizer/groups: a GPU updates all parameters with the same numbers as yet. hint: leave \"groups\" "
                 "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
+  const OptimizerType type = strategy.optimizer.type;
+  if (scene.is_queued && (type == OptimizerType::kMuon || type == OptimizerType::kOwn)) {
+    throw Error(ExitCode::kConfig, "/optimizer/type: " + name_of(type) +
+                                       " runs on the CPU only as yet. hint: take adamw, or train on the CPU "
+                                       "(comm.transport \"host\" or \"gloo\")");
+  }
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
@@ -292,6 +301,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.sync = strategy.gradient_sync;
   input.master = strategy.mixed_precision.master;
   input.states = optimizer.state_formats();
+  if (strategy.optimizer.type == OptimizerType::kMuon) {
+    input.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
+  }
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;

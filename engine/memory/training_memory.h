@@ -18,6 +18,7 @@ namespace tessera {
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
+  Arena matrices;                                   ///< where they are exchanged (MemoryPlan::matrices)
   std::shared_ptr<StateRecords> parameter_records;  ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;      ///< and no masters and states
   int owners_of_parameters = 1;                     ///< ranks that hold `parameters` together

@@ -44,13 +44,14 @@ namespace {
 }  // namespace
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory)
+                 const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
+                 const std::shared_ptr<const ElementwiseOptimizer>& own_rule)
     : strategy_(strategy),
       norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
-      update_(units, strategy, plan, axes, memory),
+      update_(units, strategy, plan, axes, memory, own_rule),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {
@@ -131,6 +132,8 @@ void CpuStep::resume(const StepProgress& progress) {
   if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
 }
 
-double CpuStep::communication_seconds() const { return agreement_.exchange_seconds() + update_.publish_seconds(); }
+double CpuStep::communication_seconds() const {
+  return agreement_.exchange_seconds() + update_.communication_seconds();
+}
 
 }  // namespace tessera

@@ -15,7 +15,8 @@ class CpuStep final : public Step {
  public:
   /// `norm` sees the gradients that `reducer` makes.
   CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory);
+          const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
+          const std::shared_ptr<const ElementwiseOptimizer>& own_rule);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;

@@ -1,24 +1,32 @@
 #include "engine/step/update.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/span.h"
 
 namespace tessera {
 
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory)
+               const MeshAxes& axes, const TrainingMemory& memory,
+               const std::shared_ptr<const ElementwiseOptimizer>& own_rule)
     : units_(units),
+      deal_(plan.matrices()),
+      lr_adjustment_(strategy.optimizer.muon.adjust_lr),
       learning_rates_(strategy.optimizer),
       averages_(strategy.ema.decay > 0.0),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       publisher_(plan, axes) {
   static_assert(FlatParameter::kNoGroup + 1 == 0);
-  optimizers_.push_back(make_optimizer(strategy.optimizer, strategy.ema));
-  for (const ParameterGroup& group : strategy.optimizer.groups) {
-    optimizers_.push_back(make_optimizer(config_of(strategy.optimizer, group), strategy.ema));
-  }
+  const bool has_matrices = !deal_.batches().empty();
+  const auto add = [&](const OptimizerConfig& config) {
+    optimizers_.push_back(make_optimizer(config, strategy.ema, own_rule));
+    if (has_matrices) matrix_optimizers_.push_back(std::make_unique<MuonOptimizer>(config, strategy.ema));
+  };
+  add(strategy.optimizer);
+  for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
+  if (has_matrices) exchange_.emplace(deal_, units, memory.matrices, strategy.optimizer.muon.ns_steps, axes.world);
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {
@@ -57,7 +65,54 @@ void Update::apply(const Rates& rates, const std::vector<char>& used) {
   const Span span("update");
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
-  visit_runs([&](const OptimizerSlice& slice, const Run& run) { update_run(slice, rates, run); });
+  announce_runs();
+  in_direction(0, groups_.size(), [&](std::size_t g) {
+    const FlatGroup& flat = *groups_[g].group;
+    if (!flat.matrices.empty()) return;
+    visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
+  });
+  if (exchange_) update_matrices(rates, used);
+  end_pass();
+}
+
+/// Batch by batch: momenta; exchange; masters.
+void Update::update_matrices(const Rates& rates, const std::vector<char>& used) {
+  for (const MatrixBatch& batch : deal_.batches()) {
+    const auto for_groups = [&](const auto& visit) {
+      for (std::size_t u = batch.begin_unit; u < batch.end_unit; ++u) {
+        for (Group& group : groups_of(*units_[u])) {
+          if (!group.group->matrices.empty()) visit(group);
+        }
+      }
+    };
+    for_groups([&](const Group& group) { make_directions(group, rates); });
+    exchange_->run(batch, [&](const DealtMatrix& matrix) { return factor_of(matrix, used); });
+    for_groups([&](const Group& group) {
+      visit_group(group,
+                  [&](const OptimizerSlice& slice, const Run& run) { update_run(*group.group, slice, rates, run); });
+    });
+  }
+}
+
+/// In place of the gradients.
+void Update::make_directions(const Group& group, const Rates& rates) {
+  visit_runs_of(group, [&](const OptimizerSlice& slice, const Run& run) {
+    if (!run.is_updated) return;
+    const FlatGroup& flat = *group.group;
+    const std::int64_t begin = static_cast<std::int64_t>(slice.first_element) - flat.gradient_part.offset;
+    matrix_optimizers_[run.group + 1]->direction(scalars_of(rates, run), slice,
+                                                 {flat.gradient + begin, slice.gradient.size()});
+  });
+}
+
+float Update::factor_of(const DealtMatrix& matrix, const std::vector<char>& used) {
+  const Group& group = groups_of(*units_[matrix.unit])[matrix.group];
+  if (!used[group.first_parameter + matrix.tensor]) return 0;
+  const std::vector<std::int64_t>& sizes = group.group->parameters[matrix.tensor].sizes;
+  const auto rows = static_cast<double>(sizes[0]), columns = static_cast<double>(sizes[1]);
+  const bool is_original = lr_adjustment_ == MuonLrAdjustment::kOriginal;
+  return static_cast<float>(is_original ? std::sqrt(std::max(1.0, rows / columns))
+                                        : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
 void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> used) {
@@ -66,7 +121,8 @@ void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> u
   for (Group& group : groups_of(unit)) {
     find_runs(group, used);
     used = used.subspan(group.group->parameters.size());
-    visit_group(group, [&](const OptimizerSlice& slice, const Run& run) { update_run(slice, rates, run); });
+    visit_group(group,
+                [&](const OptimizerSlice& slice, const Run& run) { update_run(*group.group, slice, rates, run); });
     for (std::size_t p = 0; p < passes_.size(); ++p) {
       if (passes_[p].records) passes_[p].records->pass(group.records_before[p]);
     }
@@ -85,21 +141,30 @@ void Update::swap_averages() {
   runs_.clear();
   const std::vector<char> unused(steps_.size());
   for (Group& group : groups_) find_runs(group, unused);
-  visit_runs([&](const OptimizerSlice& slice, const Run& run) { optimizer_of(run.group).swap_average(slice); });
+  announce_runs();
+  in_direction(0, groups_.size(), [&](std::size_t g) {
+    const FlatGroup& flat = *groups_[g].group;
+    visit_group(groups_[g],
+                [&](const OptimizerSlice& slice, const Run& run) { optimizer_of(flat, run).swap_average(slice); });
+  });
+  end_pass();
 }
 
-/// Calls `visit(slice, run)` for all runs, in this step's direction, and publishes what became of them. The next step goes
-/// the other way.
-template <class Visit>
-void Update::visit_runs(const Visit& visit) {
-  announce_runs();
-  in_direction(0, groups_.size(), [&](std::size_t g) { visit_group(groups_[g], visit); });
+/// The next step goes the other way.
+void Update::end_pass() {
   finish();
   direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
 }
 
+/// Calls `visit(slice, run)` for a group's runs, in this step's direction, and publishes what became of them.
 template <class Visit>
 void Update::visit_group(const Group& group, const Visit& visit) {
+  visit_runs_of(group, visit);
+  publisher_.publish(*group.group);
+}
+
+template <class Visit>
+void Update::visit_runs_of(const Group& group, const Visit& visit) {
   const FlatGroup& flat = *group.group;
   in_direction(group.begin, group.end, [&](std::size_t r) {
     const Run& run = runs_[r];
@@ -107,7 +172,6 @@ void Update::visit_group(const Group& group, const Visit& visit) {
         flat, StateKind::kAll, run.extent, StateUse::kUpdate,
         [&](const StateView& view) { visit(optimizer_slice(flat, view), run); }, direction_);
   });
-  publisher_.publish(*group.group);
 }
 
 /// Calls `visit(i)` for begin <= i < end, in this step's direction.
@@ -188,11 +252,20 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
   });
 }
 
-void Update::update_run(const OptimizerSlice& slice, const Rates& rates, const Run& run) const {
-  const Optimizer& optimizer = optimizer_of(run.group);
-  if (!run.is_updated) return optimizer.average(slice);
+const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {
+  if (group.matrices.empty()) return *optimizers_[run.group + 1];
+  return *matrix_optimizers_[run.group + 1];
+}
+
+StepScalars Update::scalars_of(const Rates& rates, const Run& run) const {
   const double lr = learning_rates_.of(rates.lr, run.group);
-  optimizer.step({rates.gradient_scale, rates.clip_value, static_cast<float>(lr), run.step}, slice);
+  return {rates.gradient_scale, rates.clip_value, static_cast<float>(lr), run.step};
+}
+
+void Update::update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const {
+  const Optimizer& optimizer = optimizer_of(group, run);
+  if (!run.is_updated) return optimizer.average(slice);
+  optimizer.step(scalars_of(rates, run), slice);
 }
 
 }  // namespace tessera

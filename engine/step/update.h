@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,7 +12,10 @@
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
 #include "engine/step/learning_rates.h"
+#include "engine/step/matrix_exchange.h"
+#include "engine/step/own_optimizer.h"
 #include "engine/step/publisher.h"
+#include "optim/muon_optimizer.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 
@@ -24,9 +28,10 @@ namespace tessera {
 /// used last are those that the next one uses first.
 class Update {
  public:
-  /// `memory`: has the records of what lies below memory.
+  /// `memory`: has the records of what lies below memory. `own_rule`: the program's, or null.
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-         const MeshAxes& axes, const TrainingMemory& memory);
+         const MeshAxes& axes, const TrainingMemory& memory,
+         const std::shared_ptr<const ElementwiseOptimizer>& own_rule);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
@@ -58,8 +63,8 @@ class Update {
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
-  /// Spent so far on making values known.
-  double publish_seconds() const { return publisher_.seconds(); }
+  /// Spent so far on making values known, and on exchanging matrices.
+  double communication_seconds() const { return publisher_.seconds() + (exchange_ ? exchange_->seconds() : 0); }
 
  private:
   /// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
@@ -89,16 +94,26 @@ class Update {
   void announce(Group& group, Extent run);
   void begin_passes();
   template <class Visit>
-  void visit_runs(const Visit& visit);
-  template <class Visit>
   void visit_group(const Group& group, const Visit& visit);
-  void update_run(const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
-  const Optimizer& optimizer_of(std::size_t group) const { return *optimizers_[group + 1]; }
+  template <class Visit>
+  void visit_runs_of(const Group& group, const Visit& visit);
+  void end_pass();
+  StepScalars scalars_of(const Rates& rates, const Run& run) const;
+  void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
+  void update_matrices(const Rates& rates, const std::vector<char>& used);
+  void make_directions(const Group& group, const Rates& rates);
+  float factor_of(const DealtMatrix& matrix, const std::vector<char>& used);
+  const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
+  std::vector<std::unique_ptr<MuonOptimizer>>
+      matrix_optimizers_;                   ///< likewise, of matrices; empty where there are none
+  std::optional<MatrixExchange> exchange_;  ///< likewise
+  const MatrixDeal& deal_;
+  const MuonLrAdjustment lr_adjustment_;
   LearningRates learning_rates_;
   const bool averages_;         ///< strategy.ema
   std::array<Pass, 2> passes_;  ///< records are null where there are none

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tessera/existing.h"
@@ -22,6 +23,7 @@
 
 namespace tessera {
 
+class ElementwiseOptimizer;
 class EngineCheckpoints;
 class EngineSafetensors;
 class QueuedStep;
@@ -114,11 +116,18 @@ struct TrafficCounts {
 class Engine {
  public:
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
+  /// With an update rule of the program's, under optimizer.type "own".
+  Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
+         std::shared_ptr<const ElementwiseOptimizer> optimizer);
 
   /// For a ModuleHolder such as `GPT` made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh)
       : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh) {}
+  template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
+  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh,
+         std::shared_ptr<const ElementwiseOptimizer> optimizer)
+      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh, std::move(optimizer)) {}
 
   ~Engine();
   Engine(const Engine&) = delete;
@@ -284,7 +293,9 @@ class Gathered {
   std::unique_ptr<State> state_;
 };
 
-/// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it.
-PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology);
+/// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it. `optimizer`: as
+/// the Engine would be given.
+PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
+                          std::shared_ptr<const ElementwiseOptimizer> optimizer = nullptr);
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop };
+enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kOwn };
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
 /// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
@@ -68,21 +68,40 @@ struct ParameterGroup {
   double lr_ratio = 1.0;                     ///< the rate as a share of everybody's
   std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: of types that have them
   std::optional<std::pair<double, double>> betas = {};
+  /// With optimizer type muon. kAdamW: its matrices are updated by AdamW; kMuon: by Muon, embeddings too. Left out: as MuonConfig says.
+  std::optional<OptimizerType> type = {};
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
+/// What a matrix's rate is multiplied by, since orthogonal matrices of all shapes have the same norm.
+enum class MuonLrAdjustment {
+  kMatchRmsAdamW,  ///< 0.2 sqrt(max(rows, columns)): a step is about as long as AdamW's (arXiv 2502.16982), so one rate fits both
+  kOriginal,  ///< sqrt(max(1, rows / columns))
+};
+
+/// Muon (Jordan et al., 2024): the momentum of each matrix is replaced by about the nearest orthogonal matrix. It updates parameters of
+/// two dimensions but those of Embedding modules; AdamW updates all others, with OptimizerConfig's betas and eps. Groups can say
+/// otherwise (ParameterGroup::type); models are trained best where the matrix of the output layer has AdamW too.
+struct MuonConfig {
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations
+  MuonLrAdjustment adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
 };
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion
-  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop
-  double weight_decay = 0.01;                 ///< decoupled for adamw and lion, else added to the gradient
+  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion, muon
+  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop, muon
+  double weight_decay = 0.01;                 ///< decoupled for adamw, lion and muon, else added to the gradient
   double momentum = 0.0;                      ///< sgd, rmsprop
   double dampening = 0.0;                     ///< sgd
   bool nesterov = false;                      ///< sgd
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
+  MuonConfig muon = {};                       ///< muon
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs

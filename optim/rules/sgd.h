@@ -7,6 +7,7 @@ namespace tessera {
 /// What SgdRule's formula needs.
 struct SgdConstants {
   float l2;        ///< g += l2 * p
+  float decay;     ///< p *= decay: 1, but for decoupled weight decay
   float momentum;  ///< buffer = buffer * momentum + g * one_minus_dampening
   float one_minus_dampening;
   float lr;
@@ -22,7 +23,7 @@ struct SgdConstants {
 ///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Without momentum there is no buffer: p -= lr * g.
+/// Without momentum there is no buffer: p -= lr * g. Where weight decay is decoupled, p *= 1 - lr * weight_decay comes first, and g stays.
 struct SgdRule {
   using Constants = SgdConstants;
   static constexpr int kStates = 1;
@@ -31,7 +32,8 @@ struct SgdRule {
 
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
     Constants c{};
-    c.l2 = static_cast<float>(n.weight_decay);
+    c.l2 = n.is_decoupled ? 0.0f : static_cast<float>(n.weight_decay);
+    c.decay = n.is_decoupled ? static_cast<float>(1.0 - static_cast<double>(lr) * n.weight_decay) : 1.0f;
     c.momentum = static_cast<float>(n.momentum);
     c.one_minus_dampening = static_cast<float>(1.0 - n.dampening);
     c.lr = lr;
@@ -50,7 +52,7 @@ struct SgdRule {
       if (!c.first_step) buffer = states[0] * c.momentum + g * c.one_minus_dampening;
       direction = c.nesterov ? g + c.momentum * buffer : buffer;
     }
-    return {weight - c.lr * direction, {buffer}, Float{}};
+    return {weight * c.decay - c.lr * direction, {buffer}, Float{}};
   }
 };
 

@@ -13,9 +13,11 @@ Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> ho
 Condition with_type(const std::string& name, OptimizerType wanted) {
   return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-Condition with_betas() { return with_optimizer("optimizer.type adamw, adam or lion", has_betas); }
-Condition with_eps() { return with_optimizer("optimizer.type adamw, adam, adagrad or rmsprop", has_eps); }
+Condition with_betas() { return with_optimizer("optimizer.type adamw, adam, lion or muon", has_betas); }
+Condition with_eps() { return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop or muon", has_eps); }
 Condition with_momentum() { return with_optimizer("optimizer.type sgd or rmsprop", has_momentum); }
+
+Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
 
 Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
   return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
@@ -92,7 +94,19 @@ std::vector<StrategyKey> parameter_group_keys() {
            .example_json = "[0.9, 0.95]",
            .doc = "As optimizer.betas, whose value is the default.",
            .cost = "A longer memory: slower to follow a change.",
-           .only_if = with_betas()}};
+           .only_if = with_betas()},
+          {.pointer = member("type"),
+           .field = StrategyField{ValueKind::kChoice,
+                                  {{"adamw", "the group's matrices are updated by adamw"},
+                                   {"muon", "by muon, embeddings too"}},
+                                  nullptr,
+                                  nullptr,
+                                  {}},
+           .default_json = R"("muon")",
+           .example_json = R"("adamw")",
+           .doc = "Which rule updates the group's matrices. Left out: muon, but adamw for those of embeddings.",
+           .cost = "As optimizer.type.",
+           .only_if = with_type("muon", OptimizerType::kMuon)}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -110,6 +124,9 @@ ParameterGroup group_from(const nlohmann::json& object) {
   take_optional("weight_decay", group.weight_decay);
   take_optional("eps", group.eps);
   take_optional("betas", group.betas);
+  if (object.contains("type")) {
+    group.type = object.at("type") == "muon" ? OptimizerType::kMuon : OptimizerType::kAdamW;
+  }
   return group;
 }
 
@@ -123,6 +140,7 @@ nlohmann::ordered_json json_of(const ParameterGroup& group) {
   object["lr_ratio"] = group.lr_ratio;
   if (group.eps) object["eps"] = *group.eps;
   if (group.betas) object["betas"] = *group.betas;
+  if (group.type) object["type"] = name_of(*group.type);
   return object;
 }
 
@@ -184,7 +202,10 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = R"("sgd")",
        .doc = "The update rule.",
        .cost = "Numbers of state_dtype a parameter beside the master weight: adamw and adam 2, lion and adagrad 1, "
-               "rmsprop 1 to 3, sgd with momentum 1, sgd 0."},
+               "rmsprop 1 to 3, sgd with momentum 1, sgd 0; muon 1 for matrices; own as many as the rule says. muon "
+               "also needs memory and time to "
+               "exchange "
+               "matrices between ranks and make them orthogonal."},
       {.pointer = "/optimizer/lr",
        .field = number_field(AT(optimizer.lr)),
        .range = {0, 1000},
@@ -215,7 +236,8 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
-       .doc = "Pull towards zero: decoupled for adamw and lion, else added to the gradient.",
+       .doc = "Pull towards zero: decoupled for adamw, lion and muon, else added to the gradient; own: as the rule "
+              "will have it.",
        .cost = "Too high: the model underfits."},
       {.pointer = "/optimizer/momentum",
        .field = number_field(AT(optimizer.momentum)),
@@ -263,6 +285,37 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
        .cost = "Smaller steps.",
        .only_if = with_type("adagrad", OptimizerType::kAdagrad)},
+      {.pointer = "/optimizer/muon/momentum",
+       .field = number_field(AT(optimizer.muon.momentum)),
+       .range = kBetaRange,
+       .default_json = "0.95",
+       .example_json = "0.9",
+       .doc = "Decay of the running mean of gradients that is made orthogonal.",
+       .cost = "A longer memory: slower to follow a change.",
+       .only_if = with_muon()},
+      {.pointer = "/optimizer/muon/nesterov",
+       .field = boolean_field(AT(optimizer.muon.nesterov)),
+       .default_json = "true",
+       .example_json = "false",
+       .doc = "Nesterov's momentum: what is made orthogonal is the gradient, moved towards the momentum.",
+       .cost = "None.",
+       .only_if = with_muon()},
+      {.pointer = "/optimizer/muon/ns_steps",
+       .field = integer_field(AT(optimizer.muon.ns_steps)),
+       .range = {1, 100},
+       .unit = "iterations",
+       .default_json = "5",
+       .example_json = "6",
+       .doc = "Newton-Schulz iterations that make a matrix orthogonal.",
+       .cost = "Time: three products of matrices each, by one rank for each matrix.",
+       .only_if = with_muon()},
+      {.pointer = "/optimizer/muon/adjust_lr",
+       .field = choice_field(AT(optimizer.muon.adjust_lr), muon_lr_adjustments()),
+       .default_json = R"("match_rms_adamw")",
+       .example_json = R"("original")",
+       .doc = "What a matrix's learning rate is multiplied by. Weight decay goes by the rate itself.",
+       .cost = "original: matrices need a rate of their own, some ten times adamw's.",
+       .only_if = with_muon()},
       {.pointer = "/optimizer/state_dtype",
        .field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
        .default_json = R"("fp32")",

@@ -57,17 +57,31 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
       {kSgd, "sgd", "stochastic gradient descent, with momentum if wanted"},
       {kLion, "lion", "Lion (arXiv 2302.06675); there betas are [0.9, 0.99], and lr a third to a tenth of adamw's"},
       {kAdagrad, "adagrad", "Adagrad (JMLR 2011), as PyTorch has it"},
-      {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"}};
+      {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"},
+      {kMuon, "muon", "Muon (Jordan et al., 2024) for matrices but those of embeddings, adamw for all else"},
+      {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"}};
   return list;
 }
 
 bool has_betas(OptimizerType type) {
-  return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion;
+  return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion ||
+         type == OptimizerType::kMuon;
 }
 
-bool has_eps(OptimizerType type) { return type != OptimizerType::kSgd && type != OptimizerType::kLion; }
+bool has_eps(OptimizerType type) {
+  return type != OptimizerType::kSgd && type != OptimizerType::kLion && type != OptimizerType::kOwn;
+}
 
 bool has_momentum(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop; }
+
+const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {
+  using enum MuonLrAdjustment;
+  static const std::vector<Named<MuonLrAdjustment>> list = {
+      {kMatchRmsAdamW, "match_rms_adamw",
+       "0.2 times the root of the longer side, so that steps are about as long as adamw's (arXiv 2502.16982)"},
+      {kOriginal, "original", "the root of rows over columns where there are more rows, else 1"}};
+  return list;
+}
 
 const std::vector<Named<StateDType>>& state_dtypes() {
   using enum StateDType;

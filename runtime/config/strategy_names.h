@@ -22,6 +22,7 @@ const std::vector<Named<DType>>& training_dtypes();  ///< those a strategy may n
 const std::vector<Named<GradientSync>>& gradient_syncs();
 const std::vector<Named<MasterKind>>& master_kinds();
 const std::vector<Named<OptimizerType>>& optimizer_types();
+const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments();
 const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();

@@ -111,6 +111,16 @@ StrategyRule state_dtype_rule() {
           }};
 }
 
+StrategyRule own_state_dtype_rule() {
+  return {{"/optimizer/state_dtype", "/optimizer/type"},
+          "optimizer.type own needs state_dtype fp32: the rule computes with its states as they are kept.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerConfig& optimizer = s.optimizer;
+            if (optimizer.type != OptimizerType::kOwn || optimizer.state_dtype == StateDType::kF32) return "";
+            return fmt::format("own needs \"state_dtype\": \"fp32\", got {}", name_of(optimizer.state_dtype));
+          }};
+}
+
 StrategyRule centered_rule() {
   return {{"/optimizer/centered", "/optimizer/state_dtype", "/optimizer/type"},
           "optimizer.centered needs state_dtype fp32: it subtracts two numbers that are nearly equal.",
@@ -215,14 +225,14 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   };
   if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
   if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
+  if (group.type && s.optimizer.type != OptimizerType::kMuon) return missing("type");
   return "";
 }
 
 StrategyRule groups_rule() {
   return {{"/optimizer/groups", "/optimizer/type"},
-          "Groups of optimizer.groups have different names, at least one pattern, and eps and betas only where "
-          "optimizer.type "
-          "has them.",
+          "Groups of optimizer.groups have different names, at least one pattern, and eps, betas and type only where "
+          "optimizer.type has them.",
           [](const Strategy& s) -> std::string {
             std::set<std::string> names;
             for (std::size_t i = 0; i < s.optimizer.groups.size(); ++i) {
@@ -236,6 +246,17 @@ StrategyRule groups_rule() {
             }
             return "";
           }};
+}
+
+StrategyRule muon_offload_rule() {
+  return {
+      {"/optimizer/type", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
+      "optimizer.type muon goes without offload.",
+      [](const Strategy& s) -> std::string {
+        if (s.optimizer.type != OptimizerType::kMuon || !s.offload.is_used()) return "";
+        return "muon passes over its state twice a step, which is not possible on disk yet: leave \"offload\" out, or "
+               "take adamw";
+      }};
 }
 
 /// What an update in backward cannot wait for, or cannot take back.
@@ -263,6 +284,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       momentum_rule("dampening", [](const OptimizerConfig& optimizer) { return optimizer.dampening != 0; }),
       nesterov_rule(),
       state_dtype_rule(),
+      own_state_dtype_rule(),
       centered_rule(),
       clip_rule(),
       total_steps_rule(),
@@ -273,6 +295,11 @@ const std::vector<StrategyRule>& strategy_rules() {
       groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
+      muon_offload_rule(),
+      in_backward_rule(
+          "/optimizer/type", "optimizer.type muon",
+          [](const Strategy& s) { return s.optimizer.type == OptimizerType::kMuon; },
+          "ranks exchange the matrices of several units at once"),
       in_backward_rule(
           "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
           "the norm of all gradients is known only when backward has ended"),

@@ -36,6 +36,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/mixed_precision", "Types of parameters and gradients."},
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
       {"/optimizer", "The update of the master weights."},
+      {"/optimizer/muon", "Muon's own numbers."},
       {"/ema", "An exponential moving average of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
       {"/offload", "Training state on tiers below memory."},

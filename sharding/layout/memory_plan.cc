@@ -57,6 +57,12 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_gradients();
   plan_parameter_records();
   plan_optimizer();
+  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh);
+  use_[MemoryCategory::kStaging] += matrix_bytes();
+}
+
+const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
+  return group.matrices.empty() ? input_.states : input_.matrix_states;
 }
 
 bool MemoryPlan::parameters_below() const {
@@ -198,9 +204,9 @@ void MemoryPlan::plan_lag() {
   const std::int64_t most = most_ahead(), bytes = bytes_ahead();
   if (input_.reduces_in_background) {
     const std::int64_t ahead = std::min(input_.reductions_ahead.value_or(bytes == 0 ? most : 1), most);
-    // The sum over the replicate axis begins a unit later.
-    reduction_lag_ = two_axes && ahead > 0 ? 1 : ahead;
-    end_lag_ = std::min(two_axes && ahead > 0 ? ahead + 1 : ahead, most);
+    const bool begins_later = two_axes && ahead > 0;  // the sum over the replicate axis, by a unit
+    end_lag_ = std::min(ahead + (begins_later ? 1 : 0), most);
+    reduction_lag_ = begins_later ? 1 : end_lag_;
     return;
   }
   if (two_axes) return;  // the sum over the replicate axis follows that over the shard axis at once, so a rank waits
@@ -234,7 +240,7 @@ void MemoryPlan::plan_optimizer() {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
       use_[MemoryCategory::kMasters] += master_bytes(input_.master, group.dtype, records.masters_in_memory());
-      for (const StateDType dtype : input_.states) {
+      for (const StateDType dtype : states_of(group)) {
         use_[MemoryCategory::kOptimizer] += state_piece(dtype, records.states_in_memory()).bytes();
       }
       for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
@@ -252,7 +258,7 @@ RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
   const auto share = [](const OffloadedState& state) { return state.tier == Tier::kNvme ? state.fraction : 0.0; };
   TieredState state;
   state.master_bytes = master_bytes(input_.master, group.dtype, 1);
-  state.states = input_.states;
+  state.states = states_of(group);
   state.masters_below = share(input_.offload.masters);
   state.states_below = share(input_.offload.moments);
   state.record_bytes = input_.offload.record_bytes;

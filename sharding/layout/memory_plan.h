@@ -9,30 +9,15 @@
 
 #include "runtime/base/state_dtype.h"
 #include "sharding/layout/chunks.h"
-#include "sharding/layout/layout.h"
+#include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/record_layout.h"
+#include "sharding/layout/shapes.h"
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
-
-/// One flat group of a unit: parameters of one dtype that all train or are all frozen.
-struct GroupShape {
-  DType dtype = DType::kF32;
-  bool trainable = true;
-  Layout layout;
-  std::int64_t gathered_bytes() const { return layout.numel() * static_cast<std::int64_t>(size_of(dtype)); }
-};
-
-struct UnitShape {
-  std::string name;
-  std::vector<GroupShape> groups;
-  std::int64_t gathered_bytes() const;
-  std::int64_t trainable_numel() const;  ///< with padding
-  std::int64_t trainable_parameters() const;
-};
 
 /// Where gradients wait for their reduction.
 enum class BucketMode {
@@ -52,6 +37,7 @@ struct PlanInput {
   GradientSync sync = GradientSync::kEachMicrobatch;
   MasterKind master = MasterKind::kSplitBF16;
   StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< of the optimizer
+  StateFormats matrix_states = {};                             ///< of groups that are updated as matrices
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
   /// Reductions over some axis go on by themselves while ranks compute (Collectives::reduces_in_background), over a network.
@@ -136,6 +122,12 @@ class MemoryPlan {
   /// Of those, the bits of a digest, behind a number for each trainable parameter.
   static constexpr std::int64_t kDigestBits = 64;
 
+  /// What the optimizer keeps of each element of a trainable group.
+  const StateFormats& states_of(const GroupShape& group) const;
+  /// The matrices that are updated as such, and memory for their exchange: the buffers for messages, then the room to work in.
+  const MatrixDeal& matrices() const { return matrices_; }
+  std::int64_t matrix_bytes() const { return (2 * matrices_.exchange_numel() + matrices_.work_numel()) * 4; }
+
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
   /// And this rank's part of its parameters. Without records where they are in memory.
@@ -167,6 +159,7 @@ class MemoryPlan {
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
+  MatrixDeal matrices_;
   RecordPool state_records_, parameter_records_;
   DiskUse disk_;
 };

@@ -113,7 +113,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, alpha, centered, lr_decay, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, alpha, centered, lr_decay, muon, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -208,9 +208,9 @@ const BadFile kCombinations[] = {
      "\n"
      R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd; leave it out, or change that)"},
     {"BetasWithSgd", R"({"optimizer": {"type": "sgd", "betas": [0.9, 0.95], "eps": 1e-6}})",
-     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam or lion; leave it out, or change that)"
+     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam, lion or muon; leave it out, or change that)"
      "\n"
-     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad or rmsprop; leave it out, or change that)"},
+     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad, rmsprop or muon; leave it out, or change that)"},
     {"NesterovWithoutMomentum", R"({"optimizer": {"type": "sgd", "nesterov": true}})",
      R"(s.json:1:43: /optimizer/nesterov: needs a "momentum" above 0, such as 0.9)"},
     {"NesterovWithDampening", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
@@ -223,6 +223,10 @@ const BadFile kCombinations[] = {
      R"(s.json:1:42: /optimizer/lr_decay: 0.1 has no effect: it needs optimizer.type adagrad; leave it out, or change that)"
      "\n"
      R"(s.json:1:59: /optimizer/centered: true has no effect: it needs optimizer.type rmsprop; leave it out, or change that)"},
+    {"MuonsNumbersWithoutMuon", R"({"optimizer": {"muon": {"ns_steps": 6}}})",
+     R"(s.json:1:37: /optimizer/muon/ns_steps: 6 has no effect: it needs optimizer.type muon; leave it out, or change that)"},
+    {"MuonInBackward", R"({"optimizer": {"type": "muon", "in_backward": true}})",
+     R"(s.json:1:47: /optimizer/in_backward: cannot stand beside optimizer.type muon: ranks exchange the matrices of several units at once)"},
     {"TwoClips", R"({"gradient_clipping": 1, "gradient_clip_value": 0.5})",
      R"(s.json:1:49: /gradient_clip_value: cannot stand beside gradient_clipping: give one or the other)"},
     {"EmaOfOne", R"({"ema": {"decay": 1}})", R"(s.json:1:19: /ema/decay: must be a number from 0 to below 1, got 1)"},

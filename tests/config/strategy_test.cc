@@ -34,6 +34,8 @@ const std::vector<std::string>& surroundings() {
       R"({"optimizer": {"type": "sgd", "momentum": 0.5}})",
       R"({"optimizer": {"type": "rmsprop"}})",
       R"({"optimizer": {"type": "adagrad"}})",
+      R"({"optimizer": {"type": "muon"}})",
+      R"({"optimizer": {"type": "own"}})",
       R"({"strategy": "HYBRID_SHARD"})",
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",

@@ -46,6 +46,14 @@ TEST_F(Examples, WithReadmesDiffItLearnsOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(Examples, AnUpdateRuleOfTheProgramsOwnLearns) {
+  for (const int ranks : {1, 2}) {
+    const auto last = last_line(output_of(OWN_OPTIMIZER, ranks), "step");
+    EXPECT_EQ(last.at("step"), 300) << ranks;
+    EXPECT_LT(last.at("loss"), 1.0) << ranks;
+  }
+}
+
 TEST_F(Examples, AGeneratorLearnsThroughItsDiscriminator) {
   const auto last = last_line(output_of(GAN, 2), "step");
   EXPECT_EQ(last.at("step"), 600);

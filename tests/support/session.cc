@@ -97,7 +97,12 @@ std::string usage_error_of(const std::function<void()>& call) {
 
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust,
                        DType dtype) {
-  for (const Placed& placed : kOnePerPlacement) {
+  on_placements(kOnePerPlacement, ranks, body, adjust, dtype);
+}
+
+void on_placements(std::span<const Placed> placements, int ranks,
+                   const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust, DType dtype) {
+  for (const Placed& placed : placements) {
     SCOPED_TRACE(name_of(placed));
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { body(mesh, strategy_for(placed, adjust, dtype)); });
   }

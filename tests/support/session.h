@@ -75,5 +75,9 @@ std::string usage_error_of(const std::function<void()>& call);
 /// Runs `body` on `ranks` threads, once under each placement.
 void on_each_placement(int ranks, const std::function<void(const Mesh&, const Strategy&)>& body,
                        const Adjust& adjust = nullptr, DType dtype = DType::kF32);
+/// Or under each of `placements`.
+void on_placements(std::span<const Placed> placements, int ranks,
+                   const std::function<void(const Mesh&, const Strategy&)>& body, const Adjust& adjust = nullptr,
+                   DType dtype = DType::kF32);
 
 }  // namespace tessera::testing

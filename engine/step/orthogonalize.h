@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "sharding/layout/shapes.h"
+
+namespace tessera {
+
+/// Replaces `matrix` [rows * columns, row by row] by about the nearest matrix with orthonormal rows (or columns, where it has more rows): for
+/// U S V^T by U S' V^T with all of S' near 1. Newton-Schulz iteration of degree 5 (Jordan et al., 2024, with their coefficients):
+///
+///   X = matrix / |matrix|;   `steps` times: X = a X + (b A + c A A) X,  A = X X^T
+///
+/// in fp32. `work` begins on a cache line and has room for the matrix twice and for the square of its shorter side twice, each in whole
+/// lines. A matrix of zeros stays one. The same bits on every rank that has as many threads.
+void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::span<float> work);
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+#include "engine/step/own_optimizer.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "sharding/unrecorded.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kWholeVectors = 32;  // elements: LibTorch computes so many at a time, or multiples of fewer
+
+/// The program's mistake, unless `good`.
+template <class... Text>
+void require(bool good, const Text&... text) {
+  if (!good) throw Error(ExitCode::kUsage, c10::str(text...));
+}
+
+OptimizerConfig without_momentum(const OptimizerConfig& config) {
+  OptimizerConfig sgd = config;
+  sgd.type = OptimizerType::kSgd;
+  sgd.momentum = 0;
+  sgd.state_dtype = StateDType::kF32;
+  return sgd;
+}
+
+at::Tensor view_of(const float* values, std::size_t count) {
+  return at::from_blob(const_cast<float*>(values), {static_cast<std::int64_t>(count)}, at::kFloat);
+}
+
+float* state_of(const OptimizerSlice& slice, std::size_t state) {
+  return reinterpret_cast<float*>(slice.states[state].data.data());
+}
+
+/// The elements [begin, begin + count) of a slice that has no states but an average.
+OptimizerSlice part_of(const OptimizerSlice& slice, std::size_t begin, std::size_t count) {
+  OptimizerSlice part = slice;
+  part.gradient = slice.gradient.subspan(begin, count);
+  if (!slice.master.empty()) part.master = slice.master.subspan(begin, count);
+  if (!slice.low.empty()) part.low = slice.low.subspan(begin, count);
+  if (slice.parameter)
+    part.parameter = static_cast<std::byte*>(slice.parameter) + begin * size_of(slice.parameter_dtype);
+  if (!slice.states[0].data.empty()) part.states[0].data = slice.states[0].data.subspan(begin * 4, count * 4);
+  part.first_element += begin;
+  return part;
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
+                                          std::shared_ptr<const ElementwiseOptimizer> own_rule) {
+  const bool wants_own = config.type == OptimizerType::kOwn;
+  require(!wants_own || own_rule,
+          "optimizer.type is own, and the program brings no rule. hint: give the Engine an ElementwiseOptimizer "
+          "(tessera/elementwise_optimizer.h), or name a type that is there");
+  require(wants_own || !own_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
+          ". hint: \"optimizer\": {\"type\": \"own\"}");
+  if (!wants_own) return make_optimizer(config, ema);
+  return std::make_unique<OwnOptimizer>(std::move(own_rule), config, ema);
+}
+
+OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config,
+                           const EmaConfig& ema)
+    : rule_(std::move(rule)),
+      weight_decay_(config.weight_decay),
+      bare_(without_momentum(config), ema),
+      loops_(step_loops(best_instruction_set())) {
+  std::set<std::string> names;
+  for (const std::string& name : rule_->states()) {
+    const bool is_plain =
+        !name.empty() && name.find_first_of("|.") == std::string::npos && name != "ema" && name != "master";
+    require(is_plain && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
+            "\" is no name for a state. hint: each once, without '|' and '.', and not \"ema\" or \"master\"");
+    states_.push_back({name, StateDType::kF32});
+  }
+  own_states_ = states_.size();
+  require(own_states_ <= ElementwiseOptimizer::kMostStates, "ElementwiseOptimizer::states: at most ",
+          ElementwiseOptimizer::kMostStates, " states, got ", own_states_);
+  for (const StateInfo& average : bare_.states()) states_.push_back(average);
+}
+
+OptimizerSlice OwnOptimizer::without_states(const OptimizerSlice& slice) const {
+  OptimizerSlice bare = slice;
+  bare.states = {};
+  if (states_.size() > own_states_) bare.states[0] = slice.states[own_states_];
+  return bare;
+}
+
+void OwnOptimizer::average(const OptimizerSlice& slice) const { bare_.average(without_states(slice)); }
+void OwnOptimizer::swap_average(const OptimizerSlice& slice) const { bare_.swap_average(without_states(slice)); }
+
+void OwnOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  const Unrecorded unrecorded;
+  const std::size_t numel = slice.gradient.size(), whole = numel / kWholeVectors * kWholeVectors;
+  for (std::size_t begin = 0; begin < whole; begin += ElementwiseOptimizer::kMostElements) {
+    update(scalars, slice, begin, std::min<std::size_t>(whole - begin, ElementwiseOptimizer::kMostElements));
+  }
+  if (whole < numel) update(scalars, slice, whole, numel - whole);
+}
+
+void OwnOptimizer::update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
+                          std::size_t count) const {
+  const std::size_t filled_up = (count + kWholeVectors - 1) / kWholeVectors * kWholeVectors;
+  const auto numel = static_cast<std::int64_t>(filled_up);
+  StepArguments a = bare_.arguments(without_states(part_of(slice, begin, count)));
+  a.average.begins = scalars.step <= 1;
+  ElementwiseOptimizer::Elements e;
+  e.parameters = at::zeros({numel});
+  e.gradient = at::zeros({numel});
+  loops_.read_weights(a, e.parameters.data_ptr<float>());
+  e.gradient.narrow(0, 0, static_cast<std::int64_t>(count))
+      .copy_(view_of(a.gradient, count))
+      .mul_(scalars.gradient_scale);
+  if (scalars.clip_value > 0) e.gradient.clamp_(-scalars.clip_value, scalars.clip_value);
+  for (std::size_t i = 0; i < own_states_; ++i) {
+    const at::Tensor state = view_of(state_of(slice, i) + begin, count);
+    e.states.push_back(filled_up == count ? state : at::constant_pad_nd(state, {0, numel - state.numel()}));
+  }
+  e.lr = scalars.lr;
+  e.weight_decay = weight_decay_;
+  e.step = scalars.step;
+  const std::vector<at::Tensor> states = e.states;
+  rule_->update(e);
+  const auto is_as_it_was = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() == 1 && tensor.numel() == numel && tensor.scalar_type() == at::kFloat &&
+           tensor.device().is_cpu();
+  };
+  require(is_as_it_was(e.parameters), "ElementwiseOptimizer::update: wanted parameters of [", numel,
+          "] fp32 on the CPU, got ",
+          e.parameters.defined() ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes()) : "nothing");
+  for (std::size_t i = 0; i < own_states_; ++i) {
+    const bool is_same = i < e.states.size() && e.states[i].is_same(states[i]);
+    require(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,
+            "\" is another tensor now. hint: states are updated in place, such as e.states[", i, "].mul_(0.9)");
+    if (filled_up != count) {
+      view_of(state_of(slice, i) + begin, count).copy_(states[i].narrow(0, 0, static_cast<std::int64_t>(count)));
+    }
+  }
+  const at::Tensor updated = e.parameters.contiguous();
+  a.gradient = updated.data_ptr<float>();
+  loops_.assign_weights(a);
+}
+
+}  // namespace tessera

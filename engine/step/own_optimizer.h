@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "optim/rule_optimizer.h"
+#include "tessera/elementwise_optimizer.h"
+
+namespace tessera {
+
+/// As make_optimizer of optim, or OwnOptimizer where the program brings a rule. Throws tessera::Error (64) where it brings one and
+/// optimizer.type is another than own, or the other way round.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
+                                          std::shared_ptr<const ElementwiseOptimizer> own_rule);
+
+/// An ElementwiseOptimizer as all other code sees optimizers. Runs come to the program in portions that LibTorch's operators compute with
+/// whole vectors, so that an element's bits do not depend on where the run begins. One thread at a time.
+class OwnOptimizer final : public Optimizer {
+ public:
+  /// `config`: a group's. Throws tessera::Error (64) where the rule's states are too many or have bad names.
+  OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
+
+  const std::vector<StateInfo>& states() const override { return states_; }
+  /// Throws what the rule throws; tessera::Error (64) if it made other tensors of its arguments.
+  void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  void average(const OptimizerSlice& slice) const override;
+  void swap_average(const OptimizerSlice& slice) const override;
+
+ private:
+  void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
+  OptimizerSlice without_states(const OptimizerSlice& slice) const;
+
+  const std::shared_ptr<const ElementwiseOptimizer> rule_;
+  const double weight_decay_;
+  const RuleOptimizer bare_;  ///< SGD without momentum: masters, parameters and averages, and no states
+  const StepLoops& loops_;
+  std::vector<StateInfo> states_;
+  std::size_t own_states_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#include "optim/muon_optimizer.h"
+
+#include "optim/rules/muon.h"
+
+namespace tessera {
+namespace {
+
+OptimizerConfig sgd_with_states_of(const OptimizerConfig& config) {
+  OptimizerConfig sgd = config;
+  sgd.type = OptimizerType::kSgd;
+  sgd.momentum = config.muon.momentum;
+  return sgd;
+}
+
+}  // namespace
+
+MuonOptimizer::MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
+    : elements_(sgd_with_states_of(config), ema, set),
+      momentum_{.momentum = config.muon.momentum, .is_nesterov = config.muon.nesterov},
+      step_{.weight_decay = config.weight_decay, .is_decoupled = true},
+      loops_(step_loops(set)) {}
+
+void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& slice,
+                              std::span<float> direction) const {
+  StepArguments a = elements_.arguments(slice);
+  a.weights = WeightFormat::kF32;
+  a.master = direction.data();
+  a.average = {};
+  a.gradient_scale = scalars.gradient_scale;
+  a.clip_value = scalars.clip_value;
+  a.noise = noise_key(slice.stream, scalars.step);
+  loops_.muon_direction(MuonMomentumRule::constants(momentum_, scalars.step, scalars.lr), a);
+}
+
+void MuonOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  StepArguments a = elements_.arguments(slice);
+  a.states[0] = {};
+  a.average.begins = scalars.step <= 1;
+  loops_.update[static_cast<int>(StepRule::kSgd)](rule_constants(StepRule::kSgd, step_, scalars.step, scalars.lr), a);
+}
+
+}  // namespace tessera

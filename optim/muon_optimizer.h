@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "optim/rule_optimizer.h"
+
+namespace tessera {
+
+/// What Muon does to each element by itself: before whole matrices are made orthogonal (`direction`), and after (`step`). Each is one
+/// pass, with the promises of Optimizer. Safe to use from many threads at once, on disjoint slices.
+class MuonOptimizer final : public Optimizer {
+ public:
+  explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
+                         InstructionSet set = best_instruction_set());
+
+  /// The momentum; where weights are averaged, the average.
+  const std::vector<StateInfo>& states() const override { return elements_.states(); }
+  /// Moves the momentum, and writes to `direction` [n] what is to be made orthogonal (MuonMomentumRule). It may be the
+  /// memory of the slice's gradient. Masters and parameters are not touched.
+  void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
+  /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix; no scale and no clipping. Weight decay is
+  /// decoupled.
+  void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
+  void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
+
+ private:
+  const RuleOptimizer elements_;  ///< SGD with momentum has the same states
+  const RuleNumbers momentum_, step_;
+  const StepLoops& loops_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "optim/rules/rule.h"
+
+namespace tessera {
+
+/// What MuonMomentumRule's formula needs.
+struct MuonMomentumConstants {
+  float momentum;
+  float one_minus_momentum;
+  bool nesterov;
+};
+
+/// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` has it. What comes after is
+/// SgdRule with decoupled weight decay.
+///
+///   m = m + (1 - momentum) * (g - m)
+///   direction = nesterov ? g + momentum * (m - g) : m
+///
+/// Without momentum the direction is g, and there is no state.
+///
+/// The direction takes the place of the weight: the run that is updated is the one that receives it.
+struct MuonMomentumRule {
+  using Constants = MuonMomentumConstants;
+  static constexpr int kStates = 1;
+  static constexpr StateCode kCodes[] = {StateCode::kSigned};
+  static constexpr bool kOptional[] = {true};
+
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t, float) {
+    Constants c{};
+    c.momentum = static_cast<float>(n.momentum);
+    c.one_minus_momentum = static_cast<float>(1.0 - n.momentum);
+    c.nesterov = n.is_nesterov;
+    return c;
+  }
+
+  template <class V, class Float = typename V::Float>
+  static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float g, Float,
+                                                               const Float* states) {
+    const Float momentum = states[0] + (g - states[0]) * c.one_minus_momentum;
+    const Float direction = c.nesterov ? g + (momentum - g) * c.momentum : momentum;
+    return {direction, {momentum}, Float{}};
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include "sharding/layout/matrix_deal.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera {
+
+std::int64_t MatrixDeal::cost_of(MatrixShape shape) {
+  const std::int64_t shorter = std::min(shape.rows, shape.columns), longer = std::max(shape.rows, shape.columns);
+  return shorter * shorter * (2 * longer + shorter);
+}
+
+MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh)
+    : axes_(optimizer), mesh_(mesh) {
+  MatrixBatch batch;
+  const auto close = [&] {
+    measure(batch);
+    batches_.push_back(batch);
+    batch = {
+        .begin = matrices_.size(), .end = matrices_.size(), .begin_unit = batch.end_unit, .end_unit = batch.end_unit};
+  };
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (std::size_t g = 0; g < units[u].groups.size(); ++g) {
+      const GroupShape& group = units[u].groups[g];
+      for (std::size_t i = 0; i < group.matrices.size(); ++i) {
+        matrices_.push_back({u, g, i, group.layout.extent(i), group.layout.numel(), group.matrices[i]});
+      }
+    }
+    batch.end_unit = u + 1;
+    if (batch.end == matrices_.size()) continue;
+    batch.end = matrices_.size();
+    deal(batch);
+    if (is_even(batch)) close();
+  }
+  if (batch.begin == batch.end) return;
+  if (!batches_.empty()) {  // too few are left to be dealt evenly by themselves
+    batch.begin = batches_.back().begin;
+    batch.begin_unit = batches_.back().begin_unit;
+    batches_.pop_back();
+    deal(batch);
+  }
+  close();
+}
+
+/// The costliest first, each to the rank that has least.
+void MatrixDeal::deal(MatrixBatch& batch) {
+  std::vector<std::size_t> order(batch.end - batch.begin);
+  std::iota(order.begin(), order.end(), batch.begin);
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return cost_of(matrices_[i].shape); });
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(mesh_.world_size()));
+  for (const std::size_t i : order) {
+    const auto least = std::ranges::min_element(loads);
+    *least += cost_of(matrices_[i].shape);
+    matrices_[i].owner = static_cast<int>(least - loads.begin());
+  }
+}
+
+bool MatrixDeal::is_even(const MatrixBatch& batch) const {
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(mesh_.world_size()));
+  for (const DealtMatrix& matrix : matrices_of(batch))
+    loads[static_cast<std::size_t>(matrix.owner)] += cost_of(matrix.shape);
+  const std::int64_t all = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
+  return static_cast<double>(*std::ranges::max_element(loads)) * static_cast<double>(loads.size()) <=
+         kMostUneven * static_cast<double>(all);
+}
+
+Extent MatrixDeal::part_of(const DealtMatrix& matrix, int rank) const {
+  return intersect(matrix.extent, owned(axes_, mesh_.of(rank), matrix.group_numel));
+}
+
+Extent MatrixDeal::collected_piece(const DealtMatrix& matrix, int from) const {
+  const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
+  // Along an axis over which state is copied, the owner's own copy is the one that is sent.
+  const bool is_nearest = (axes_.shard || sender.shard_index == owner.shard_index) &&
+                          (axes_.replicate || sender.replicate_index == owner.replicate_index);
+  return is_nearest ? part_of(matrix, from) : Extent{matrix.extent.offset, 0};
+}
+
+Extent MatrixDeal::returned_piece(const DealtMatrix& matrix, int to) const { return part_of(matrix, to); }
+
+void MatrixDeal::measure(MatrixBatch& batch) const {
+  const auto world = static_cast<std::size_t>(mesh_.world_size());
+  std::vector<std::int64_t> to_owner(world * world), from_owner(world * world);
+  for (const DealtMatrix& matrix : matrices_of(batch)) {
+    const std::size_t row = static_cast<std::size_t>(matrix.owner) * world;
+    for (std::size_t rank = 0; rank < world; ++rank) {
+      to_owner[row + rank] += collected_piece(matrix, static_cast<int>(rank)).numel;
+      from_owner[row + rank] += returned_piece(matrix, static_cast<int>(rank)).numel;
+    }
+  }
+  batch.collected = *std::ranges::max_element(to_owner);
+  batch.returned = *std::ranges::max_element(from_owner);
+}
+
+std::int64_t MatrixDeal::exchange_numel() const {
+  std::int64_t most = 0;
+  for (const MatrixBatch& batch : batches_) most = std::max({most, batch.collected, batch.returned});
+  return most * mesh_.world_size();
+}
+
+std::int64_t MatrixDeal::work_numel() const {
+  std::int64_t most = 0;
+  for (const DealtMatrix& matrix : matrices_) {
+    const std::int64_t shorter = std::min(matrix.shape.rows, matrix.shape.columns);
+    most = std::max(most, 3 * in_whole_lines(matrix.extent.numel) + 2 * in_whole_lines(shorter * shorter));
+  }
+  return most;
+}
+
+}  // namespace tessera

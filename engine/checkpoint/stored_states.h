@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
+#include "tessera/elementwise_optimizer.h"
 
 namespace tessera {
 

@@ -27,6 +27,9 @@ class Faults : public Workplace {
   }
 };
 
+constexpr double kSoon =
+    40;  // seconds: no rank waited for a time-out, of which the shortest is 300; machines may be busy
+
 TEST_F(Faults, BadStrategyFile) {
   write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
   const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));
@@ -43,7 +46,7 @@ TEST_F(Faults, RanksWithDifferentStrategies) {
   const Ended ended = fail(launch(2) + by_rank(train(path("s$RANK.json"), "none")));
   EXPECT_EQ(ended.code, 78);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1/2: /strategy/gradient_clipping"), HasSubstr("started differently")));
-  EXPECT_LT(ended.seconds, 10);
+  EXPECT_LT(ended.seconds, kSoon);
 }
 
 TEST_F(Faults, RanksWithDifferentModels) {
@@ -61,7 +64,7 @@ TEST_F(Faults, DataMissingOnOneRank) {
   const Ended ended = fail(launch(2) + by_rank(train(strategy("FULL_SHARD"), "none", {"--data", path("text$RANK")})));
   EXPECT_EQ(ended.code, 66) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("could not start: rank 1/2"), HasSubstr("text1")));
-  EXPECT_LT(ended.seconds, 10);
+  EXPECT_LT(ended.seconds, kSoon);
 }
 
 TEST_F(Faults, TokenOutsideOfTheVocabulary) {
@@ -69,7 +72,7 @@ TEST_F(Faults, TokenOutsideOfTheVocabulary) {
              R"({"model": "gpt", "vocab_size": 60, "seq_len": 16, "layers": 1, "width": 32, "heads": 2})");
   const Ended ended = fail(launch(2) + train(strategy("FULL_SHARD"), "none"));
   EXPECT_EQ(ended.code, 65) << ended.err;
-  EXPECT_LT(ended.seconds, 15);
+  EXPECT_LT(ended.seconds, kSoon);
 }
 
 TEST_F(Faults, LastWordsGoToTheLaunchersFile) {

@@ -100,7 +100,8 @@ std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, con
   };
   for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
     const ParameterGroup& group = optimizer.groups[index];
-    add(index, name_of_group(optimizer, index), group.lr_ratio, config_of(optimizer, group));
+    const char* const note = group.layer_adaptation ? "" : ", not adapted";
+    add(index, name_of_group(optimizer, index) + note, group.lr_ratio, config_of(optimizer, group));
   }
   add(FlatParameter::kNoGroup, optimizer.groups.empty() ? "all" : "the rest", 1.0, optimizer);
   return table.to_string();

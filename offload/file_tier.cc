@@ -432,6 +432,7 @@ absl::Status FileTier::bring_in(std::size_t index) {
   if (slot.state == SlotState::kFetched) --fetched_;
   TESSERA_RETURN_IF_ERROR(end_read(index));
   TESSERA_RETURN_IF_ERROR(verify(index));
+  slot.write = 0;  // it has ended; if the record is released, the slot can be reused
   slot.state = SlotState::kHeld;
   ++held_;
   return absl::OkStatus();

@@ -123,6 +123,23 @@ void NormSums::add(std::span<const float> piece) {
   at_ = end;
 }
 
+void NormSums::skip_to(std::uint64_t begin) {
+  const auto is_begun = [&] { return run_ < runs_.size() && block_ != runs_[run_].first_block; };
+  while (run_ < runs_.size() && !is_begun() && runs_[run_].begin + runs_[run_].numel <= begin) {
+    const std::size_t nodes = nodes_of(runs_[run_]);
+    std::fill_n(stack_, nodes, 0.0);
+    stack_ += nodes;
+    ++run_;
+    begin_run();
+  }
+  const bool is_inside = run_ < runs_.size() && (is_begun() ? begin != at_ : begin > runs_[run_].begin);
+  if (begin < at_ || is_inside) {
+    throw std::invalid_argument(
+        fmt::format("NormSums: elements {} to {} of a part are left out, and a tensor lies there in part", at_, begin));
+  }
+  at_ = begin;
+}
+
 void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   double* const stack = stack_;
   std::size_t depth = depth_;

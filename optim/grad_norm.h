@@ -37,6 +37,9 @@ class NormSums {
   /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
   /// tensor.
   void add(std::span<const float> piece);
+  /// The next element is `begin` of the part. Tensors in between, which must be whole, count as zeros. Throws
+  /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
+  void skip_to(std::uint64_t begin);
 
   /// One sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all runs have
   /// been added.

@@ -48,8 +48,10 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
     case OptimizerType::kMuon:  // of what is no matrix
+    case OptimizerType::kLamb:  // layerwise_optimizer.h
       return StepRule::kAdam;
     case OptimizerType::kSgd:
+    case OptimizerType::kLars:  // likewise
       return StepRule::kSgd;
     case OptimizerType::kLion:
       return StepRule::kLion;
@@ -63,6 +65,10 @@ StepRule rule_of(OptimizerType type) {
   throw std::invalid_argument("make_optimizer: unknown optimizer type");
 }
 
+bool is_decoupled(OptimizerType type) {
+  return type == OptimizerType::kAdamW || type == OptimizerType::kMuon || type == OptimizerType::kLamb;
+}
+
 RuleNumbers numbers_of(const OptimizerConfig& config) {
   return {.beta1 = config.beta1,
           .beta2 = config.beta2,
@@ -72,7 +78,7 @@ RuleNumbers numbers_of(const OptimizerConfig& config) {
           .dampening = config.dampening,
           .alpha = config.alpha,
           .lr_decay = config.lr_decay,
-          .is_decoupled = config.type == OptimizerType::kAdamW || config.type == OptimizerType::kMuon,
+          .is_decoupled = is_decoupled(config.type),
           .is_nesterov = config.nesterov,
           .is_centered = config.centered};
 }

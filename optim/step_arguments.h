@@ -50,4 +50,7 @@ struct StepArguments {
   std::uint32_t first_element = 0;  ///< modulo 2^32
 };
 
+/// The elements [begin, begin + count) of `a`. REQUIRES: with 8-bit states, `begin` is a multiple of kStateBlock.
+StepArguments part_of(const StepArguments& a, std::size_t begin, std::size_t count);
+
 }  // namespace tessera

@@ -224,6 +224,11 @@ void update(const RuleConstants& constants, const StepArguments& a) {
 }
 
 template <class V>
+void update_by_lars(const LarsConstants& constants, const StepArguments& a) {
+  with_weights<V>(a, [&]<class Weights>(const Weights&) { update_states<V, LarsRule, Weights>(constants, a); });
+}
+
+template <class V>
 void average_weights(const StepArguments& a) {
   with_weights<V>(a, [&]<class Weights>(const Weights&) { average_loop<V, Weights>(a); });
 }
@@ -247,6 +252,8 @@ template <class V>
 inline constexpr StepLoops kStepLoops = {
     {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>},
     update_states<V, MuonMomentumRule, F32Weights<V>>,
+    update_states<V, LambDirectionRule, F32Weights<V>>,
+    update_by_lars<V>,
     read_weights<V>,
     assign_weights<V>,
     average_weights<V>,

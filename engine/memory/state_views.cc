@@ -112,13 +112,13 @@ void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, co
 
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction) {
-  const bool updates = use == StateUse::kUpdate;
+  const bool updates = use == StateUse::kUpdate, updates_states = use != StateUse::kRead;
   const Tiered parameters = parameters_of(group), states = states_of(group);
   const bool wants_parameters = kind != StateKind::kMastersAndStates, wants_states = kind != StateKind::kParameters;
   const auto visit_states = [&](StateView& view) {
     const std::int64_t chunk = wants_states ? place_of(states, view.run.offset).chunk : kInMemory;
     if (chunk == kInMemory) return visit(view);
-    states.records->visit(record_of(states, chunk), updates, [&](std::byte* bytes) {
+    states.records->visit(record_of(states, chunk), updates_states, [&](std::byte* bytes) {
       point_into_record(view, group, chunk, bytes);
       visit(view);
     });
@@ -177,6 +177,11 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view) {
   slice.first_element = static_cast<std::uint64_t>(view.run.offset);
   slice.stream = static_cast<std::uint64_t>(group.unit->index) << 32 | group.index;
   return slice;
+}
+
+std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice) {
+  const std::int64_t begin = static_cast<std::int64_t>(slice.first_element) - group.gradient_part.offset;
+  return {group.gradient + begin, slice.gradient.size()};
 }
 
 StateView states_in_memory(const FlatGroup& group) { return view_of_memory(group, group.optimizer_part); }

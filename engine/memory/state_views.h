@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "optim/optimizer.h"
@@ -21,7 +22,11 @@ struct StateView {
   std::array<FlatGroup::State, kMostStates> state;
 };
 
-enum class StateUse : std::uint8_t { kRead, kUpdate };
+enum class StateUse : std::uint8_t {
+  kRead,
+  kUpdateStates,  ///< parameters are only read
+  kUpdate,
+};
 enum class Direction : std::uint8_t { kForward, kBackward };
 
 /// What of a run is visited. Of the rest, a view has only what is in memory.
@@ -44,6 +49,9 @@ void append_records(const FlatGroup& group, StateKind kind, Extent run, Directio
 
 /// The view's run as the optimizer takes it.
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
+
+/// The gradients of the slice, which its optimizer may overwrite.
+std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
 /// All of a group's optimizer part, where nothing of it lies below memory.
 StateView states_in_memory(const FlatGroup& group);

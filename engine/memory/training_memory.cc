@@ -11,6 +11,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/layout/tier_choice.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
@@ -283,7 +284,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
                 "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
   const OptimizerType type = strategy.optimizer.type;
-  if (scene.is_queued && (type == OptimizerType::kMuon || type == OptimizerType::kOwn)) {
+  if (scene.is_queued && (type == OptimizerType::kMuon || type == OptimizerType::kOwn || adapts_layers(type))) {
     throw Error(ExitCode::kConfig, "/optimizer/type: " + name_of(type) +
                                        " runs on the CPU only as yet. hint: take adamw, or train on the CPU "
                                        "(comm.transport \"host\" or \"gloo\")");
@@ -304,6 +305,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   if (strategy.optimizer.type == OptimizerType::kMuon) {
     input.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
   }
+  input.updates_twice = adapts_layers(type);
+  input.first_pass_moves_states = type == OptimizerType::kLamb;
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;

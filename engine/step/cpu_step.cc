@@ -112,7 +112,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     warn_of_overflow(result.step, result.loss_scale);
   } else {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-    update_.apply(rates(mean * clip, result.lr), agreed.used);
+    update_.apply(rates(mean * clip, result.lr), agreed.used, agreed.squares);
     ++applied_;
   }
   if (scales_loss_) scaler_.update(result.overflow);

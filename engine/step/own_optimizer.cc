@@ -39,19 +39,6 @@ float* state_of(const OptimizerSlice& slice, std::size_t state) {
   return reinterpret_cast<float*>(slice.states[state].data.data());
 }
 
-/// The elements [begin, begin + count) of a slice that has no states but an average.
-OptimizerSlice part_of(const OptimizerSlice& slice, std::size_t begin, std::size_t count) {
-  OptimizerSlice part = slice;
-  part.gradient = slice.gradient.subspan(begin, count);
-  if (!slice.master.empty()) part.master = slice.master.subspan(begin, count);
-  if (!slice.low.empty()) part.low = slice.low.subspan(begin, count);
-  if (slice.parameter)
-    part.parameter = static_cast<std::byte*>(slice.parameter) + begin * size_of(slice.parameter_dtype);
-  if (!slice.states[0].data.empty()) part.states[0].data = slice.states[0].data.subspan(begin * 4, count * 4);
-  part.first_element += begin;
-  return part;
-}
-
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
@@ -99,18 +86,22 @@ void OwnOptimizer::swap_average(const OptimizerSlice& slice) const { bare_.swap_
 void OwnOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
   const Unrecorded unrecorded;
   const std::size_t numel = slice.gradient.size(), whole = numel / kWholeVectors * kWholeVectors;
+  StepArguments arguments = bare_.arguments(without_states(slice));
+  arguments.average.begins = scalars.step <= 1;
+  const auto update = [&](std::size_t begin, std::size_t count) {
+    this->update(scalars, slice, begin, part_of(arguments, begin, count));
+  };
   for (std::size_t begin = 0; begin < whole; begin += ElementwiseOptimizer::kMostElements) {
-    update(scalars, slice, begin, std::min<std::size_t>(whole - begin, ElementwiseOptimizer::kMostElements));
+    update(begin, std::min<std::size_t>(whole - begin, ElementwiseOptimizer::kMostElements));
   }
-  if (whole < numel) update(scalars, slice, whole, numel - whole);
+  if (whole < numel) update(whole, numel - whole);
 }
 
 void OwnOptimizer::update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
-                          std::size_t count) const {
+                          StepArguments a) const {
+  const std::size_t count = a.numel;
   const std::size_t filled_up = (count + kWholeVectors - 1) / kWholeVectors * kWholeVectors;
   const auto numel = static_cast<std::int64_t>(filled_up);
-  StepArguments a = bare_.arguments(without_states(part_of(slice, begin, count)));
-  a.average.begins = scalars.step <= 1;
   ElementwiseOptimizer::Elements e;
   e.parameters = at::zeros({numel});
   e.gradient = at::zeros({numel});

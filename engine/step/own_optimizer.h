@@ -29,7 +29,8 @@ class OwnOptimizer final : public Optimizer {
   void swap_average(const OptimizerSlice& slice) const override;
 
  private:
-  void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
+  /// `a`: the elements from `begin` on.
+  void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, StepArguments a) const;
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
 
   const std::shared_ptr<const ElementwiseOptimizer> rule_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -26,6 +27,7 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
   };
   add(strategy.optimizer);
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
+  if (adapts_layers(strategy.optimizer.type)) layers_.emplace(units, strategy, plan, axes);
   if (has_matrices) exchange_.emplace(deal_, units, memory.matrices, strategy.optimizer.muon.ns_steps, axes.world);
   std::size_t count = 0;
   first_of_unit_.push_back(0);
@@ -61,17 +63,41 @@ void Update::expect(std::span<const int> order) {
   begin_passes();
 }
 
-void Update::apply(const Rates& rates, const std::vector<char>& used) {
+void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares) {
   const Span span("update");
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
+  if (layers_) direction_ = Direction::kForward;  // in which norms are added up
   announce_runs();
+  if (layers_) return update_layerwise(rates, squares);
   in_direction(0, groups_.size(), [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
     if (!flat.matrices.empty()) return;
     visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
   });
   if (exchange_) update_matrices(rates, used);
+  end_pass();
+}
+
+/// Forward to measure, and backward to step: what lies on disk and was used last is used first.
+void Update::update_layerwise(const Rates& rates, std::span<const double> squares) {
+  for (const Group& group : groups_) {
+    layers_->begin(*group.group);
+    visit_runs_of(group, layers_->first_use(), [&](const OptimizerSlice& slice, const Run& run) {
+      if (run.is_updated) layers_->measure(*group.group, slice, scalars_of(rates, run), run.group);
+    });
+  }
+  layers_->agree(squares, rates.gradient_scale);
+  end_records();
+  turn_round();
+  announce_runs();
+  in_direction(0, groups_.size(), [&](std::size_t g) {
+    const FlatGroup& flat = *groups_[g].group;
+    visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) {
+      if (!run.is_updated) return optimizer_of(flat, run).average(slice);
+      layers_->step(flat, slice, scalars_of(rates, run), run.group);
+    });
+  });
   end_pass();
 }
 
@@ -96,12 +122,9 @@ void Update::update_matrices(const Rates& rates, const std::vector<char>& used) 
 
 /// In place of the gradients.
 void Update::make_directions(const Group& group, const Rates& rates) {
-  visit_runs_of(group, [&](const OptimizerSlice& slice, const Run& run) {
+  visit_runs_of(group, StateUse::kUpdate, [&](const OptimizerSlice& slice, const Run& run) {
     if (!run.is_updated) return;
-    const FlatGroup& flat = *group.group;
-    const std::int64_t begin = static_cast<std::int64_t>(slice.first_element) - flat.gradient_part.offset;
-    matrix_optimizers_[run.group + 1]->direction(scalars_of(rates, run), slice,
-                                                 {flat.gradient + begin, slice.gradient.size()});
+    matrix_optimizers_[run.group + 1]->direction(scalars_of(rates, run), slice, gradients_of(*group.group, slice));
   });
 }
 
@@ -131,9 +154,17 @@ void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> u
 
 void Update::finish() {
   publisher_.finish();
+  end_records();
+}
+
+void Update::end_records() {
   for (const Pass& pass : passes_) {
     if (pass.records) pass.records->end_pass();
   }
+}
+
+void Update::turn_round() {
+  direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
 }
 
 void Update::swap_averages() {
@@ -153,24 +184,24 @@ void Update::swap_averages() {
 /// The next step goes the other way.
 void Update::end_pass() {
   finish();
-  direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+  turn_round();
 }
 
 /// Calls `visit(slice, run)` for a group's runs, in this step's direction, and publishes what became of them.
 template <class Visit>
 void Update::visit_group(const Group& group, const Visit& visit) {
-  visit_runs_of(group, visit);
+  visit_runs_of(group, StateUse::kUpdate, visit);
   publisher_.publish(*group.group);
 }
 
 template <class Visit>
-void Update::visit_runs_of(const Group& group, const Visit& visit) {
+void Update::visit_runs_of(const Group& group, StateUse use, const Visit& visit) {
   const FlatGroup& flat = *group.group;
   in_direction(group.begin, group.end, [&](std::size_t r) {
     const Run& run = runs_[r];
     for_each_state(
-        flat, StateKind::kAll, run.extent, StateUse::kUpdate,
-        [&](const StateView& view) { visit(optimizer_slice(flat, view), run); }, direction_);
+        flat, StateKind::kAll, run.extent, use, [&](const StateView& view) { visit(optimizer_slice(flat, view), run); },
+        direction_);
   });
 }
 
@@ -180,7 +211,7 @@ void Update::in_direction(std::size_t begin, std::size_t end, const Visit& visit
   for (std::size_t i = begin; i < end; ++i) visit(direction_ == Direction::kForward ? i : end - 1 - (i - begin));
 }
 
-/// Neighbours that have taken part in equally many steps are one run, with the padding between them. `used`: of the group's
+/// Neighbours that have taken part in equally many steps are one run, with the padding up to the next run. `used`: of the group's
 /// parameters, and more.
 void Update::find_runs(Group& group, std::span<const char> used) {
   const FlatGroup& flat = *group.group;
@@ -197,11 +228,9 @@ void Update::find_runs(Group& group, std::span<const char> used) {
   for (std::size_t i = 0; i < count;) {
     std::size_t end = i + 1;
     while (end < count && goes_with(i, end)) ++end;
-    const bool is_all = i == 0 && end == count;
-    const std::int64_t begin = flat.layout.extent(i).offset;
-    const Extent extent =
-        is_all ? Extent{0, flat.layout.numel()} : Extent{begin, flat.layout.extent(end - 1).end() - begin};
-    const Extent run = intersect(extent, flat.optimizer_part);
+    const std::int64_t begin = i == 0 ? 0 : flat.layout.extent(i).offset;
+    const std::int64_t next = end == count ? flat.layout.numel() : flat.layout.extent(end).offset;
+    const Extent run = intersect({begin, next - begin}, flat.optimizer_part);
     if (is_visited(i) && run.numel > 0) {
       runs_.push_back({run, steps[i], flat.parameters[i].group, takes_part[i] != 0});
     }
@@ -231,6 +260,10 @@ void Update::begin_passes() {
   for (const Pass& pass : passes_) {
     if (pass.records) pass.records->begin_pass(pass.order);
   }
+}
+
+double Update::communication_seconds() const {
+  return publisher_.seconds() + (exchange_ ? exchange_->seconds() : 0) + (layers_ ? layers_->seconds() : 0);
 }
 
 void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {

@@ -11,6 +11,7 @@
 #include "engine/memory/state_records.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/layerwise_update.h"
 #include "engine/step/learning_rates.h"
 #include "engine/step/matrix_exchange.h"
 #include "engine/step/own_optimizer.h"
@@ -49,7 +50,8 @@ class Update {
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
   /// all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun, goes on.
-  void apply(const Rates& rates, const std::vector<char>& used);
+  /// `squares`: likewise.
+  void apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
   void apply(const Unit& unit, const Rates& rates, std::span<const char> used);
@@ -63,8 +65,8 @@ class Update {
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
-  /// Spent so far on making values known, and on exchanging matrices.
-  double communication_seconds() const { return publisher_.seconds() + (exchange_ ? exchange_->seconds() : 0); }
+  /// Spent so far on making values known, on exchanging matrices, and on agreeing on norms.
+  double communication_seconds() const;
 
  private:
   /// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
@@ -96,10 +98,13 @@ class Update {
   template <class Visit>
   void visit_group(const Group& group, const Visit& visit);
   template <class Visit>
-  void visit_runs_of(const Group& group, const Visit& visit);
+  void visit_runs_of(const Group& group, StateUse use, const Visit& visit);
+  void end_records();
+  void turn_round();
   void end_pass();
   StepScalars scalars_of(const Rates& rates, const Run& run) const;
   void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
+  void update_layerwise(const Rates& rates, std::span<const double> squares);
   void update_matrices(const Rates& rates, const std::vector<char>& used);
   void make_directions(const Group& group, const Rates& rates);
   float factor_of(const DealtMatrix& matrix, const std::vector<char>& used);
@@ -113,6 +118,7 @@ class Update {
       matrix_optimizers_;                   ///< likewise, of matrices; empty where there are none
   std::optional<MatrixExchange> exchange_;  ///< likewise
   const MatrixDeal& deal_;
+  std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   const MuonLrAdjustment lr_adjustment_;
   LearningRates learning_rates_;
   const bool averages_;         ///< strategy.ema

@@ -22,7 +22,7 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kOwn };
+enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kOwn };
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
 /// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
@@ -70,6 +70,8 @@ struct ParameterGroup {
   std::optional<std::pair<double, double>> betas = {};
   /// With optimizer type muon. kAdamW: its matrices are updated by AdamW; kMuon: by Muon, embeddings too. Left out: as MuonConfig says.
   std::optional<OptimizerType> type = {};
+  /// lamb and lars: the norms of a parameter adapt its rate. Mostly false for biases and the weights of norms.
+  bool layer_adaptation = true;
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
@@ -92,12 +94,13 @@ struct MuonConfig {
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion, muon
-  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop, muon
-  double weight_decay = 0.01;                 ///< decoupled for adamw, lion and muon, else added to the gradient
-  double momentum = 0.0;                      ///< sgd, rmsprop
+  double beta1 = 0.9, beta2 = 0.999;          ///< adamw, adam, lion, muon, lamb
+  double eps = 1e-8;                          ///< adamw, adam, adagrad, rmsprop, muon, lamb, lars
+  double weight_decay = 0.01;                 ///< decoupled for adamw, lion, muon and lamb, else added to the gradient
+  double momentum = 0.0;                      ///< sgd, rmsprop, lars
   double dampening = 0.0;                     ///< sgd
-  bool nesterov = false;                      ///< sgd
+  bool nesterov = false;                      ///< sgd, lars
+  double trust_coefficient = 1e-3;            ///< lars
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad

@@ -13,9 +13,12 @@ Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> ho
 Condition with_type(const std::string& name, OptimizerType wanted) {
   return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-Condition with_betas() { return with_optimizer("optimizer.type adamw, adam, lion or muon", has_betas); }
-Condition with_eps() { return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop or muon", has_eps); }
-Condition with_momentum() { return with_optimizer("optimizer.type sgd or rmsprop", has_momentum); }
+Condition with_betas() { return with_optimizer("optimizer.type adamw, adam, lion, muon or lamb", has_betas); }
+Condition with_eps() {
+  return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb or lars", has_eps);
+}
+Condition with_momentum() { return with_optimizer("optimizer.type sgd, rmsprop or lars", has_momentum); }
+Condition with_layers() { return with_optimizer("optimizer.type lamb or lars", adapts_layers); }
 
 Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
 
@@ -106,7 +109,15 @@ std::vector<StrategyKey> parameter_group_keys() {
            .example_json = R"("adamw")",
            .doc = "Which rule updates the group's matrices. Left out: muon, but adamw for those of embeddings.",
            .cost = "As optimizer.type.",
-           .only_if = with_type("muon", OptimizerType::kMuon)}};
+           .only_if = with_type("muon", OptimizerType::kMuon)},
+          {.pointer = member("layer_adaptation"),
+           .field = of_kind(ValueKind::kBoolean),
+           .default_json = "true",
+           .example_json = "false",
+           .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
+                  "weights of norms.",
+           .cost = "None.",
+           .only_if = with_layers()}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -127,6 +138,7 @@ ParameterGroup group_from(const nlohmann::json& object) {
   if (object.contains("type")) {
     group.type = object.at("type") == "muon" ? OptimizerType::kMuon : OptimizerType::kAdamW;
   }
+  take("layer_adaptation", group.layer_adaptation);
   return group;
 }
 
@@ -141,6 +153,7 @@ nlohmann::ordered_json json_of(const ParameterGroup& group) {
   if (group.eps) object["eps"] = *group.eps;
   if (group.betas) object["betas"] = *group.betas;
   if (group.type) object["type"] = name_of(*group.type);
+  if (!group.layer_adaptation) object["layer_adaptation"] = false;
   return object;
 }
 
@@ -201,11 +214,11 @@ std::vector<StrategyKey> optimizer_keys() {
        .default_json = R"("adamw")",
        .example_json = R"("sgd")",
        .doc = "The update rule.",
-       .cost = "Numbers of state_dtype a parameter beside the master weight: adamw and adam 2, lion and adagrad 1, "
-               "rmsprop 1 to 3, sgd with momentum 1, sgd 0; muon 1 for matrices; own as many as the rule says. muon "
-               "also needs memory and time to "
-               "exchange "
-               "matrices between ranks and make them orthogonal."},
+       .cost =
+           "Numbers of state_dtype a parameter beside the master weight: adamw, adam and lamb 2, lion and adagrad 1, "
+           "rmsprop 1 to 3, sgd and lars with momentum 1, without 0; muon 1 for matrices; own as many as the rule "
+           "says. muon also needs memory and time to exchange matrices between ranks and make them orthogonal; "
+           "lamb and lars go over all state twice a step."},
       {.pointer = "/optimizer/lr",
        .field = number_field(AT(optimizer.lr)),
        .range = {0, 1000},
@@ -228,7 +241,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kEpsRange,
        .default_json = "1e-08",
        .example_json = "1e-6",
-       .doc = "Added to the root of the mean, or of the sum, of squares.",
+       .doc = "Added to the root of the mean, or of the sum, of squares; lars: to the norms that it divides by.",
        .cost = "Smaller steps where gradients are small.",
        .only_if = with_eps()},
       {.pointer = "/optimizer/weight_decay",
@@ -236,8 +249,9 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
-       .doc = "Pull towards zero: decoupled for adamw, lion and muon, else added to the gradient; own: as the rule "
-              "will have it.",
+       .doc =
+           "Pull towards zero: decoupled for adamw, lion, muon and lamb, else added to the gradient; own: as the rule "
+           "will have it.",
        .cost = "Too high: the model underfits."},
       {.pointer = "/optimizer/momentum",
        .field = number_field(AT(optimizer.momentum)),
@@ -261,7 +275,19 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
-       .only_if = with_type("sgd", OptimizerType::kSgd)},
+       .only_if = with_optimizer(
+           "optimizer.type sgd or lars",
+           [](OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; })},
+      {.pointer = "/optimizer/trust_coefficient",
+       .field = number_field(AT(optimizer.trust_coefficient)),
+       .range = {0, 1000},
+       .default_json = "0.001",
+       .example_json = "0.02",
+       .doc =
+           "A parameter's rate is multiplied by this, times the norm of its weights, divided by that of its gradient "
+           "and its weight decay together.",
+       .cost = "Too high: the loss diverges.",
+       .only_if = with_type("lars", OptimizerType::kLars)},
       {.pointer = "/optimizer/alpha",
        .field = number_field(AT(optimizer.alpha)),
        .range = kBetaRange,

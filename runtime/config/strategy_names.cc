@@ -59,20 +59,26 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
       {kAdagrad, "adagrad", "Adagrad (JMLR 2011), as PyTorch has it"},
       {kRmsprop, "rmsprop", "RMSprop, as PyTorch has it"},
       {kMuon, "muon", "Muon (Jordan et al., 2024) for matrices but those of embeddings, adamw for all else"},
+      {kLamb, "lamb", "LAMB (arXiv 1904.00962): adamw, with steps as long as each tensor's weights say"},
+      {kLars, "lars", "LARS (arXiv 1708.03888): sgd, with steps as long as each tensor's weights say"},
       {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"}};
   return list;
 }
 
 bool has_betas(OptimizerType type) {
   return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion ||
-         type == OptimizerType::kMuon;
+         type == OptimizerType::kMuon || type == OptimizerType::kLamb;
 }
 
 bool has_eps(OptimizerType type) {
   return type != OptimizerType::kSgd && type != OptimizerType::kLion && type != OptimizerType::kOwn;
 }
 
-bool has_momentum(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop; }
+bool has_momentum(OptimizerType type) {
+  return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop || type == OptimizerType::kLars;
+}
+
+bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
 
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {
   using enum MuonLrAdjustment;

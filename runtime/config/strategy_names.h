@@ -34,5 +34,6 @@ const std::vector<Named<NcclBuffers>>& nccl_buffers();
 bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
+bool adapts_layers(OptimizerType type);  ///< by the norms of each parameter
 
 }  // namespace tessera

@@ -81,12 +81,14 @@ StrategyRule loss_scale_rule() {
           }};
 }
 
+bool is_like_sgd(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; }
+
 StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerConfig&)> is_given) {
   return {{fmt::format("/optimizer/{}", name), "/optimizer/momentum", "/optimizer/type"},
           fmt::format("optimizer.{} needs momentum above 0.", name),
           [is_given](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            const bool applies = optimizer.type == OptimizerType::kSgd && is_given(optimizer);
+            const bool applies = is_like_sgd(optimizer.type) && is_given(optimizer);
             return applies && optimizer.momentum == 0 ? "needs a \"momentum\" above 0, such as 0.9" : "";
           }};
 }
@@ -103,11 +105,12 @@ StrategyRule nesterov_rule() {
 
 StrategyRule state_dtype_rule() {
   return {{"/optimizer/state_dtype", "/optimizer/type", "/optimizer/momentum"},
-          "optimizer.state_dtype bf16 and 8bit need a state, so not sgd without momentum.",
+          "optimizer.state_dtype bf16 and 8bit need a state, so not sgd or lars without momentum.",
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            if (optimizer.type != OptimizerType::kSgd || optimizer.state_dtype == StateDType::kF32) return "";
-            return optimizer.momentum == 0 ? "sgd without momentum keeps no state; leave state_dtype out" : "";
+            const bool has_none = is_like_sgd(optimizer.type) && optimizer.momentum == 0;
+            if (!has_none || optimizer.state_dtype == StateDType::kF32) return "";
+            return fmt::format("{} without momentum keeps no state; leave state_dtype out", name_of(optimizer.type));
           }};
 }
 
@@ -226,13 +229,14 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
   if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
   if (group.type && s.optimizer.type != OptimizerType::kMuon) return missing("type");
+  if (!group.layer_adaptation && !adapts_layers(s.optimizer.type)) return missing("layer_adaptation");
   return "";
 }
 
 StrategyRule groups_rule() {
   return {{"/optimizer/groups", "/optimizer/type"},
-          "Groups of optimizer.groups have different names, at least one pattern, and eps, betas and type only where "
-          "optimizer.type has them.",
+          "Groups of optimizer.groups have different names, at least one pattern, and eps, betas, type and "
+          "layer_adaptation only where optimizer.type has them.",
           [](const Strategy& s) -> std::string {
             std::set<std::string> names;
             for (std::size_t i = 0; i < s.optimizer.groups.size(); ++i) {
@@ -245,6 +249,16 @@ StrategyRule groups_rule() {
               }
             }
             return "";
+          }};
+}
+
+StrategyRule lars_clip_rule() {
+  return {{"/gradient_clip_value", "/optimizer/type"},
+          "gradient_clip_value goes without optimizer.type lars.",
+          [](const Strategy& s) -> std::string {
+            if (s.gradient_clip_value == 0 || s.optimizer.type != OptimizerType::kLars) return "";
+            return "lars divides by the gradient's norm, which is not known after clipping by value; take "
+                   "gradient_clipping";
           }};
 }
 
@@ -296,10 +310,15 @@ const std::vector<StrategyRule>& strategy_rules() {
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
       muon_offload_rule(),
+      lars_clip_rule(),
       in_backward_rule(
           "/optimizer/type", "optimizer.type muon",
           [](const Strategy& s) { return s.optimizer.type == OptimizerType::kMuon; },
           "ranks exchange the matrices of several units at once"),
+      in_backward_rule(
+          "/optimizer/type", "optimizer.type lamb or lars",
+          [](const Strategy& s) { return adapts_layers(s.optimizer.type); },
+          "an update meets all ranks between its two passes, once for all units"),
       in_backward_rule(
           "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
           "the norm of all gradients is known only when backward has ended"),

@@ -251,7 +251,7 @@ void MemoryPlan::plan_optimizer() {
   // Parameters are read more often than states, so they have the cache first.
   const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
   state_records_ = plan_pool(record_bytes, cache);
-  plan_updates(state_records_, record_bytes);
+  plan_updates(state_records_, record_bytes, input_.first_pass_moves_states ? 2 : 1);
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
@@ -285,16 +285,19 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::in
   return pool;
 }
 
-/// An update reads all records but those in memory, which are cached or still in the slots from the last one, and writes all
-/// that are not cached. `bytes`: of the records that updates go through, the pool's first ones.
-void MemoryPlan::plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes) {
+/// A pass over records reads all but those in memory, which are cached or still in the slots from the last pass, and writes all
+/// that it changes and that are not cached. Passes go forward and backward by turns. `bytes`: of the records that updates go through,
+/// the pool's first ones. `writing_passes`: of an update.
+void MemoryPlan::plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes) {
   const std::span<const std::int64_t> moving =
       bytes.subspan(std::min(bytes.size(), static_cast<std::size_t>(pool.cached)));
   const std::size_t held = std::min(static_cast<std::size_t>(pool.slots), moving.size());
   // Updates in backward go the same way in every step, so they find in the slots all records or none.
   const bool finds_none = input_.updates_in_backward && held < moving.size();
-  disk_.read_in_two_steps += 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
-  disk_.written_in_two_steps += 2 * sum(moving);
+  const std::int64_t there_and_back =
+      2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
+  disk_.read_in_two_steps += (input_.updates_twice ? 2 : 1) * there_and_back;
+  disk_.written_in_two_steps += writing_passes * 2 * sum(moving);
 }
 
 void MemoryPlan::plan_parameter_records() {
@@ -314,7 +317,7 @@ void MemoryPlan::plan_parameter_records() {
     if (trains) trainable = bytes.size();
   }
   parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes);
-  plan_updates(parameter_records_, std::span(bytes).first(trainable));
+  plan_updates(parameter_records_, std::span(bytes).first(trainable), /*writing_passes=*/1);
   for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
     disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
   }

@@ -46,6 +46,8 @@ struct PlanInput {
   OffloadConfig offload;                         ///< without its paths
   /// A unit is updated as soon as its gradients are summed (optimizer.in_backward).
   bool updates_in_backward = false;
+  /// Updates go over all state twice (lamb, lars). The first time parameters are only read, and states too unless they move.
+  bool updates_twice = false, first_pass_moves_states = false;
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -150,7 +152,7 @@ class MemoryPlan {
   void plan_optimizer();
   void plan_parameter_records();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
-  void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes);
+  void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes);
 
   PlanInput input_;
   MemoryUse use_;

@@ -113,7 +113,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, alpha, centered, lr_decay, muon, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, muon, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -204,13 +204,13 @@ const BadFile kCombinations[] = {
      R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 0, "first_bucket_mb": 2}})",
      R"(s.json:1:75: /units/first_bucket_mb: 2.0 has no effect: it needs units.bucket_cap_mb above 0; leave it out, or change that)"},
     {"MomentumWithAdam", R"({"optimizer": {"momentum": 0.9, "nesterov": true}})",
-     R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd or rmsprop; leave it out, or change that)"
+     R"(s.json:1:28: /optimizer/momentum: 0.9 has no effect: it needs optimizer.type sgd, rmsprop or lars; leave it out, or change that)"
      "\n"
-     R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd; leave it out, or change that)"},
+     R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd or lars; leave it out, or change that)"},
     {"BetasWithSgd", R"({"optimizer": {"type": "sgd", "betas": [0.9, 0.95], "eps": 1e-6}})",
-     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam, lion or muon; leave it out, or change that)"
+     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam, lion, muon or lamb; leave it out, or change that)"
      "\n"
-     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad, rmsprop or muon; leave it out, or change that)"},
+     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb or lars; leave it out, or change that)"},
     {"NesterovWithoutMomentum", R"({"optimizer": {"type": "sgd", "nesterov": true}})",
      R"(s.json:1:43: /optimizer/nesterov: needs a "momentum" above 0, such as 0.9)"},
     {"NesterovWithDampening", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
@@ -230,6 +230,16 @@ const BadFile kCombinations[] = {
     {"TwoClips", R"({"gradient_clipping": 1, "gradient_clip_value": 0.5})",
      R"(s.json:1:49: /gradient_clip_value: cannot stand beside gradient_clipping: give one or the other)"},
     {"EmaOfOne", R"({"ema": {"decay": 1}})", R"(s.json:1:19: /ema/decay: must be a number from 0 to below 1, got 1)"},
+    {"LambInBackward", R"({"optimizer": {"type": "lamb", "in_backward": true}})",
+     R"(s.json:1:47: /optimizer/in_backward: cannot stand beside optimizer.type lamb or lars: an update meets all ranks between its two passes, once for all units)"},
+    {"ClipValueWithLars", R"({"gradient_clip_value": 1, "optimizer": {"type": "lars"}})",
+     R"(s.json:1:25: /gradient_clip_value: lars divides by the gradient's norm, which is not known after clipping by value; take gradient_clipping)"},
+    {"TrustCoefficientWithLamb", R"({"optimizer": {"type": "lamb", "trust_coefficient": 0.1}})",
+     R"(s.json:1:53: /optimizer/trust_coefficient: 0.1 has no effect: it needs optimizer.type lars; leave it out, or change that)"},
+    {"LayerAdaptationWithAdamw", R"({"optimizer": {"groups": [{"layer_adaptation": false}]}})",
+     R"(s.json:1:26: /optimizer/groups: group 0 has layer_adaptation, which adamw does not have)"},
+    {"StateDtypeWithoutStateOfLars", R"({"optimizer": {"type": "lars", "state_dtype": "bf16"}})",
+     R"(s.json:1:47: /optimizer/state_dtype: lars without momentum keeps no state; leave state_dtype out)"},
     {"StateDtypeWithoutState", R"({"optimizer": {"type": "sgd", "state_dtype": "bf16"}})",
      R"(s.json:1:46: /optimizer/state_dtype: sgd without momentum keeps no state; leave state_dtype out)"},
     {"SplitMastersOfFp16", R"({"mixed_precision": {"param": "fp16", "master": "fp32"}})",

@@ -35,6 +35,8 @@ const std::vector<std::string>& surroundings() {
       R"({"optimizer": {"type": "rmsprop"}})",
       R"({"optimizer": {"type": "adagrad"}})",
       R"({"optimizer": {"type": "muon"}})",
+      R"({"optimizer": {"type": "lamb", "groups": [{"max_dim": 1, "layer_adaptation": false}]}})",
+      R"({"optimizer": {"type": "lars", "momentum": 0.9}})",
       R"({"optimizer": {"type": "own"}})",
       R"({"strategy": "HYBRID_SHARD"})",
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",

@@ -6,14 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "engine/step/orthogonalize.h"
 #include "sharding/layout/matrix_deal.h"
-#include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/test_folder.h"
@@ -228,43 +226,29 @@ TEST(Muon, ASecondEngineGoesOn) {
 
 // ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
-/// Trains `steps` from a checkpoint if there is one, saves, and returns the values.
-Values train_and_save(int ranks, const Placed& placed, const std::string& folder, std::size_t steps,
-                      const Adjust& adjust = with_muon) {
-  Values values;
-  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy_for(placed, adjust), kAwkward);
-    std::size_t done = 0;
-    if (std::filesystem::exists(folder)) done = static_cast<std::size_t>(load_checkpoint(session.engine, folder).step);
-    for (std::size_t i = 0; i < steps; ++i) session.train(done + i);
-    save_checkpoint(session.engine, folder);
-    const Values own = session.values();
-    if (mesh.rank() == 0) values = own;
-  });
-  return values;
-}
-
 TEST(MuonCheckpoint, GoesOnAsIfNothingHadHappened) {
   const TestFolder folder;
-  const Values whole = train_and_save(2, ShardingStrategy::kFullShard, folder / "whole", 6);
+  const Values whole = train_and_save(2, ShardingStrategy::kFullShard, folder / "whole", 6, with_muon);
   const std::string parts = folder / "parts";
-  train_and_save(2, ShardingStrategy::kShardGradients, parts, 3);
-  EXPECT_TRUE(all_same_bits(train_and_save(2, Placed(ShardingStrategy::kFullShard, true), parts, 3), whole));
+  train_and_save(2, ShardingStrategy::kShardGradients, parts, 3, with_muon);
+  const Placed shared(ShardingStrategy::kFullShard, true);
+  EXPECT_TRUE(all_same_bits(train_and_save(2, shared, parts, 3, with_muon), whole));
 }
 
 TEST(MuonCheckpoint, ChangesNothingOnAnotherNumberOfRanks) {
   const TestFolder folder;
   const std::string path = folder / "saved";
-  const Values saved = train_and_save(2, ShardingStrategy::kFullShard, path, 3);
+  const Values saved = train_and_save(2, ShardingStrategy::kFullShard, path, 3, with_muon);
   for (const int ranks : {3, 1, 4, 2}) {
-    EXPECT_TRUE(all_same_bits(train_and_save(ranks, ShardingStrategy::kFullShard, path, 0), saved)) << ranks;
+    const Values loaded = train_and_save(ranks, ShardingStrategy::kFullShard, path, 0, with_muon);
+    EXPECT_TRUE(all_same_bits(loaded, saved)) << ranks;
   }
 }
 
 TEST(MuonCheckpoint, AnotherRuleForAParameterIsRefusedByName) {
   const TestFolder folder;
   const std::string path = folder / "saved";
-  train_and_save(1, ShardingStrategy::kNoShard, path, 1);
+  train_and_save(1, ShardingStrategy::kNoShard, path, 1, with_muon);
   const auto other = [](Strategy& s) {
     with_muon(s);
     s.optimizer.groups = {{.match = {"blocks.1.up.weight"}, .type = OptimizerType::kAdamW}};

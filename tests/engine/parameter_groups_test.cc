@@ -136,6 +136,20 @@ TEST(ParameterGroups, AGroupForEachParameterWithTheSameNumbersHasTheBitsOfNone) 
   for (const Kept& kept : kKept) expect_same_bits(train(kept, true), train(kept, false), name_of(kept));
 }
 
+// Padding between the parameters of two groups lies in records too.
+TEST(ParameterGroups, MoveWhatThePlanSaysToAndFromTheDisk) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const auto adjust = [](Strategy& s) {
+        with_groups(s);
+        put_below(s, {1, 1, 1, 4096, 0, 1});
+      };
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, dtype), kWide);
+      expect_planned_disk_traffic(session, std::string(name_of(dtype)));
+    });
+  }
+}
+
 TEST(ParameterGroups, OfSgdHaveTheirOwnRateAndDecay) {
   const auto adjust = [](Strategy& s) {
     s.gradient_clipping = 0;

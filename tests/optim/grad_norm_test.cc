@@ -241,6 +241,27 @@ TEST(GradNorm, RefusesPiecesThatCutABlock) {
   sums.add(first(256 * 3 + 100));  // between two tensors
 }
 
+TEST(GradNorm, TensorsThatAreLeftOutCountAsZeros) {
+  Buffer buffer({700, 40, 256 * 5, 100}, 9);
+  std::vector<float> without = buffer.values;
+  const std::uint64_t left = buffer.begins[1], next = buffer.begins[3];
+  std::fill(without.begin() + static_cast<long>(left), without.begin() + static_cast<long>(next), 0.0f);
+  NormSums wanted(buffer.runs(0, buffer.blocks())), got(buffer.runs(0, buffer.blocks()));
+  wanted.add(without);
+  const auto values = std::span<const float>(buffer.values);
+  got.add(values.first(buffer.begins[0] + 700));
+  got.skip_to(next);
+  got.add(values.subspan(next));
+  EXPECT_TRUE(std::ranges::equal(got.sums(), wanted.sums()));
+  got.reset();
+  got.add(values.first(256));
+  got.skip_to(256);  // nothing is left out
+  EXPECT_THROW(got.skip_to(512), std::invalid_argument) << "inside a tensor";
+  EXPECT_THROW(got.skip_to(0), std::invalid_argument) << "backward";
+  got.reset();
+  EXPECT_THROW(got.skip_to(next + 1), std::invalid_argument) << "inside a later tensor";
+}
+
 TEST(GradNorm, RefusesPartsThatDoNotMakeTheTensors) {
   const std::vector<std::uint64_t> numels = {256 * 11, 40};
   const NormRun whole{.begin = 0, .numel = 256 * 11, .first_block = 0, .tensor = 0};

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "tessera/checkpoint.h"
+
 namespace tessera::testing {
 
 std::string name_of(const Kept& kept) {
@@ -73,6 +75,21 @@ Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy&
   session.engine.set_trainable("*.weight", true);
   for (std::size_t i = 4; i < 6; ++i) session.train(i);
   return session.values();
+}
+
+Values train_and_save(int ranks, const Placed& placed, const std::string& folder, std::size_t steps,
+                      const Adjust& adjust) {
+  Values values;
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(placed, adjust), kAwkward);
+    std::size_t done = 0;
+    if (std::filesystem::exists(folder)) done = static_cast<std::size_t>(load_checkpoint(session.engine, folder).step);
+    for (std::size_t i = 0; i < steps; ++i) session.train(done + i);
+    save_checkpoint(session.engine, folder);
+    const Values own = session.values();
+    if (mesh.rank() == 0) values = own;
+  });
+  return values;
 }
 
 }  // namespace tessera::testing

@@ -44,6 +44,10 @@ Values trained_by_two_engines(const Mesh& mesh, const Strategy& strategy);
 /// Freezes and unfreezes weights.
 Values trained_with_weights_frozen_for_a_while(const Mesh& mesh, const Strategy& strategy);
 
+/// Trains `steps`, from a checkpoint in `folder` if there is one, saves there, and returns the values of rank 0.
+Values train_and_save(int ranks, const Placed& placed, const std::string& folder, std::size_t steps,
+                      const Adjust& adjust);
+
 /// Wide enough for several records a group.
 inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
 /// And with a frozen block, an unused one and a tied head, which cut runs inside records.

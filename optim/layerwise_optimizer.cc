@@ -1,0 +1,53 @@
+#include "optim/layerwise_optimizer.h"
+
+namespace tessera {
+
+LayerwiseOptimizer::LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
+    : is_lamb_(config.type == OptimizerType::kLamb),
+      elements_(config, ema, set),
+      trust_coefficient_(config.trust_coefficient),
+      loops_(step_loops(set)) {}
+
+StepArguments LayerwiseOptimizer::arguments(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  StepArguments a = elements_.arguments(slice);
+  a.gradient_scale = scalars.gradient_scale;
+  a.clip_value = scalars.clip_value;
+  a.noise = noise_key(slice.stream, scalars.step);
+  a.average.begins = scalars.step <= 1;
+  return a;
+}
+
+void LayerwiseOptimizer::read(const StepScalars& scalars, StepArguments piece, float* weights,
+                              float* directions) const {
+  loops_.read_weights(piece, weights);
+  if (!is_lamb_) return;
+  std::copy_n(weights, piece.numel, directions);
+  piece.weights = WeightFormat::kF32;
+  piece.master = directions;
+  piece.average = {};
+  loops_.lamb_direction(LambDirectionRule::constants(elements_.numbers(), scalars.step), piece);
+}
+
+double LayerwiseOptimizer::trust_ratio(double weights_norm, double update_norm) const {
+  if (!(weights_norm > 0) || !(update_norm > 0)) return 1;
+  if (is_lamb_) return weights_norm / update_norm;
+  const RuleNumbers& numbers = elements_.numbers();
+  return trust_coefficient_ * weights_norm / (update_norm + numbers.weight_decay * weights_norm + numbers.eps);
+}
+
+void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  step(scalars, slice, 0, slice.gradient.size());
+}
+
+void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
+                              std::size_t count) const {
+  StepArguments a = part_of(arguments(scalars, slice), begin, count);
+  if (!is_lamb_) return loops_.lars(LarsRule::constants(elements_.numbers(), scalars.lr), a);
+  a.gradient_scale = 1;
+  a.clip_value = 0;
+  for (StateArgument& state : a.states) state = {};
+  loops_.update[static_cast<int>(StepRule::kSgd)](
+      rule_constants(StepRule::kSgd, RuleNumbers{}, scalars.step, scalars.lr), a);
+}
+
+}  // namespace tessera

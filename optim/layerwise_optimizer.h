@@ -1,0 +1,72 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "optim/rule_optimizer.h"
+
+namespace tessera {
+
+/// LAMB and LARS: how far a step goes follows from the norms of each tensor, which no rank has whole. So a step has two passes, and
+/// between them ranks add up their parts of the norms. On the CPU. Safe to use from many threads at once, on disjoint slices.
+class LayerwiseOptimizer final : public Optimizer {
+ public:
+  /// `config.type`: lamb or lars.
+  explicit LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
+                              InstructionSet set = best_instruction_set());
+
+  /// lamb: exp_avg and exp_avg_sq; lars: momentum_buffer, where there is momentum. Then the average, where weights are averaged.
+  const std::vector<StateInfo>& states() const override { return elements_.states(); }
+
+  /// lamb: what the update's norm is the norm of are the directions that the first pass makes. lars: it is the gradient.
+  bool makes_directions() const { return is_lamb_; }
+
+  /// The first pass. Calls `add(begin, weights, directions)` for the slice's elements in order: [m] fp32 each, of the elements from `begin`
+  /// on. lamb: moves the moments, and writes directions to `direction` [n], which may be the memory of the slice's gradient. lars: changes
+  /// nothing, and there are no directions.
+  template <class Add>
+  void measure(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction,
+               const Add& add) const {
+    const StepArguments whole = arguments(scalars, slice);
+    float weights[kPiece], directions[kPiece];
+    for (std::size_t begin = 0, count = 0; begin < whole.numel; begin += count) {
+      count = std::min<std::size_t>(kPiece - (slice.first_element + begin) % kPiece, whole.numel - begin);
+      read(scalars, part_of(whole, begin, count), weights, directions);
+      if (is_lamb_) std::copy_n(directions, count, direction.data() + begin);
+      add(begin, std::span<const float>(weights, count),
+          std::span<const float>(directions, is_lamb_ ? count : std::size_t{0}));
+    }
+  }
+
+  /// What a tensor's rate is multiplied by. Norms are those of its weights, and of its directions (lamb) or its scaled gradient (lars):
+  ///
+  ///   lamb: weights / update                                                          (arXiv 1904.00962, without bounds)
+  ///   lars: trust_coefficient * weights / (update + weight_decay * weights + eps)     (arXiv 1708.03888)
+  ///
+  /// and 1 where either is zero.
+  double trust_ratio(double weights_norm, double update_norm) const;
+
+  /// The second pass, over a run of one tensor. `scalars.lr`: with its ratio. lamb: `slice.gradient` are the directions; no scale and no
+  /// clipping.
+  void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  /// The same of the slice's elements [begin, begin + count), which are a tensor's.
+  void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
+  void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
+  void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
+
+ private:
+  /// Elements, which stay in the first cache between what is done with them. Pieces end where blocks of the norms' trees do.
+  static constexpr std::size_t kPiece = 2048;
+
+  StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;
+  void read(const StepScalars& scalars, StepArguments piece, float* weights, float* directions) const;
+
+  const bool is_lamb_;
+  const RuleOptimizer elements_;
+  const double trust_coefficient_;
+  const StepLoops& loops_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "optim/rules/rule.h"
+
+namespace tessera {
+
+/// What LarsRule's formula needs.
+struct LarsConstants {
+  float l2;  ///< weight_decay
+  float momentum;
+  float rate;     ///< the schedule's, times what the tensor's norms make of it
+  bool nesterov;  ///< the step follows momentum * buffer + the new share, instead of the buffer
+};
+
+/// LARS (You et al., arXiv 1708.03888, algorithm 1), where a tensor's rate is known. The rate is inside the momentum:
+///
+///   share = rate * (g + weight_decay * p)
+///   buffer = momentum * buffer + share
+///   p -= nesterov ? momentum * buffer + share : buffer
+///
+/// Without momentum there is no buffer: p -= share.
+struct LarsRule {
+  using Constants = LarsConstants;
+  static constexpr int kStates = 1;
+  static constexpr StateCode kCodes[] = {StateCode::kSigned};
+  static constexpr bool kOptional[] = {true};
+
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, float rate) {
+    Constants c{};
+    c.l2 = static_cast<float>(n.weight_decay);
+    c.momentum = static_cast<float>(n.momentum);
+    c.rate = rate;
+    c.nesterov = n.is_nesterov;
+    return c;
+  }
+
+  template <class V, class Float = typename V::Float>
+  static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float g, Float weight,
+                                                               const Float* states) {
+    const Float share = (g + c.l2 * weight) * c.rate;
+    const Float buffer = states[0] * c.momentum + share;
+    return {weight - (c.nesterov ? c.momentum * buffer + share : buffer), {buffer}, Float{}};
+  }
+};
+
+}  // namespace tessera

@@ -1,5 +1,4 @@
 #include <torch/csrc/utils/pybind.h>
-#include <torch/nn/module.h>
 #include <unistd.h>
 
 #include <memory>
@@ -13,32 +12,22 @@
 #include "tessera/deferred_init.h"
 #include "tessera/engine.h"
 #include "tessera/error.h"
+#include "tessera/module_view.h"
 
 namespace tessera::python {
 namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// The C++ side of a Python module: its class name, its parameters and buffers, its children. It has no forward. It shares the
-/// TensorImpls of the Python parameters, so what an Engine does to its parameters the Python module sees, and the other way
-/// round; and parameters are gathered because operators touch them, whichever language calls these.
-class Mirror : public torch::nn::Module {
- public:
-  using torch::nn::Module::Module;
-};
-
+/// The C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the TensorImpls of the
+/// Python parameters, so what an Engine does to its parameters the Python module sees, and the other way round.
 void bind_mirror(py::module_& module) {
-  py::class_<Mirror, std::shared_ptr<Mirror>>(module, "Mirror", py::module_local())
+  py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
-      .def("add_parameter",
-           [](Mirror& mirror, const std::string& name, const at::Tensor& tensor) {
-             mirror.register_parameter(name, tensor, tensor.requires_grad());
-           })
-      .def("add_buffer", [](Mirror& mirror, const std::string& name,
-                            const at::Tensor& tensor) { mirror.register_buffer(name, tensor); })
-      .def("add_child", [](Mirror& mirror, const std::string& name, const std::shared_ptr<Mirror>& child) {
-        mirror.register_module(name, child);
-      });
+      .def("add_parameter", &ModuleView::add_parameter)
+      .def("add_buffer", &ModuleView::add_buffer)
+      .def("add_child",
+           py::overload_cast<const std::string&, const std::shared_ptr<ModuleView>&>(&ModuleView::add_module));
 }
 
 py::dict dict_of(const MemoryUse& use) {
@@ -81,7 +70,7 @@ void destroy(Engine* engine, pid_t owner) {
   delete engine;
 }
 
-EnginePointer make_engine(const std::shared_ptr<Mirror>& mirror, const Strategy& strategy) {
+EnginePointer make_engine(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy) {
   const pid_t owner = getpid();
   Engine* engine = nullptr;
   {
@@ -235,7 +224,7 @@ class Deferring {
   std::optional<DeferredInitScope> scope_;
 };
 
-PlannedMemory plan_of(const std::shared_ptr<Mirror>& mirror, const Strategy& strategy, int world_size, int hosts) {
+PlannedMemory plan_of(const std::shared_ptr<ModuleView>& mirror, const Strategy& strategy, int world_size, int hosts) {
   if (world_size < 1 || hosts < 1 || world_size % hosts != 0) {
     throw Error(ExitCode::kUsage, "plan: " + std::to_string(world_size) + " ranks do not fill " +
                                       std::to_string(hosts) + " hosts evenly");

@@ -54,6 +54,20 @@ TEST_F(Examples, AnUpdateRuleOfTheProgramsOwnLearns) {
   }
 }
 
+TEST_F(Examples, AScriptLearnsAndTakesItsWeightsBack) {
+  const Words script = {TORCH_PYTHON, "-B", TESSERA_SOURCE "/examples/python/script_classifier.py",
+                        path("classifier.pt")};
+  const Ended scripted = run_program(script, path("run"));
+  if (scripted.err.find("No module named 'torch'") != std::string::npos) GTEST_SKIP() << "Python without torch";
+  ASSERT_EQ(scripted.code, 0) << scripted.err;
+  for (const int ranks : {1, 2}) {
+    const auto last = last_line(output_of(SCRIPT_MODULE, ranks, {path("classifier.pt"), path("weights.pt")}), "step");
+    EXPECT_EQ(last.at("step"), 300) << ranks;
+    EXPECT_GT(last.at("right"), 0.9) << ranks;
+  }
+  EXPECT_GT(last_line(run(script + Words{path("weights.pt")}).out, "points").at("right"), 0.9);
+}
+
 TEST_F(Examples, AGeneratorLearnsThroughItsDiscriminator) {
   const auto last = last_line(output_of(GAN, 2), "step");
   EXPECT_EQ(last.at("step"), 600);

@@ -41,7 +41,7 @@ struct TrainCommand {
       tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
   bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
   std::string out;           ///< run directory (run_outputs.h); empty: none
-  std::string metrics;       ///< JSON lines, a step each; empty: none
+  std::string metrics;       ///< JSON lines, a step each, or a table (".csv"); empty: none
   std::string trace;         ///< Chrome trace of the last steps; empty: none
   std::string save_weights;  ///< empty: not saved
   std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
@@ -53,6 +53,7 @@ struct TrainCommand {
   CheckpointOptions checkpoints;
   TextSampling sample;
   std::vector<std::string> command_line;  ///< the whole, for the run directory
+  std::string tensorboard = {};           ///< folder for an event file; empty: none
 };
 /// Trains. One process a rank.
 int run_train(const TrainCommand& command);

@@ -98,7 +98,9 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--out", train.out, "run directory: config.json, metrics.jsonl, weights.pt")->check(not_empty());
   command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
       ->check(not_empty());
-  command.add_option("--metrics", train.metrics, "file that gets a header, and a JSON object a step")
+  command.add_option("--metrics", train.metrics, "file of a header and a JSON object a step; NAME.csv: a table")
+      ->check(not_empty());
+  command.add_option("--tensorboard", train.tensorboard, "folder that gets an event file, as TensorBoard reads it")
       ->check(not_empty());
   command.add_option("--save-weights", train.save_weights, "file for the weights at the end")->check(not_empty());
   command.add_option("--export-hf", train.export_hf, "folder for the model at the end, as transformers reads it")

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/base/metrics_form.h"
 #include "runtime/base/status.h"
 
 namespace tessera::app {
@@ -43,6 +44,7 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
   };
   if (!folder.empty()) outputs.config = folder / "config.json";
   outputs.metrics = place(command.metrics, "metrics.jsonl");
+  if (!command.tensorboard.empty()) outputs.events = place(command.tensorboard, nullptr) / event_file_name();
   outputs.trace = place(command.trace, nullptr);
   outputs.weights = place(command.save_weights, "weights.pt");
   outputs.hf = place(command.export_hf, nullptr);
@@ -64,6 +66,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
   }
   return check_outputs({{"--out", outputs.config},
                         {option(command.metrics, "--metrics"), outputs.metrics},
+                        {"--tensorboard", outputs.events},
                         {"--trace", outputs.trace},
                         {option(command.save_weights, "--save-weights"), outputs.weights},
                         {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "config.json"},

@@ -21,8 +21,9 @@ struct RunOutputs {
   std::filesystem::path config, metrics, trace, weights;  ///< empty: not written
   std::filesystem::path hf;                               ///< folder for a model of Hugging Face; likewise
   Existing existing = Existing::kKept;
-  bool is_restart = false;  ///< the job goes on, and so do the metrics, where they stopped
-  std::string run_id;       ///< "20261122-082250-9f3c": no two runs have the same
+  bool is_restart = false;            ///< the job goes on, and so do the metrics, where they stopped
+  std::string run_id;                 ///< "20261122-082250-9f3c": no two runs have the same
+  std::filesystem::path events = {};  ///< event file of TensorBoard; empty: not written
 };
 
 /// `--overwrite` replaces what is there, and so does a job that torchrun or Slurm starts again (`restart_count`) or

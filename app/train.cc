@@ -308,7 +308,8 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
   if (run.resumes.empty() && !command.init_from.empty()) import_hf(engine, command.init_from, run.config);
   const std::int64_t done = checkpoints.resume(run.resumes, engine, *run.batches);
   const bool speaks = mesh.rank() == 0;
-  TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs});
+  TrainReport report(
+      {command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs, run.evaluation.has_value()});
   std::optional<double> entropy;
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));

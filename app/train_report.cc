@@ -30,17 +30,71 @@ std::string duration_text(double seconds) {
   return pair(whole / (24 * 3600), " d ", whole % (24 * 3600) / 3600, " h");
 }
 
+namespace {
+
+std::vector<Metric> metrics_of(const EvaluationResult& result) {
+  return {{"eval_loss", result.loss}, {"eval_tokens", result.tokens}, {"eval_seconds", result.seconds}};
+}
+
+std::vector<Metric> operator+(std::vector<Metric> a, const std::vector<Metric>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+std::vector<std::string> TrainReport::columns() const {
+  std::vector<std::string> names = {"run"};
+  for (const Metric& metric : metrics_of(StepResult{}, 0, TrafficCounts{})) names.push_back(metric.name);
+  if (!options_.evaluates) return names;
+  for (const Metric& metric : app::metrics_of(EvaluationResult{})) names.push_back(metric.name);
+  return names;
+}
+
+absl::Status TrainReport::open_file(const std::filesystem::path& path, MetricsFormat format) {
+  if (path.empty()) return absl::OkStatus();
+  const RunOutputs& outputs = options_.outputs;
+  MetricsWriter::Options options;
+  options.start = outputs.is_restart                        ? MetricsWriter::Start::kAppend
+                  : outputs.existing == Existing::kReplaced ? MetricsWriter::Start::kReplace
+                                                            : MetricsWriter::Start::kNew;
+  options.format = format;
+  options.columns = columns();
+  TESSERA_ASSIGN_OR_RETURN(MetricsWriter writer, MetricsWriter::open(path, options));
+  files_.push_back({path, format, std::move(writer)});
+  return absl::OkStatus();
+}
+
 absl::Status TrainReport::open(const std::vector<Metric>& about) {
   const RunOutputs& outputs = options_.outputs;
-  if (outputs.metrics.empty()) return absl::OkStatus();
-  const auto start = outputs.is_restart                        ? MetricsWriter::Start::kAppend
-                     : outputs.existing == Existing::kReplaced ? MetricsWriter::Start::kReplace
-                                                               : MetricsWriter::Start::kNew;
-  TESSERA_ASSIGN_OR_RETURN(metrics_, MetricsWriter::open(outputs.metrics, start));
-  std::vector<Metric> header = {{"event", "start"}, {"started", utc_now()}};
-  header.insert(header.end(), about.begin(), about.end());
-  write(std::move(header));
+  TESSERA_RETURN_IF_ERROR(open_file(outputs.metrics, metrics_format_of(outputs.metrics)));
+  TESSERA_RETURN_IF_ERROR(open_file(outputs.events, MetricsFormat::kEvents));
+  write(std::vector<Metric>{{"event", "start"}, {"started", utc_now()}} + about, {});
   return absl::OkStatus();
+}
+
+std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64_t epoch,
+                                            const TrafficCounts& traffic) const {
+  return {{"step", result.step},
+          {"epoch", epoch},
+          {"loss", result.loss},
+          {"grad_norm", result.grad_norm},
+          {"lr", result.lr},
+          {"overflow", result.overflow},
+          {"loss_scale", result.loss_scale},
+          {"tokens", result.tokens},
+          {"tokens_per_second", result.tokens_per_second},
+          {"seconds", result.seconds},
+          {"communication_seconds", result.communication_seconds},
+          {"seconds_p50", times_.p50()},
+          {"seconds_p95", times_.p95()},
+          {"bytes_allocated", result.allocated.total()},
+          {"bytes_planned", result.planned.total()},
+          {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
+          {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes},
+          {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
+          {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
+          {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
 }
 
 void TrainReport::add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
@@ -54,26 +108,8 @@ void TrainReport::add(const StepResult& result, std::int64_t epoch, const Traffi
     recent_steps_ = 0;
     print(result);
   }
-  write({{"step", result.step},
-         {"epoch", epoch},
-         {"loss", result.loss},
-         {"grad_norm", result.grad_norm},
-         {"lr", result.lr},
-         {"overflow", result.overflow},
-         {"loss_scale", result.loss_scale},
-         {"tokens", result.tokens},
-         {"tokens_per_second", result.tokens_per_second},
-         {"seconds", result.seconds},
-         {"communication_seconds", result.communication_seconds},
-         {"seconds_p50", times_.p50()},
-         {"seconds_p95", times_.p95()},
-         {"bytes_allocated", result.allocated.total()},
-         {"bytes_planned", result.planned.total()},
-         {"bytes_gathered", traffic.gathered_bytes - before_.gathered_bytes},
-         {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes},
-         {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
-         {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
-         {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}});
+  const std::vector<Metric> metrics = metrics_of(result, epoch, traffic);
+  write(metrics, metrics);
   before_ = traffic;
 }
 
@@ -81,11 +117,9 @@ void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, c
   std::printf("evaluation after step %lld  loss %.4f  (%lld tokens, %s)\n", static_cast<long long>(after_step),
               result.loss, static_cast<long long>(result.tokens), duration_text(result.seconds).c_str());
   std::fflush(stdout);
-  write({{"event", "evaluation"},
-         {"after_step", after_step},
-         {"eval_loss", result.loss},
-         {"eval_tokens", result.tokens},
-         {"eval_seconds", result.seconds}});
+  const std::vector<Metric> metrics = app::metrics_of(result);
+  write(std::vector<Metric>{{"event", "evaluation"}, {"after_step", after_step}} + metrics,
+        std::vector<Metric>{{"step", after_step}} + metrics);
   before_ = traffic;
 }
 
@@ -103,16 +137,15 @@ void TrainReport::print(const StepResult& result) const {
   std::fflush(stdout);
 }
 
-void TrainReport::write(std::vector<Metric> metrics) {
-  if (!metrics_) return;
-  metrics.insert(metrics.begin(), {"run", options_.outputs.run_id});
-  warn_unless(metrics_->write(metrics));
-}
-
-void TrainReport::warn_unless(const absl::Status& status) {
-  if (status.ok()) return;
-  log_warning(message_of(status) + "; training goes on without metrics from here");
-  metrics_.reset();
+void TrainReport::write(const std::vector<Metric>& line, const std::vector<Metric>& row) {
+  const std::vector<Metric> run = {{"run", options_.outputs.run_id}};
+  std::erase_if(files_, [&](File& file) {
+    const std::vector<Metric>& metrics = file.format == MetricsFormat::kJsonLines ? line : row;
+    if (metrics.empty()) return false;
+    const absl::Status status = file.writer.write(run + metrics);
+    if (!status.ok()) log_warning(message_of(status) + "; training goes on without metrics from here");
+    return !status.ok();
+  });
 }
 
 void TrainReport::finish(std::optional<double> unigram_entropy) {
@@ -124,9 +157,13 @@ void TrainReport::finish(std::optional<double> unigram_entropy) {
   }
   if (unigram_entropy) std::printf("; unigram entropy %.4f", *unigram_entropy);
   std::printf("\n");
-  if (metrics_) warn_unless(metrics_->close());
   const RunOutputs& outputs = options_.outputs;
-  if (metrics_) std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), outputs.metrics.c_str());
+  for (File& file : files_) {
+    if (const absl::Status status = file.writer.close(); !status.ok())
+      log_warning(message_of(status));
+    else
+      std::printf("run %s: metrics are in %s\n", outputs.run_id.c_str(), file.path.c_str());
+  }
   if (!outputs.weights.empty()) std::printf("weights are in %s\n", outputs.weights.c_str());
   std::fflush(stdout);
 }

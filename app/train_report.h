@@ -3,6 +3,7 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -28,6 +29,9 @@ namespace tessera::app {
 ///     {"run":"20261122-082250-9f3c","step":1,"epoch":0,"loss":5.54,...}
 ///     {"run":"20261122-082250-9f3c","event":"evaluation","after_step":100,"eval_loss":3.02,...}
 ///
+/// A table (--metrics NAME.csv) has a row a step and one an evaluation, with what either of them has as columns. An event
+/// file (--tensorboard) has the same numbers by name. Neither has the header.
+///
 /// A metrics file that can no longer be written is worth a warning, not the training: it is warned about once, with the
 /// cause, and left alone from then on.
 class TrainReport {
@@ -37,11 +41,12 @@ class TrainReport {
     std::int64_t log_every = 10;
     std::int64_t steps_per_epoch = 1;
     RunOutputs outputs;
+    bool evaluates = false;  ///< there will be evaluations
   };
 
   explicit TrainReport(const Options& options) : options_(options) {}
 
-  /// Creates the metrics file with its header: run id, start and `about`. 73, 77.
+  /// Creates the metrics files; a header of run id, start and `about`. 73, 74, 77.
   absl::Status open(const std::vector<Metric>& about);
   /// `epoch`: the one the step's last microbatch came from. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
@@ -52,11 +57,20 @@ class TrainReport {
 
  private:
   void print(const StepResult& result) const;
-  void write(std::vector<Metric> metrics);
-  void warn_unless(const absl::Status& status);
+  /// A metrics file that can be written.
+  struct File {
+    std::filesystem::path path;
+    MetricsFormat format;
+    MetricsWriter writer;
+  };
+  absl::Status open_file(const std::filesystem::path& path, MetricsFormat format);
+  std::vector<std::string> columns() const;
+  std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
+  /// Lines of JSON get `line`, tables and event files `row`.
+  void write(const std::vector<Metric>& line, const std::vector<Metric>& row);
 
   Options options_;
-  std::optional<MetricsWriter> metrics_;
+  std::vector<File> files_;
   StepTimes times_;
   TrafficCounts before_;      ///< of the step before
   double recent_loss_ = 0.0;  ///< sum since the last line, and its count

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -40,13 +42,39 @@ class FileLock {
   bool held_;
 };
 
-// Pipes and terminals have no end to look at: only a regular file can hold half a line.
-bool ends_in_half_a_line(int fd) {
-  const FileLock lock(fd);
+/// Where a regular file ends; nothing for pipes and terminals.
+std::optional<off_t> end_of(int fd) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return false;
-  char last = '\n';
-  return ::pread(fd, &last, 1, info.st_size - 1) == 1 && last != '\n';
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  return info.st_size;
+}
+
+/// Where the last line that is whole ends. REQUIRES: `end` is the file's.
+off_t end_of_whole_lines(int fd, off_t end) {
+  for (char byte = 0; end > 0; --end) {
+    if (::pread(fd, &byte, 1, end - 1) != 1 || byte == '\n') break;
+  }
+  return end;
+}
+
+/// Its first 64 KiB at most, without the line's end.
+std::string first_line_of(int fd) {
+  std::string line(std::size_t{1} << 16, '\0');
+  const ssize_t got = ::pread(fd, line.data(), line.size(), 0);
+  line.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return line.substr(0, line.find('\n'));
+}
+
+std::unique_ptr<MetricsForm> form_of(const MetricsWriter::Options& options) {
+  switch (options.format) {
+    case MetricsFormat::kCsv:
+      return csv_form(options.columns);
+    case MetricsFormat::kEvents:
+      return event_form(options.start == MetricsWriter::Start::kAppend);
+    case MetricsFormat::kJsonLines:
+      break;
+  }
+  return json_lines_form();
 }
 
 int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
@@ -60,23 +88,60 @@ int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
 
 }  // namespace
 
+MetricsFormat metrics_format_of(const std::filesystem::path& path) {
+  return path.extension() == ".csv" ? MetricsFormat::kCsv : MetricsFormat::kJsonLines;
+}
+
+MetricsWriter::MetricsWriter(int fd, std::filesystem::path path, std::unique_ptr<MetricsForm> form)
+    : fd_(fd), path_(std::move(path)), form_(std::move(form)) {}
+
 absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, Start start) {
-  const int fd = open_for(path, start);
+  return open(path, Options{start});
+}
+
+absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, const Options& options) {
+  const int fd = open_for(path, options.format == MetricsFormat::kEvents ? Start::kNew : options.start);
   if (fd < 0) {
     const int error = errno;
     const bool denied = error == EACCES || error == EPERM || error == EROFS;
     return os_error(denied ? ExitCode::kPermission : ExitCode::kCannotCreate, path, "cannot be opened", error);
   }
-  return MetricsWriter(fd, path, ends_in_half_a_line(fd));
+  MetricsWriter writer(fd, path, form_of(options));
+  TESSERA_RETURN_IF_ERROR(writer.go_on_with_content());
+  if (!writer.begun_ && !writer.form_->beginning().empty()) TESSERA_RETURN_IF_ERROR(writer.write_all(""));
+  return writer;
+}
+
+/// Looks at what a file has that is appended to.
+absl::Status MetricsWriter::go_on_with_content() {
+  const FileLock lock(fd_);
+  const off_t end = end_of(fd_).value_or(0);
+  const off_t whole = end_of_whole_lines(fd_, end);
+  torn_ = whole < end && !form_->drops_halves();
+  if (whole < end && form_->drops_halves() && ::ftruncate(fd_, whole) != 0) {
+    return os_error(ExitCode::kCannotCreate, path_, "half a line at its end cannot be cut off", errno);
+  }
+  begun_ = whole > 0;
+  if (!begun_) return absl::OkStatus();
+  const absl::Status status = form_->go_on_after(first_line_of(fd_));
+  return status.ok()
+             ? status
+             : make_error(exit_code_of(status), fmt::format("metrics file {}: {}", path_.string(), message_of(status)));
 }
 
 MetricsWriter::MetricsWriter(MetricsWriter&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), torn_(other.torn_) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      form_(std::move(other.form_)),
+      torn_(other.torn_),
+      begun_(other.begun_) {}
 
 MetricsWriter& MetricsWriter::operator=(MetricsWriter&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
+  std::swap(form_, other.form_);
   std::swap(torn_, other.torn_);
+  std::swap(begun_, other.begun_);
   return *this;
 }
 
@@ -85,34 +150,41 @@ MetricsWriter::~MetricsWriter() {
 }
 
 absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
-  nlohmann::ordered_json line = nlohmann::ordered_json::object();
+  if (!form_) return make_error(ExitCode::kInternal, "a metrics file was written after it had been moved");
+  std::set<std::string_view> names;
   for (const Metric& metric : metrics) {
-    if (metric.name.empty() || line.contains(metric.name)) {
+    if (metric.name.empty() || !names.insert(metric.name).second) {
       return make_error(ExitCode::kInternal,
                         fmt::format("metrics file {}: name {} is {}", path_.string(), quoted_text(metric.name),
                                     metric.name.empty() ? "empty" : "given twice in one line"));
     }
-    std::visit([&](const auto& value) { line[metric.name] = value; }, metric.value);
   }
-  // dump() itself writes non-finite numbers as null.
-  const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  return write_all((torn_ ? "\n" : "") + text + "\n");
+  const absl::StatusOr<std::string> bytes = form_->bytes_of(metrics);
+  if (!bytes.ok()) {
+    return make_error(exit_code_of(bytes.status()),
+                      fmt::format("metrics file {}: {}", path_.string(), message_of(bytes.status())));
+  }
+  return write_all(*bytes);
 }
 
-absl::Status MetricsWriter::write_all(const std::string& bytes) {
+absl::Status MetricsWriter::write_all(const std::string& given) {
   const FileLock lock(fd_);
+  const std::optional<off_t> end = end_of(fd_);
+  const std::string bytes = (torn_ ? "\n" : "") + (begun_ ? "" : form_->beginning()) + given;
   std::size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t wrote = ::write(fd_, bytes.data() + done, bytes.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
       const int error = wrote < 0 ? errno : EIO;
-      if (done > 0) torn_ = bytes[done - 1] != '\n';
+      const bool cut_off = form_->drops_halves() && end && ::ftruncate(fd_, *end) == 0;
+      if (done > 0 && !cut_off) torn_ = bytes[done - 1] != '\n';
       return os_error(ExitCode::kIo, path_, "a line was not written", error);
     }
     done += static_cast<std::size_t>(wrote);
   }
   torn_ = false;
+  begun_ = true;
   return absl::OkStatus();
 }
 

@@ -7,26 +7,33 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <string>
-#include <variant>
 #include <vector>
+
+#include "runtime/base/metrics_form.h"
+#include "tessera/metric.h"
 
 namespace tessera {
 
-/// One named number, word or flag of a metrics line. Counts are int64, measurements double.
-struct Metric {
-  std::string name;
-  std::variant<std::int64_t, double, bool, std::string> value;
+/// What a metrics file looks like (metrics_form.h).
+enum class MetricsFormat {
+  kJsonLines,  ///< an object a line
+  kCsv,        ///< a table
+  kEvents,     ///< an event file of TensorBoard
 };
+/// By the name: ".csv" is a table, all else are lines of JSON.
+MetricsFormat metrics_format_of(const std::filesystem::path& path);
 
-/// Appends to a file of JSON lines, one object a line, in the order given:
+/// Appends to a file of metrics. Lines of JSON have one object each, in the order given:
 ///
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
 /// Invariants:
-///  1. A line is handed to the system at once, in one write. So after a crash the file holds every line that was
+///  1. What one call writes is handed to the system at once, in one write. So after a crash the file holds all that was
 ///     written, and lines of several processes that append to one file do not mix.
-///  2. A line that a crash or a full disk cut short is ended before the next one begins, so it spoils no other line.
+///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
+///     line. In the other formats what was cut short is cut off.
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
@@ -39,25 +46,36 @@ class MetricsWriter {
     kReplace,  ///< it is removed first
     kNew,      ///< an error (73)
   };
-  /// Errors name path and errno: exit code 73 (cannot be created), 77 (permission).
+  struct Options {
+    Start start = Start::kAppend;
+    MetricsFormat format = MetricsFormat::kJsonLines;
+    std::vector<std::string> columns = {};  ///< of a table (csv_form)
+  };
+  /// An event file is always a new one; under kAppend its run goes on with that of the files beside it. Errors name path
+  /// and errno: exit code 73 (cannot be created, or its columns are others), 77 (permission), 74 (what it begins with was
+  /// not written).
+  static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();
   MetricsWriter(MetricsWriter&& other) noexcept;
   MetricsWriter& operator=(MetricsWriter&& other) noexcept;
 
   /// Errors: 74 with errno (such as a full disk); the writer stays usable. 70 for an empty name or one given
-  /// twice.
+  /// twice, and for one that a table has no column of.
   absl::Status write(const std::vector<Metric>& metrics);
   /// Closes the file, and says if the system could not keep what was written (74). Later writes fail.
   absl::Status close();
 
  private:
-  MetricsWriter(int fd, std::filesystem::path path, bool torn) : fd_(fd), path_(std::move(path)), torn_(torn) {}
+  MetricsWriter(int fd, std::filesystem::path path, std::unique_ptr<MetricsForm> form);
+  absl::Status go_on_with_content();
   absl::Status write_all(const std::string& bytes);
 
   int fd_ = -1;
   std::filesystem::path path_;
-  bool torn_ = false;  ///< the file ends in half a line
+  std::unique_ptr<MetricsForm> form_;
+  bool torn_ = false;   ///< the file ends in half a line of JSON
+  bool begun_ = false;  ///< it has what stands before all else
 };
 
 /// The last `window` step times, for medians and tails. Not thread-safe.

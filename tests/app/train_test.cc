@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <map>
+#include <sstream>
 
 #include "tests/support/workplace.h"
 
@@ -207,6 +210,125 @@ TEST_F(Train, AFailingMetricsFileCostsAWarningAndNotTheTraining) {
   ASSERT_NE(at, std::string::npos) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("File too large"));
   EXPECT_EQ(ended.err.find("training goes on without metrics", at + 1), std::string::npos) << "said once";
+}
+
+/// The cells of a table's lines, which hold no quotes.
+std::vector<Words> table_of(const std::string& path) {
+  std::vector<Words> rows;
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    Words& row = rows.emplace_back();
+    std::istringstream cells(line + ",");
+    for (std::string cell; std::getline(cells, cell, ',');) row.push_back(cell);
+  }
+  return rows;
+}
+
+/// The cells under `column`, in the order of rows.
+Words column_of(const std::vector<Words>& table, const std::string& column) {
+  const auto at = std::find(table.at(0).begin(), table.at(0).end(), column) - table[0].begin();
+  Words cells;
+  for (std::size_t row = 1; row < table.size(); ++row) cells.push_back(table[row].at(static_cast<std::size_t>(at)));
+  return cells;
+}
+
+/// What tests/app/read_events.py makes of the event files of a folder, the earliest first.
+std::vector<json> events_of(const std::string& folder, std::size_t files, const std::string& scratch) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path());
+  EXPECT_EQ(names.size(), files);
+  std::sort(names.begin(), names.end());
+  std::vector<json> events;
+  for (const std::string& name : names) {
+    EXPECT_THAT(name, HasSubstr("/events.out.tfevents."));
+    const Ended read = run_program({"python3", "-B", TESSERA_SOURCE "/tests/app/read_events.py", name}, scratch);
+    EXPECT_EQ(read.code, 0) << read.err;
+    std::istringstream lines(read.out);
+    for (std::string line; std::getline(lines, line);) events.push_back(json::parse(line));
+  }
+  return events;
+}
+
+TEST_F(Train, TablesAndEventFilesHaveWhatLinesOfJsonHave) {
+  write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
+  const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "2"};
+  const std::string file = strategy("FULL_SHARD");
+  const auto began = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  run(launch(2) + train(file, "lines", evaluate));
+  const Ended ended = run(launch(2) + train(file, "table.csv", evaluate + Words{"--tensorboard", path("board/a")}));
+  EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("table.csv")));
+  EXPECT_THAT(ended.out, HasSubstr("metrics are in " + path("board/a/events.out.tfevents.")));
+
+  // A row a step, and behind the second and the third one of the evaluation.
+  const std::vector<Words> table = table_of(path("table.csv"));
+  EXPECT_EQ(column_of(table, "step"), (Words{"1", "2", "2", "3", "3"}));
+  for (const Words& row : table) EXPECT_EQ(row.size(), table[0].size());
+  const Words losses = column_of(table, "loss"), eval_losses = column_of(table, "eval_loss");
+  std::map<std::string, std::vector<std::pair<int, float>>> wanted;
+  std::size_t row = 0;
+  for (const json& line : read_lines(path("lines"))) {
+    const bool is_step = line.contains("step");
+    if (!is_step && line.at("event") == "start") continue;
+    const char* const name = is_step ? "loss" : "eval_loss";
+    const auto loss = line.at(name).get<double>();
+    EXPECT_EQ(std::stod((is_step ? losses : eval_losses).at(row)), loss);
+    EXPECT_EQ((is_step ? eval_losses : losses).at(row), "");
+    wanted[name].emplace_back((is_step ? line.at("step") : line.at("after_step")).get<int>(), static_cast<float>(loss));
+    ++row;
+  }
+  EXPECT_EQ(row, losses.size());
+
+  std::map<std::string, std::vector<std::pair<int, float>>> scalars;
+  for (const json& event : events_of(path("board/a"), 1, path("read"))) {
+    scalars[event.at("tag")].emplace_back(event.at("step").get<int>(), event.at("value").get<float>());
+    EXPECT_GE(event.at("time").get<double>(), began);
+    EXPECT_LE(event.at("time").get<double>(), began + 600);
+  }
+  EXPECT_EQ(scalars["loss"], wanted["loss"]);
+  EXPECT_EQ(scalars["eval_loss"], wanted["eval_loss"]);
+  // All numbers and flags, and no words.
+  for (const std::string& name : table[0])
+    EXPECT_EQ(scalars.count(name), name == "run" || name == "step" ? 0u : 1u) << name;
+}
+
+TEST_F(Train, ARestartedJobGoesOnInItsTableAndAnEventFileBesideItsOwn) {
+  const Words command = train(strategy("FULL_SHARD"), "again.csv", {"--tensorboard", path("board")});
+  run(command);
+  const Ended kept = run_program(command, path("run"));
+  EXPECT_EQ(kept.code, 73);
+  EXPECT_THAT(kept.err, HasSubstr("again.csv exists already"));
+  const Ended ended = run_program(command, path("run"), 60,
+                                  {{"RANK", "0"},
+                                   {"WORLD_SIZE", "1"},
+                                   {"LOCAL_RANK", "0"},
+                                   {"LOCAL_WORLD_SIZE", "1"},
+                                   {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(column_of(table_of(path("again.csv")), "step"), (Words{"1", "2", "3", "1", "2", "3"}));
+  // The second file begins with what has TensorBoard forget the first one's steps from 1 on.
+  std::vector<std::pair<int, bool>> steps;
+  for (const json& event : events_of(path("board"), 2, path("read"))) {
+    const bool starts = event.contains("session");
+    EXPECT_EQ(event.value("session", 1), 1);
+    if (starts || event.at("tag") == "loss") steps.emplace_back(event.at("step").get<int>(), starts);
+  }
+  EXPECT_EQ(steps, (std::vector<std::pair<int, bool>>{
+                       {1, false}, {2, false}, {3, false}, {1, true}, {1, false}, {2, false}, {3, false}}));
+}
+
+TEST_F(Train, FailingTablesAndEventFilesCostWarningsAndEndWhole) {
+  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // KiB of a file: a row is some 250 bytes, an event 650
+  for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
+                                       {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
+    line += " '" + word + "'";
+  const Ended ended = run({"/bin/bash", "-c", line});
+  EXPECT_THAT(ended.out, HasSubstr("step 50/50"));
+  EXPECT_THAT(ended.err, HasSubstr("limited.csv: a line was not written: File too large"));
+  EXPECT_THAT(ended.err, HasSubstr("/events.out.tfevents."));
+  // Both end with what was whole.
+  const std::vector<Words> table = table_of(path("limited.csv"));
+  EXPECT_EQ(table.back().size(), table[0].size());
+  EXPECT_GT(events_of(path("board"), 1, path("read")).size(), 100u);
 }
 
 TEST_F(Train, ARestartedJobGoesOnInItsMetrics) {

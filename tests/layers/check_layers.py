@@ -11,7 +11,7 @@ import sys
 # room of a folder has rules of its own. An entry that names a file allows that file alone.
 #
 # Public headers that are free of LibTorch, and that layers below it share with users.
-PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/span.h"]
+PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/metric.h", "include/tessera/span.h"]
 PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/strategy.h"]
 PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
@@ -73,7 +73,7 @@ ALLOWED = {
 FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
-PUBLIC_FREE_OF_TORCH = [*PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]
+PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]
 SOURCES = (".h", ".cc", ".cu", ".cuh")
 # Stands in for the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"

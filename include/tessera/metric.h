@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+namespace tessera {
+
+/// One named number, word or flag. Counts are int64, measurements double.
+struct Metric {
+  std::string name;
+  std::variant<std::int64_t, double, bool, std::string> value;
+};
+
+}  // namespace tessera

@@ -1,0 +1,132 @@
+// Metrics as tables and as event files, written by MetricsWriter.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+
+#include "runtime/base/metrics.h"
+#include "runtime/base/status.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+using Start = MetricsWriter::Start;
+
+class MetricsForms : public testing::Test {
+ protected:
+  MetricsWriter open(MetricsFormat format, Start start = Start::kAppend, std::vector<std::string> columns = {}) const {
+    auto writer = MetricsWriter::open(path_, {start, format, std::move(columns)});
+    EXPECT_TRUE(writer.ok()) << writer.status();
+    return *std::move(writer);
+  }
+  absl::Status error_of_table(std::vector<std::string> columns) const {
+    return MetricsWriter::open(path_, {Start::kAppend, MetricsFormat::kCsv, std::move(columns)}).status();
+  }
+  std::string content() const { return TestFolder::content_of(path_); }
+
+  const TestFolder folder_;
+  const std::filesystem::path path_ = folder_ / "metrics";
+};
+
+TEST_F(MetricsForms, AreChosenByTheName) {
+  EXPECT_EQ(metrics_format_of("runs/a/metrics.csv"), MetricsFormat::kCsv);
+  EXPECT_EQ(metrics_format_of("runs/a/metrics.jsonl"), MetricsFormat::kJsonLines);
+  EXPECT_EQ(metrics_format_of("runs.csv/metrics"), MetricsFormat::kJsonLines);
+}
+
+TEST_F(MetricsForms, ATableHasTheFirstRowsNamesAsColumns) {
+  MetricsWriter writer = open(MetricsFormat::kCsv);
+  EXPECT_EQ(content(), "");
+  ASSERT_TRUE(writer.write({{"step", 1}, {"loss", 0.1}, {"overflow", false}, {"note", "a, \"b\"\nc"}}).ok());
+  EXPECT_EQ(content(), "step,loss,overflow,note\n1,0.1,false,\"a, \"\"b\"\"\nc\"\n") << "not flushed?";
+  ASSERT_TRUE(writer.write({{"loss", std::nan("")}, {"step", 2}}).ok());
+  ASSERT_TRUE(writer.write({{"step", 3}, {"loss", -HUGE_VAL}}).ok());
+  EXPECT_THAT(content(), testing::EndsWith("\n2,nan,,\n3,-inf,,\n"));
+  const absl::Status other = writer.write({{"step", 4}, {"accuracy", 0.5}});
+  EXPECT_EQ(exit_code_of(other), ExitCode::kInternal);
+  EXPECT_THAT(message_of(other), HasSubstr("has no column \"accuracy\""));
+  EXPECT_THAT(content(), testing::EndsWith("\n3,-inf,,\n"));
+}
+
+TEST_F(MetricsForms, NumbersOfATableReadBackToTheSameBits) {
+  MetricsWriter writer = open(MetricsFormat::kCsv, Start::kNew, {"a", "b", "c"});
+  EXPECT_EQ(content(), "a,b,c\n") << "columns that are known are there at once";
+  const double third = 1.0 / 3, tiny = std::numeric_limits<double>::denorm_min();
+  ASSERT_TRUE(writer.write({{"a", third}, {"b", tiny}, {"c", std::numeric_limits<std::int64_t>::max()}}).ok());
+  double a = 0, b = 0;
+  long long c = 0;
+  ASSERT_EQ(std::sscanf(content().c_str(), "a,b,c\n%lf,%lf,%lld", &a, &b, &c), 3);
+  EXPECT_EQ(a, third);
+  EXPECT_EQ(b, tiny);
+  EXPECT_EQ(c, std::numeric_limits<long long>::max());
+}
+
+TEST_F(MetricsForms, ATableIsGoneOnWithAfterItsLastWholeRow) {
+  folder_.write("metrics", "step,\"a \"\"b\"\"\"\n1,0.5\n2,0.2");
+  ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"a \"b\"", 0.75}, {"step", 2}}).ok());
+  ASSERT_TRUE(open(MetricsFormat::kCsv, Start::kAppend, {"step", "a \"b\""}).write({{"step", 3}}).ok());
+  EXPECT_EQ(content(), "step,\"a \"\"b\"\"\"\n1,0.5\n2,0.75\n3,\n");
+  const absl::Status other = error_of_table({"step", "loss"});
+  EXPECT_EQ(exit_code_of(other), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(other), HasSubstr("those of this run step, loss. hint: give the table another name"));
+  EXPECT_THAT(message_of(other), HasSubstr(path_.string()));
+  folder_.write("metrics", "ste");  // not even its columns
+  ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"step", 1}}).ok());
+  EXPECT_EQ(content(), "step\n1\n");
+}
+
+TEST_F(MetricsForms, AnEventFileIsANewOneAndSaysSo) {
+  MetricsWriter writer = open(MetricsFormat::kEvents, Start::kNew);
+  const std::string beginning = content();
+  // Length 24 and its CRC; field 1 (wall_time) as 8 bytes; field 3 (file_version) as 13 bytes.
+  EXPECT_EQ(beginning.substr(0, 8), std::string("\x18\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(beginning[12], '\x09');
+  EXPECT_EQ(beginning.substr(21, 15),
+            "\x1A\x0D"
+            "brain.Event:2");
+  EXPECT_EQ(beginning.size(), 8u + 4 + 24 + 4);
+  EXPECT_EQ(exit_code_of(MetricsWriter::open(path_, {Start::kAppend, MetricsFormat::kEvents}).status()),
+            ExitCode::kCannotCreate);
+  ASSERT_TRUE(writer.write({{"step", 300}, {"loss", 0.5}, {"note", "words are left out"}}).ok());
+  // Field 2 (step) is 300; field 5 (summary) a value of tag "loss" and of the float 0.5.
+  EXPECT_THAT(content().substr(beginning.size() + 12 + 9),
+              StartsWith(std::string("\x10\xAC\x02\x2A\x0D\x0A\x0B\x0A\x04loss\x15\0\0\0\x3F", 18)));
+  EXPECT_NE(event_file_name(), event_file_name());
+}
+
+// A file that may grow to a bound only: what is cut short goes, and the file is whole. The limit is the process's, so a child
+// runs into it.
+TEST_F(MetricsForms, WhatIsCutShortIsCutOff) {
+  for (const MetricsFormat format : {MetricsFormat::kCsv, MetricsFormat::kEvents}) {
+    std::filesystem::remove(path_);
+    MetricsWriter writer = open(format, Start::kNew);
+    ASSERT_TRUE(writer.write({{"step", 1}, {"loss", 0.125}}).ok());
+    const std::string whole = content();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::signal(SIGXFSZ, SIG_IGN);
+      const rlimit small{whole.size() + 5, RLIM_INFINITY}, none{RLIM_INFINITY, RLIM_INFINITY};
+      bool right = ::setrlimit(RLIMIT_FSIZE, &small) == 0;
+      right = right && exit_code_of(writer.write({{"step", 2}, {"loss", 0.25}})) == ExitCode::kIo && content() == whole;
+      right = right && ::setrlimit(RLIMIT_FSIZE, &none) == 0 && writer.write({{"step", 3}, {"loss", 0.25}}).ok();
+      ::_exit(right ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(content().substr(0, whole.size()), whole);
+    EXPECT_GT(content().size(), whole.size());
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -21,6 +21,7 @@
 #include "sharding/partition.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
+#include "tessera/sync_buffers.h"
 
 namespace tessera {
 namespace {
@@ -295,6 +296,7 @@ StepResult Engine::State::take_step() {
   StepResult result;
   result.step = ++attempts;
   step->run(local, result);
+  make_buffers_alike();
   if (attempts == 1 && accelerator.allocated) note_activations();
   result.planned = plan.use();
   result.allocated = allocated(When::kAtMost);
@@ -317,6 +319,13 @@ void Engine::State::note_activations() {
   log_info("the first step needed " + format_bytes(*activation_bytes) + " of activations beside the plan's " +
            format_bytes(plan.use().total()) + "; LibTorch's allocator had " + format_bytes(allocated.peak) +
            " in use at most");
+}
+
+void Engine::State::make_buffers_alike() {
+  if (strategy.broadcast_buffers == BufferBroadcast::kNone || mesh.world_size() == 1) return;
+  const Span span("buffers");
+  sync_buffers(*module, mesh,
+               strategy.broadcast_buffers == BufferBroadcast::kMean ? BufferSync::kMean : BufferSync::kFromRankZero);
 }
 
 void Engine::State::begin_next_step() {

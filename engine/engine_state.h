@@ -68,6 +68,8 @@ struct Engine::State {
   StepResult take_step();
   void note_activations();
   void begin_next_step();
+  /// As strategy.broadcast_buffers says.
+  void make_buffers_alike();
   void drop_microbatches();
   double communication_seconds() const;
   enum class When : std::uint8_t { kNow, kAtMost };  ///< at most: since the last step

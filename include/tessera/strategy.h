@@ -187,6 +187,14 @@ enum class GradientSync {
   kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
 };
 
+/// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
+/// and the like, which each rank's forward writes.
+enum class BufferBroadcast {
+  kNone,          ///< each rank keeps its own
+  kFromRankZero,  ///< every rank gets rank 0's
+  kMean,          ///< floating-point buffers are averaged over the ranks; every rank gets rank 0's others
+};
+
 /// The strategy file, in memory. docs/strategy.md says what each key means and allows.
 struct Strategy {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
@@ -208,6 +216,7 @@ struct Strategy {
   OffloadConfig offload;
   CommConfig comm;
   CheckConfig check;
+  BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

@@ -16,7 +16,8 @@ enum class BufferSync {
 
 /// Makes the buffers of `module` alike on all ranks. An Engine does that once, when it is made; afterwards each rank's
 /// forward writes its own, so that running statistics of a BatchNorm drift apart. Call it before an evaluation or before
-/// the weights are saved, which takes rank 0's; convert_sync_batchnorm keeps them alike all the time.
+/// the weights are saved, which takes rank 0's; "broadcast_buffers" in the strategy has each step do it, and
+/// convert_sync_batchnorm keeps them alike all the time.
 ///
 /// Collective. Throws tessera::Error (64) on all ranks where their buffers have other shapes or dtypes.
 void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero);

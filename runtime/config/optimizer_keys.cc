@@ -204,6 +204,15 @@ std::vector<StrategyKey> step_keys() {
        .example_json = "0.5",
        .doc = "Elements of the mean gradient are cut off at this value and its negative. 0: off.",
        .cost = "None in time. Unlike gradient_clipping it turns the gradient's direction."},
+      {.pointer = "/broadcast_buffers",
+       .field = choice_field(AT(broadcast_buffers), buffer_broadcasts()),
+       .default_json = R"("none")",
+       .example_json = R"("from_rank_zero")",
+       .doc = "What the end of a step does, before the next forward, with the module's buffers, such as running "
+              "statistics of a BatchNorm, which each rank's forward writes.",
+       .cost =
+           "Of all buffers a broadcast or an all-reduce a step, which backward does not hide; on a GPU the step waits "
+           "for it."},
   };
 }
 

@@ -41,6 +41,15 @@ const std::vector<Named<GradientSync>>& gradient_syncs() {
   return list;
 }
 
+const std::vector<Named<BufferBroadcast>>& buffer_broadcasts() {
+  using enum BufferBroadcast;
+  static const std::vector<Named<BufferBroadcast>> list = {
+      {kNone, "none", "each rank keeps what its own forwards wrote"},
+      {kFromRankZero, "from_rank_zero", "every rank gets rank 0's, as with DDP's broadcast_buffers"},
+      {kMean, "mean", "the mean over the ranks of floating-point buffers; of integers and flags rank 0's"}};
+  return list;
+}
+
 const std::vector<Named<MasterKind>>& master_kinds() {
   static const std::vector<Named<MasterKind>> list = {
       {MasterKind::kSplitBF16, "split",

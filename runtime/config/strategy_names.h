@@ -20,6 +20,7 @@ struct Named {
 const std::vector<Named<ShardingStrategy>>& sharding_strategies();
 const std::vector<Named<DType>>& training_dtypes();  ///< those a strategy may name: fp32, bf16, fp16
 const std::vector<Named<GradientSync>>& gradient_syncs();
+const std::vector<Named<BufferBroadcast>>& buffer_broadcasts();
 const std::vector<Named<MasterKind>>& master_kinds();
 const std::vector<Named<OptimizerType>>& optimizer_types();
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments();

@@ -1,5 +1,7 @@
 """Python models train as plain PyTorch trains them, on several ranks and under each strategy."""
 
+import pathlib
+import tempfile
 import unittest
 
 from launched import launch
@@ -15,6 +17,12 @@ class TrainingTest(unittest.TestCase):
         code, output = launch(3, "training_ranks.py", "gloo", timeout=500)
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
+
+    def test_buffers_beside_ddp(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = launch(2, "buffers_ranks.py", pathlib.Path(folder) / "meet")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("statistics like DDP's"), 2, output)
 
 
 if __name__ == "__main__":

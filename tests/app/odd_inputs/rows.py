@@ -335,6 +335,12 @@ def outputs():
     yield from of_one_option("--metrics")
     yield from some(of_one_option("--trace"), 5)
     yield from some(of_one_option("--save-weights"), 6)
+    yield Row("train --tensorboard: through a file", [*TRAIN, "--tensorboard", "text/board"], CREATE, ["--tensorboard", "Not a directory"])
+    yield Row("train --tensorboard: the data's folder", [*TRAIN, "--data", "corpus", "--tensorboard", "corpus"], USAGE,
+              ["--tensorboard", "among the input's files", "hint:"],
+              prepare=lambda f: ((f / "corpus").mkdir(), (f / "corpus" / "a.txt").write_text("words " * 500)))
+    yield Row("train --tensorboard: no permission", [*TRAIN, "--tensorboard", "readonly/board"], DENIED,
+              ["--tensorboard", "Permission denied"], as_nobody=True, prepare=read_only)
     yield from of_several_options()
 
 

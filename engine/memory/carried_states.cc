@@ -1,8 +1,8 @@
 #include "engine/memory/carried_states.h"
 
-#include <cstring>
 #include <unordered_map>
 
+#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
 
@@ -20,10 +20,6 @@ std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::
     if (group.trainable) places[group.parameters[i].tensor.unsafeGetTensorImpl()] = {&group, i};
   });
   return places;
-}
-
-void copy_bytes(void* to, const void* from, std::int64_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 }  // namespace
@@ -63,8 +59,8 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t st
   for_each_state(
       group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
         const StateBytes begin = state_bytes(dtype, view.run.offset), size = state_bytes(dtype, view.run.numel);
-        copy_bytes(joined.data.data() + begin.data, view.state[state].data, size.data);
-        copy_bytes(joined.scales.data() + begin.scales, view.state[state].scales, size.scales);
+        fetch_state(joined.data.data() + begin.data, view.state[state].data, size.data, group.device);
+        fetch_state(joined.scales.data() + begin.scales, view.state[state].scales, size.scales, group.device);
       });
   const auto send = [&](std::byte* bytes, std::int64_t size, int rank) {
     if (size == 0) return;
@@ -86,8 +82,8 @@ void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup
   for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
     const StateBytes from = state_bytes(dtype, begin + view.run.offset - place.offset);
     const StateBytes size = state_bytes(dtype, view.run.numel);
-    copy_bytes(view.state[state].data, joined.data.data() + from.data, size.data);
-    copy_bytes(view.state[state].scales, joined.scales.data() + from.scales, size.scales);
+    write_state(view.state[state].data, joined.data.data() + from.data, size.data, target.device);
+    write_state(view.state[state].scales, joined.scales.data() + from.scales, size.scales, target.device);
   });
 }
 

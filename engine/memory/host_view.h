@@ -27,4 +27,11 @@ class HostView {
   std::byte* data_;
 };
 
+/// Copies training state to host memory, and the reverse. Both wait for the device, as HostView.
+void fetch_state(void* to, void* memory, std::int64_t bytes, c10::Device device);
+void write_state(void* memory, const void* from, std::int64_t bytes, c10::Device device);
+
+/// For tests: from now on views of host memory are copies too, as those of a device's memory are.
+void copy_in_every_host_view(bool copies);
+
 }  // namespace tessera

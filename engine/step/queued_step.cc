@@ -19,6 +19,14 @@
 #include "tessera/span.h"
 
 namespace tessera {
+namespace {
+
+std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
+  return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
+}
+
+}  // namespace
+
 QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
                        Accelerator& accelerator)
@@ -77,10 +85,7 @@ T* QueuedStep::take(std::size_t count) {
 template <class T>
 T* QueuedStep::put(std::span<const T> values) {
   T* const place = take<T>(values.size());
-  if (values.empty()) return place;
-  const HostView view(place, static_cast<std::int64_t>(values.size_bytes()), device_.device, HostView::kUndefined);
-  std::memcpy(view.data(), values.data(), values.size_bytes());
-  view.write_back();
+  write_state(place, values.data(), static_cast<std::int64_t>(values.size_bytes()), device_.device);
   return place;
 }
 
@@ -191,10 +196,10 @@ void QueuedStep::update(Unit& unit, std::span<const char>, bool) {
 
 void QueuedStep::run(const LocalStep& local, StepResult& result) {
   result.loss = result.grad_norm = result.lr = result.loss_scale = std::numeric_limits<double>::quiet_NaN();
-  result.outcome_ = queue(local);
+  result.outcome_ = queue(local, result.step);
 }
 
-std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
+std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int64_t number) {
   const Span span("step on the device");
   InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
   if (slot.outcome) {
@@ -224,7 +229,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local) {
   publisher_.finish();
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  slot.outcome = std::make_shared<StepOutcome>(++steps_, slot.decision, exposed_.take(), downloaded_, axes_);
+  ++steps_;
+  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_);
   return slot.outcome;
 }
 
@@ -252,24 +258,56 @@ StepRequest QueuedStep::request() const {
   StepRequest request = request_;
   for (int more = 0; more <= kMostStepsInFlight; ++more) {
     const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
-    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, applied);
+    request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, resumed_at_ + applied);
   }
   return request;
 }
 
 StepProgress QueuedStep::progress() const {
-  throw Error(ExitCode::kConfig,
-              "set_trainable re-plans, which is not built yet for Engines on a GPU. hint: freeze and "
-              "unfreeze before the Engine is made");
+  wait_for_all();
+  const DeviceDecision decision = latest();
+  StepProgress progress{decision.applied, decision.scaler, {}, {request_.base_lr}};
+  std::vector<std::int64_t> counts(parameters_);
+  fetch_state(counts.data(), tables_.steps, bytes_of_counts(counts), device_.device);
+  auto count = counts.begin();
+  for (const Group& g : groups_) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      progress.updates[parameter.tensor.unsafeGetTensorImpl()] = *count++;
+    }
+  }
+  return progress;
 }
 
-void QueuedStep::resume(const StepProgress&) { progress(); }
+void QueuedStep::resume(const StepProgress& progress) {
+  wait_for_all();
+  std::vector<std::int64_t> counts;
+  for (const Group& g : groups_) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      const auto found = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
+      counts.push_back(found == progress.updates.end() ? 0 : found->second);
+    }
+  }
+  DeviceDecision decision{};
+  decision.applied = progress.applied;
+  decision.scaler = progress.scaler;
+  write_state(tables_.steps, counts.data(), bytes_of_counts(counts), device_.device);
+  write_state(tables_.decision, &decision, sizeof decision, device_.device);
+  resumed_at_ = progress.applied;
+  request_.known_skipped = steps_ = 0;
+  for (InFlight& slot : ring_) slot.outcome.reset();
+  if (!progress.rates.empty()) request_.base_lr = progress.rates.front();
+}
+
+void QueuedStep::wait_for_all() const {
+  for (std::int64_t step = std::max<std::int64_t>(0, steps_ - kMostStepsInFlight); step < steps_; ++step) {
+    ring_[static_cast<std::size_t>(step % kMostStepsInFlight)].outcome->wait();
+  }
+}
 
 DeviceDecision QueuedStep::latest() const {
   if (steps_ > 0) return ring_[static_cast<std::size_t>((steps_ - 1) % kMostStepsInFlight)].outcome->wait();
   DeviceDecision none{};
-  const HostView view(tables_.decision, sizeof none, device_.device, HostView::kFetch);
-  std::memcpy(&none, view.data(), sizeof none);
+  fetch_state(&none, tables_.decision, sizeof none, device_.device);
   return none;
 }
 

@@ -50,7 +50,7 @@ class QueuedStep final : public Step {
   /// These two wait for the latest step.
   double loss_scale() const override { return scales_loss_ ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().applied; }
-  /// Not built yet: throw tessera::Error (78).
+  /// These two wait for all steps under way. Throw tessera::Error as StepOutcome::wait.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
   /// Unknown here: only the device knows, and StepResult::wait asks it.
@@ -70,7 +70,8 @@ class QueuedStep final : public Step {
 
   /// The latest step's decision; waits for it.
   DeviceDecision latest() const;
-  std::shared_ptr<StepOutcome> queue(const LocalStep& local);
+  void wait_for_all() const;
+  std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
@@ -107,7 +108,8 @@ class QueuedStep final : public Step {
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
   std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags
   std::shared_ptr<DeviceKernels::Mark> downloaded_;                ///< of the latest decision
-  std::int64_t steps_ = 0;
+  std::int64_t resumed_at_ = 0;                                    ///< StepProgress::applied
+  std::int64_t steps_ = 0;                                         ///< queued since then
   std::vector<char> known_used_;
 };
 

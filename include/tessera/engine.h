@@ -163,7 +163,7 @@ class Engine {
   /// Makes the parameters whose name matches `pattern` (`*` and `?` as in file names, over the whole path: "layers.*.bias")
   /// trainable or frozen, and plans memory anew: what trains has gradients and optimizer states, what is frozen has none.
   /// Values, masters, the states of what trained before and goes on, and the schedule's place are kept. Between steps;
-  /// collective, with equal arguments on all ranks. Needs both plans' memory while it runs. On the CPU.
+  /// collective, with equal arguments on all ranks. Needs both plans' memory while it runs. Waits for steps under way.
   /// Errors: 64 if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
 

@@ -6,8 +6,11 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "emulated_gpu.h"
 #include "runtime/border/throw.h"
@@ -351,6 +354,136 @@ TEST(DeviceEngine, ExplainsWhatDoesNotFit) {
       EXPECT_NE(error.message().find(part), std::string::npos) << part << " in " << error.message();
     }
   }
+}
+
+/// What a run left, and what each of its steps told.
+struct Told {
+  std::vector<StepResult> steps;
+  Values values, averages;
+};
+
+Told told_by(Session& session, std::vector<StepResult> steps) {
+  for (StepResult& step : steps) step.wait();
+  Told told{std::move(steps), session.values(), {}};
+  if (session.engine.strategy().ema.decay == 0) return told;
+  const Gathered guard(session.engine, Gathered::kEma);
+  told.averages = values_of(*session.model);
+  return told;
+}
+
+void expect_same(const Told& got, const Told& wanted, const std::string& what) {
+  ASSERT_EQ(got.steps.size(), wanted.steps.size()) << what;
+  for (std::size_t i = 0; i < got.steps.size(); ++i) {
+    const StepResult &a = got.steps[i], &b = wanted.steps[i];
+    EXPECT_EQ(a.step, b.step) << what;
+    EXPECT_TRUE(a.overflow || (a.loss == b.loss && a.grad_norm == b.grad_norm)) << what << ", step " << a.step;
+    EXPECT_EQ(a.lr, b.lr) << what << ", step " << a.step;
+    EXPECT_EQ(a.overflow, b.overflow) << what << ", step " << a.step;
+    EXPECT_EQ(a.loss_scale, b.loss_scale) << what << ", step " << a.step;
+  }
+  EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
+  EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;
+}
+
+/// Rank 0's.
+Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body) {
+  Told first;
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    const Told told = body(mesh);
+    if (mesh.rank() == 0) first = told;
+  });
+  return first;
+}
+
+/// `body` on ranks with GPUs, in each of the ways in which they can be joined. `what`: of the case.
+void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body) {
+  const EmulatedGpus gpus;
+  body(late({.ranks = ranks}), "late");
+  if (ranks == 1) return;
+  body(on_one_gpu({.ranks = ranks}), "on one GPU");
+}
+
+constexpr ShardingStrategy kThree[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
+                                       ShardingStrategy::kFullShard};
+constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true};
+
+/// A schedule whose place counts, and with fp16 steps that are skipped.
+Strategy scheduled(ShardingStrategy kind, DType dtype) {
+  Strategy strategy = strategy_of(kind, dtype, 1);
+  strategy.lr_schedule.warmup_steps = 30;
+  if (dtype != DType::kF16) return strategy;
+  strategy.mixed_precision.loss_scale.initial = 16777216.0;
+  strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+  strategy.mixed_precision.loss_scale.growth_interval = 4;
+  return strategy;
+}
+
+/// Trains more steps than may be in flight, then other parameters, and so on.
+Told trained_in_turns(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy, kTwoBlocks);
+  std::vector<StepResult> steps;
+  const auto train = [&](std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) steps.push_back(session.train(steps.size()));
+  };
+  train(6);
+  session.engine.set_trainable("blocks.0.*", true);
+  train(3);
+  session.engine.set_trainable("embedding.*", false);
+  session.engine.set_trainable("blocks.1.down.*", false);
+  train(7);
+  session.engine.set_trainable("*", true);
+  train(2);
+  return told_by(session, std::move(steps));
+}
+
+void expect_turns_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what) {
+  const auto body = [&](const Mesh& mesh) { return trained_in_turns(mesh, strategy); };
+  const Told on_cpu = told_on({.ranks = ranks}, body);
+  EXPECT_EQ(on_cpu.steps.front().overflow, strategy.mixed_precision.param == DType::kF16);
+  EXPECT_FALSE(on_cpu.steps.back().overflow);
+  on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+    expect_same(told_on(joined, body), on_cpu, what + ", " + std::to_string(ranks) + " ranks " + how);
+  });
+}
+
+TEST(DeviceEngine, FreezesAndUnfreezesInMidTrainingAsTheCpuDoes) {
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const ShardingStrategy kind : kThree) {
+        expect_turns_as_on_the_cpu(ranks, scheduled(kind, dtype), name_of(kind) + ", " + std::string(name_of(dtype)));
+      }
+    }
+  }
+}
+
+TEST(DeviceEngine, CarriesEveryKindOfStateToAnotherPlan) {
+  for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
+    for (const ShardingStrategy kind : kThree) {
+      Strategy strategy = scheduled(kind, DType::kBF16);
+      strategy.optimizer.state_dtype = states;
+      strategy.mixed_precision.master = MasterKind::kF32;
+      strategy.ema.decay = 0.75;
+      expect_turns_as_on_the_cpu(2, strategy, name_of(kind) + ", states " + name_of(states));
+    }
+  }
+}
+
+TEST(DeviceEngine, KeepsRatesSetByHandWhenItPlansAnew) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
+  strategy.lr_schedule.type = LrScheduleType::kManual;
+  const EmulatedGpus gpus;
+  run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+    Session session(mesh, strategy, kTwoBlocks);
+    session.train(0);
+    session.engine.set_lr(0.0625);
+    session.engine.set_trainable("blocks.0.*", true);
+    EXPECT_EQ(session.engine.lr(), 0.0625);
+    EXPECT_EQ(session.engine.steps_applied(), 1);
+    StepResult step = session.train(1);
+    step.wait();
+    EXPECT_EQ(step.lr, 0.0625);
+    EXPECT_EQ(session.engine.steps_applied(), 2);
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
+#include "engine/memory/host_view.h"
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 #include "runtime/comm/device/queued_collectives.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -114,9 +115,13 @@ EmulatedGpus::EmulatedGpus() {
     accelerator.forget_peak = [] {};
     return accelerator;
   });
+  copy_in_every_host_view(true);
 }
 
-EmulatedGpus::~EmulatedGpus() { set_accelerator_of_host(nullptr); }
+EmulatedGpus::~EmulatedGpus() {
+  set_accelerator_of_host(nullptr);
+  copy_in_every_host_view(false);
+}
 
 ThreadRanks late(ThreadRanks ranks) {
   return wrapped(std::move(ranks), [](const std::string&, const std::vector<int>&, std::shared_ptr<Collectives> group) {

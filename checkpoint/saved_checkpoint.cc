@@ -109,9 +109,15 @@ absl::Status SavedCheckpoint::check_tensors() {
   for (const SavedTensor& item : manifest_.items)
     TESSERA_RETURN_IF_ERROR(check_tensor(kItem, item.name, item.dtype, item.numel));
   for (std::int64_t rank = 0; rank < manifest_.generators; ++rank) {
-    std::int64_t numel = 0;
-    for (const Place& place : pieces(kGenerator, std::to_string(rank))) numel += place.piece.numel;
-    TESSERA_RETURN_IF_ERROR(check_tensor(kGenerator, std::to_string(rank), "U8", std::max<std::int64_t>(1, numel)));
+    const std::string name = std::to_string(rank);
+    const auto numel_of = [&](const char* what) {
+      std::int64_t numel = 0;
+      for (const Place& place : pieces(what, name)) numel += place.piece.numel;
+      return numel;
+    };
+    TESSERA_RETURN_IF_ERROR(check_tensor(kGenerator, name, "U8", std::max<std::int64_t>(1, numel_of(kGenerator))));
+    const std::int64_t of_gpu = numel_of(kGpuGenerator);
+    if (of_gpu > 0) TESSERA_RETURN_IF_ERROR(check_tensor(kGpuGenerator, name, "U8", of_gpu));
   }
   for (const auto& [key, is_known] : checked_) {
     if (is_known) continue;

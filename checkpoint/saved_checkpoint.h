@@ -24,8 +24,10 @@ inline constexpr char kValue[] = "value";          ///< a parameter that is froz
 inline constexpr char kBuffer[] = "buffer";        ///< of the module
 inline constexpr char kItem[] = "item";            ///< of the program
 inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default generator of the CPU, named by the rank
-inline constexpr char kScales[] = ".scales";       ///< behind a state's name
-std::string buffer_of_rank(std::int64_t rank);     ///< "buffer.rank3"
+/// U8, likewise: that of its GPU. Only where it trained on one.
+inline constexpr char kGpuGenerator[] = "gpu_generator";
+inline constexpr char kScales[] = ".scales";    ///< behind a state's name
+std::string buffer_of_rank(std::int64_t rank);  ///< "buffer.rank3"
 /// Elements of an "8bit" state that share a scale, counted from the parameter's first.
 inline constexpr std::int64_t kScaledElements = 256;
 /// The type of a state's numbers: "F32", "BF16", "U8".

@@ -174,11 +174,6 @@ void EngineSafetensors::expect_between_steps(const char* what) const {
 
 void EngineSafetensors::import_from(const std::string& path, const ImportOptions& options) {
   expect_between_steps("import_safetensors");
-  if (s_.accelerator.device.is_queued)
-    throw Error(
-        ExitCode::kConfig,
-        "import_safetensors into an Engine on a GPU is not built yet. hint: import into the module on every rank, "
-        "and make the Engine of it then");
   throw_if_error(s_.or_abort("import_safetensors", [&] {
     s_.expect_parameters();
     return ImportToEngine(s_, path, options).run();

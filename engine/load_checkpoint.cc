@@ -1,16 +1,14 @@
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
@@ -71,6 +69,7 @@ class Load {
 
   /// Nothing is changed before all of it was found to be right. The chunks are dealt out to the ranks.
   absl::StatusOr<std::string> look() {
+    progress_ = s_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
     absl::StatusOr<MatchedCheckpoint> matched =
         match_checkpoint(s_.units, *s_.module, states_, checkpoint_->manifest());
@@ -99,7 +98,7 @@ class Load {
     TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
     TESSERA_RETURN_IF_ERROR(read_buffers());
     TESSERA_RETURN_IF_ERROR(read_items());
-    TESSERA_RETURN_IF_ERROR(read_generator());
+    TESSERA_RETURN_IF_ERROR(read_generators());
     return "";
   }
 
@@ -136,30 +135,38 @@ class Load {
     return absl::OkStatus();
   }
 
-  absl::Status read_generator() {
+  absl::Status read_generators() {
     if (manifest().generators < s_.mesh.world_size())
       matched_.inexact.push_back("the checkpoint is of " + std::to_string(manifest().generators) +
                                  " ranks, so ranks from that number on keep the generators that they have");
     if (rank_ >= manifest().generators) return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(read_generator(kGenerator, c10::Device(c10::kCPU)));
+    const bool has_gpu = s_.accelerator.device.is_queued;
+    const bool saved_gpu = !checkpoint_->pieces(kGpuGenerator, std::to_string(rank_)).empty();
+    if (has_gpu != saved_gpu)
+      matched_.inexact.push_back(has_gpu ? "the checkpoint is of a run on the CPU, so the GPU keeps its generator"
+                                         : "the checkpoint is of a run on a GPU, whose generator's state was left out");
+    return has_gpu && saved_gpu ? read_generator(kGpuGenerator, s_.accelerator.device.device) : absl::OkStatus();
+  }
+
+  absl::Status read_generator(const std::string& what, c10::Device device) {
     const std::string name = std::to_string(rank_);
     std::int64_t bytes = 0;
-    for (const SavedCheckpoint::Place& place : checkpoint_->pieces(kGenerator, name)) bytes += place.piece.numel;
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    const std::int64_t wanted = generator.get_state().numel();
+    for (const SavedCheckpoint::Place& place : checkpoint_->pieces(what, name)) bytes += place.piece.numel;
+    const std::int64_t wanted = state_of_generator(device).numel();
     if (bytes != wanted)
       return make_error(ExitCode::kCorruptData, who_ + ": " + path_ + ": the state of LibTorch's generator has " +
                                                     std::to_string(bytes) + " bytes, this LibTorch's has " +
                                                     std::to_string(wanted));
     const at::Tensor state = at::empty({bytes}, at::TensorOptions(at::kByte));
-    TESSERA_RETURN_IF_ERROR(checkpoint_->read(kGenerator, name, 0, bytes_of(state)));
-    generator.set_state(state);
+    TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, name, 0, bytes_of(state)));
+    set_generator(device, state);
     return absl::OkStatus();
   }
 
   /// What cannot fail any more.
   void finish() {
-    StepProgress progress = s_.step->progress();
+    StepProgress& progress = progress_;
     progress.applied = manifest().steps_applied;
     for (const MatchedParameter& parameter : matched_.parameters) {
       const bool goes_on = parameter.group->trainable && parameter.saved->trains;
@@ -205,6 +212,7 @@ class Load {
   const StoredStates states_;
   std::unique_ptr<SavedCheckpoint> checkpoint_;
   MatchedCheckpoint matched_;
+  StepProgress progress_;  ///< the Engine's, and then the checkpoint's
   LoadedCheckpoint loaded_;
 };
 
@@ -214,9 +222,6 @@ LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
   expect(s_.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
   s_.expect_weights("load_checkpoint");
   expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
-  if (s_.accelerator.device.is_queued)
-    throw Error(ExitCode::kConfig,
-                "load_checkpoint: checkpoints of Engines on a GPU are not built yet. hint: train on the CPU");
   return value_or_throw(s_.or_abort("load_checkpoint", [&] {
     s_.expect_parameters();
     return Load(s_, path).run();

@@ -1,9 +1,5 @@
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Generator.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -11,6 +7,7 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
 #include "engine/checkpoint/state_writer.h"
 #include "engine/checkpoint/stored_states.h"
@@ -85,6 +82,7 @@ class Save {
   }
 
   absl::StatusOr<std::string> begin() {
+    progress_ = s_.step->progress();
     buffers_ = buffers_of(*s_.module);
     Start start{"", hashes_of(buffers_)};
     if (rank_ == 0) {
@@ -131,19 +129,15 @@ class Save {
       if (std::ranges::find(own, rank_) != own.end()) writer.add(buffer_of_rank(rank_), name, buffer);
     }
     for (const auto& [name, item] : host_items_) writer.add(kItem, name, item);
-    writer.add(kGenerator, std::to_string(rank_), generator_state());
+    writer.add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
+    const ComputeDevice& device = s_.accelerator.device;
+    if (device.is_queued) writer.add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
     const std::string number = std::to_string(rank_), zeros(5 - std::min<std::size_t>(5, number.size()), '0');
     TESSERA_ASSIGN_OR_RETURN(SavedFile file,
                              writer.write(starts_[0].path, "rank-" + zeros + number + ".safetensors", who_));
     Manifest manifest;
     manifest.files.push_back(std::move(file));
     return write_manifest(manifest);
-  }
-
-  static at::Tensor generator_state() {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    return host_copy(generator.get_state());
   }
 
   absl::StatusOr<std::string> commit(const std::vector<std::string>& files) {
@@ -164,7 +158,7 @@ class Save {
 
   Manifest describe() const {
     const MeshPosition& mesh = s_.plan.input().mesh;
-    const StepProgress progress = s_.step->progress();
+    const StepProgress& progress = progress_;
     Manifest manifest;
     manifest.step = s_.attempts;
     manifest.steps_applied = progress.applied;
@@ -231,6 +225,7 @@ class Save {
   const int rank_;
   const std::string who_;
   const StoredStates states_;
+  StepProgress progress_;
   Buffers buffers_, host_items_;
   std::unique_ptr<UnfinishedCheckpoint> unfinished_;  ///< rank 0's
   std::vector<Start> starts_;                         ///< by rank
@@ -246,9 +241,6 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
   expect(!s_.half_loaded, "save_checkpoint after load_checkpoint failed half-way: the values are of no one step");
   expect(options.keep >= 0, "save_checkpoint: SaveOptions::keep is 0 (all) or a number of checkpoints, got ",
          options.keep);
-  if (s_.accelerator.device.is_queued)
-    throw Error(ExitCode::kConfig,
-                "save_checkpoint: checkpoints of Engines on a GPU are not built yet. hint: train on the CPU");
   return value_or_throw(s_.or_abort("save_checkpoint", [&] {
     s_.expect_parameters();
     return Save(s_, folder, items, options).run();

@@ -8,6 +8,7 @@
 #include "engine/checkpoint/state_formats.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
+#include "engine/memory/host_view.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/status.h"
@@ -70,9 +71,11 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
     TESSERA_RETURN_IF_ERROR(checkpoint_.read(saved.name, parameter.saved->name, portion.offset - place.offset, read_));
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
-      const auto bytes = static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).data);
+      const std::int64_t bytes = bytes_of_state(group, state, view.run.numel).data;
+      const HostView numbers(view.state[state].data, bytes, group.device, HostView::kUndefined);
       convert_state(saved.format, std::span(read_).subspan(begin, static_cast<std::size_t>(view.run.numel * size)),
-                    format, {view.state[state].data, bytes});
+                    format, {numbers.data(), static_cast<std::size_t>(bytes)});
+      numbers.write_back();
     });
     return absl::OkStatus();
   }));
@@ -90,8 +93,8 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
                                              read_));
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const std::int64_t first = (view.run.offset - portion.offset) / kStateBlock;
-      std::memcpy(view.state[state].scales, read_.data() + first * 4,
-                  static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).scales));
+      write_state(view.state[state].scales, read_.data() + first * 4,
+                  bytes_of_state(group, state, view.run.numel).scales, group.device);
     });
     return absl::OkStatus();
   });
@@ -103,11 +106,17 @@ void StateReader::clear_states(const MatchedParameter& parameter) const {
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
   const std::size_t count = states_.of(group).size();
   if (run.numel == 0 || count == 0) return;
+  const auto clear = [&](void* memory, std::int64_t bytes) {
+    if (bytes == 0) return;
+    const HostView view(memory, bytes, group.device, HostView::kUndefined);
+    std::memset(view.data(), 0, static_cast<std::size_t>(bytes));
+    view.write_back();
+  };
   for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {
     for (std::size_t state = 0; state < count; ++state) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
-      std::memset(view.state[state].data, 0, static_cast<std::size_t>(bytes.data));
-      if (bytes.scales > 0) std::memset(view.state[state].scales, 0, static_cast<std::size_t>(bytes.scales));
+      clear(view.state[state].data, bytes.data);
+      clear(view.state[state].scales, bytes.scales);
     }
   });
 }

@@ -9,6 +9,7 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
+#include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "optim/rounding.h"
 #include "runtime/base/status.h"
@@ -17,6 +18,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kJoinedAtOnce = 16384;
+constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< of a device's memory, at a time
 
 /// `portions(append)` calls `append` with one portion after the other; the first failure ends the writing.
 template <class Portions>
@@ -28,18 +30,40 @@ absl::Status append_portions(ShardWriter& writer, const Portions& portions) {
   return status;
 }
 
+/// A group's memory, wherever it lies: of a device's, a copy of one portion after the other.
+template <class Append>
+void append_memory(const FlatGroup& group, void* memory, std::int64_t bytes, const Append& append) {
+  for (std::int64_t begin = 0; begin < bytes; begin += kFetchedBytes) {
+    const std::int64_t count = std::min(kFetchedBytes, bytes - begin);
+    const HostView view(static_cast<std::byte*>(memory) + begin, count, group.device, HostView::kFetch);
+    append(view.data(), count);
+  }
+}
+
 /// The masters of a split run, joined.
 template <class Append>
-void append_joined(const StateView& view, const Append& append) {
-  const auto* const high = reinterpret_cast<const std::uint16_t*>(view.parameter);
+void append_joined(std::span<const std::uint16_t> high, std::span<const std::int16_t> low, const Append& append) {
   std::array<float, kJoinedAtOnce> joined;
-  for (std::int64_t begin = 0; begin < view.run.numel; begin += kJoinedAtOnce) {
-    const std::int64_t count = std::min(kJoinedAtOnce, view.run.numel - begin);
+  const auto numel = static_cast<std::int64_t>(high.size());
+  for (std::int64_t begin = 0; begin < numel; begin += kJoinedAtOnce) {
+    const std::int64_t count = std::min(kJoinedAtOnce, numel - begin);
     for (std::int64_t i = 0; i < count; ++i) {
-      const auto low = static_cast<std::uint32_t>(static_cast<std::int32_t>(view.low[begin + i]));
-      joined[i] = std::bit_cast<float>(join_split(std::uint32_t{high[begin + i]}, low));
+      const auto rest = static_cast<std::uint32_t>(static_cast<std::int32_t>(low[begin + i]));
+      joined[i] = std::bit_cast<float>(join_split(std::uint32_t{high[begin + i]}, rest));
     }
     append(joined.data(), count * 4);
+  }
+}
+
+template <class Append>
+void append_split(const FlatGroup& group, const StateView& view, const Append& append) {
+  constexpr std::int64_t kElements = kFetchedBytes / 4;
+  for (std::int64_t begin = 0; begin < view.run.numel; begin += kElements) {
+    const std::int64_t count = std::min(kElements, view.run.numel - begin);
+    const HostView high(view.parameter + begin * 2, count * 2, group.device, HostView::kFetch);
+    const HostView low(view.low + begin, count * 2, group.device, HostView::kFetch);
+    append_joined({reinterpret_cast<const std::uint16_t*>(high.data()), static_cast<std::size_t>(count)},
+                  {reinterpret_cast<const std::int16_t*>(low.data()), static_cast<std::size_t>(count)}, append);
   }
 }
 
@@ -50,16 +74,17 @@ absl::Status append_masters(const FlatGroup& group, Extent run, ShardWriter& wri
                                       : StateKind::kMastersAndStates;
   return append_portions(writer, [&](const auto& append) {
     for_each_state(group, kind, run, StateUse::kRead, [&](const StateView& view) {
-      if (!is_parameter && is_split) return append_joined(view, append);
-      append(is_parameter ? static_cast<const void*>(view.parameter) : view.master, view.run.numel * 4);
+      if (!is_parameter && is_split) return append_split(group, view, append);
+      append_memory(group, is_parameter ? static_cast<void*>(view.parameter) : view.master, view.run.numel * 4, append);
     });
   });
 }
 
 absl::Status append_values(const FlatGroup& group, Extent run, ShardWriter& writer) {
   return append_portions(writer, [&](const auto& append) {
-    for_each_state(group, StateKind::kParameters, run, StateUse::kRead,
-                   [&](const StateView& view) { append(view.parameter, view.run.numel * group.element_bytes()); });
+    for_each_state(group, StateKind::kParameters, run, StateUse::kRead, [&](const StateView& view) {
+      append_memory(group, view.parameter, view.run.numel * group.element_bytes(), append);
+    });
   });
 }
 
@@ -67,7 +92,8 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
   return append_portions(writer, [&](const auto& append) {
     for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kRead, [&](const StateView& view) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
-      scales ? append(view.state[state].scales, bytes.scales) : append(view.state[state].data, bytes.data);
+      void* const memory = scales ? static_cast<void*>(view.state[state].scales) : view.state[state].data;
+      append_memory(group, memory, scales ? bytes.scales : bytes.data, append);
     });
   });
 }

@@ -32,7 +32,7 @@ struct LoadedCheckpoint {
   std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
   CheckpointItems items;  ///< the same on every rank
   /// What is not as it was when the checkpoint was saved, each in a sentence: states that had to be rounded or that begin anew,
-  /// generators of ranks that there were not. Empty where nothing was lost.
+  /// generators of ranks or GPUs that there were not. Empty where nothing was lost.
   std::vector<std::string> inexact;
 };
 
@@ -44,7 +44,7 @@ struct LoadedCheckpoint {
 ///   batches.resume(*loaded.items.data);
 ///
 /// Holds parameters and fp32 masters, optimizer states as they are stored, how often each parameter was updated, the loss scale,
-/// rates set by hand, the module's buffers, LibTorch's default generator of the CPU of each rank, and `items`. docs/checkpoints.md
+/// rates set by hand, the module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md
 /// is the format. Each rank writes its own shards, through one MiB of memory. At any moment, through errors and kills, `latest`
 /// names a whole checkpoint, if there was one. All ranks must reach `folder`.
 ///

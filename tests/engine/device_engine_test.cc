@@ -15,8 +15,11 @@
 #include "emulated_gpu.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
+#include "tessera/safetensors.h"
 #include "tests/support/late_backend.h"
 #include "tests/support/session.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -484,6 +487,114 @@ TEST(DeviceEngine, KeepsRatesSetByHandWhenItPlansAnew) {
     EXPECT_EQ(step.lr, 0.0625);
     EXPECT_EQ(session.engine.steps_applied(), 2);
   });
+}
+
+/// Trains steps [begin, end).
+std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end) {
+  std::vector<StepResult> steps;
+  for (std::size_t i = begin; i < end; ++i) steps.push_back(session.train(i));
+  return steps;
+}
+
+Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
+  Session session(mesh, strategy, kTwoBlocks);
+  train(session, 0, 6);
+  save_checkpoint(session.engine, folder);
+  return told_by(session, train(session, 6, 12));
+}
+
+/// Into an Engine that has trained something else.
+Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                           std::vector<std::string>& inexact) {
+  Session session(mesh, strategy, kTwoBlocks);
+  train(session, 7, 9);
+  const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder);
+  EXPECT_EQ(loaded.step, 6);
+  if (mesh.rank() == 0) inexact = loaded.inexact;
+  return told_by(session, train(session, 6, 12));
+}
+
+void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what) {
+  const TestFolder of_cpu;
+  std::vector<std::string> inexact;
+  const auto save_to = [&](const TestFolder& folder) {
+    return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); };
+  };
+  const auto load_from = [&](const TestFolder& folder) {
+    return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
+  };
+  const Told wanted = told_on({.ranks = ranks}, save_to(of_cpu));
+  const TestFolder of_gpu;
+  on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+    const std::string where = what + ", " + std::to_string(ranks) + " ranks " + how;
+    const TestFolder own;
+    expect_same(told_on(joined, save_to(own)), wanted, where + ": saved");
+    expect_same(told_on(joined, load_from(own)), wanted, where + ": loaded");
+    EXPECT_TRUE(inexact.empty()) << where << ": " << inexact[0];
+    expect_same(told_on(joined, load_from(of_cpu)), wanted, where + ": loaded what the CPU saved");
+    ASSERT_EQ(inexact.size(), 1) << where;
+    EXPECT_NE(inexact[0].find("of a run on the CPU"), std::string::npos) << inexact[0];
+    if (how == "late") told_on(joined, save_to(of_gpu));
+  });
+  expect_same(told_on({.ranks = ranks}, load_from(of_gpu)), wanted, what + ": loaded by the CPU");
+  ASSERT_EQ(inexact.size(), 1) << what;
+  EXPECT_NE(inexact[0].find("of a run on a GPU"), std::string::npos) << inexact[0];
+}
+
+TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
+  for (const ShardingStrategy kind : kThree) {
+    expect_checkpoints_as_on_the_cpu(2, scheduled(kind, DType::kBF16), name_of(kind));
+  }
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    expect_checkpoints_as_on_the_cpu(2, scheduled(ShardingStrategy::kFullShard, dtype), std::string(name_of(dtype)));
+  }
+  expect_checkpoints_as_on_the_cpu(1, scheduled(ShardingStrategy::kNoShard, DType::kF16), "alone");
+  Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
+  strategy.optimizer.state_dtype = StateDType::k8Bit;
+  strategy.ema.decay = 0.75;
+  expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states");
+}
+
+/// What was frozen in the checkpoint trains here, and has trained already.
+TEST(DeviceEngine, ClearsStatesThatACheckpointHasNotAsTheCpuDoes) {
+  const TestFolder folder;
+  Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
+  strategy.optimizer.state_dtype = StateDType::k8Bit;
+  told_on({.ranks = 2}, [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); });
+  const auto body = [&](const Mesh& mesh) {
+    Session session(mesh, strategy, kTwoBlocks);
+    session.engine.set_trainable("*", true);
+    train(session, 0, 4);
+    load_checkpoint(session.engine, folder.path());
+    return told_by(session, train(session, 6, 9));
+  };
+  const Told wanted = told_on({.ranks = 2}, body);
+  on_gpus(2,
+          [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
+}
+
+TEST(DeviceEngine, ImportsSafetensorsAsTheCpuDoes) {
+  for (const ShardingStrategy kind : kThree) {
+    const TestFolder folder;
+    const std::string file = (folder / "exported").string();
+    const Strategy strategy = strategy_of(kind, DType::kBF16, 1);
+    const Told wanted = told_on({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy, kTwoBlocks);
+      train(session, 0, 3);
+      export_safetensors(session.engine, file);
+      import_safetensors(session.engine, file);
+      return told_by(session, train(session, 3, 6));
+    });
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      const Told got = told_on(joined, [&](const Mesh& mesh) {
+        Session session(mesh, strategy, kTwoBlocks);
+        train(session, 0, 3);
+        import_safetensors(session.engine, file);
+        return told_by(session, train(session, 3, 6));
+      });
+      expect_same(got, wanted, name_of(kind) + ", " + how);
+    });
+  }
 }
 
 }  // namespace

@@ -11,14 +11,19 @@
 #include <functional>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/device/device_memory.h"
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/nccl/nccl_transport.h"
+#include "tessera/checkpoint.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -232,6 +237,61 @@ TEST_F(Gpu, UploadsBesideWhatIsComputed) {
     }
     return wrong;
   });
+}
+
+/// Trains Tiny in steps [begin, end) with a block that nobody uses. `around(engine, i)` is called before step i, and at the end.
+std::vector<std::pair<std::string, at::Tensor>> trained_around(const Mesh& mesh, const Strategy& strategy, int begin,
+                                                               int end,
+                                                               const std::function<void(Engine&, int)>& around) {
+  const TinyOptions options{.unused_block = true};
+  Tiny model = make_tiny(options, true);
+  Engine engine(model, strategy, mesh);
+  const std::vector<Batch> batches = make_batches(end, 12, 5, options.vocab);
+  const std::int64_t rows = 12 / mesh.world_size();
+  for (int i = begin; i < end; ++i) {
+    around(engine, i);
+    const auto own = [&](const at::Tensor& all) { return all.narrow(0, mesh.rank() * rows, rows).to(engine.device()); };
+    engine.backward(model->forward(own(batches[i].tokens), own(batches[i].targets)));
+    engine.step();
+  }
+  around(engine, end);
+  const Gathered gathered(engine);
+  return values_of(*model);
+}
+
+TEST_F(Gpu, PlansAnewAndGoesOnFromACheckpointWithTheSameBits) {
+  const TestFolder folder;
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      on_ranks(ranks, [&](int rank, int port) {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        for (const Placed& placed : kStrategies) {
+          const Strategy strategy = strategy_of(placed, dtype, TransportChoice::kCudaHost);
+          const std::string path = (folder / (name_of(placed) + std::to_string(ranks))).string();
+          const auto expect_same = [&](const auto& got, const auto& wanted, const char* what) {
+            for (std::size_t i = 0; i < wanted.size(); ++i) {
+              if (!same_bits(got[i].second, wanted[i].second))
+                wrong += name_of(placed) + ", " + what + ": " + got[i].first + "; ";
+            }
+          };
+          const auto plain = trained_around(mesh, strategy, 0, 8, [](Engine&, int) {});
+          const auto planned_anew = trained_around(mesh, strategy, 0, 8, [](Engine& engine, int i) {
+            if (i % 3 == 2) engine.set_trainable("blocks.3.*", i > 3);
+          });
+          expect_same(planned_anew, plain, "planned anew");
+          trained_around(mesh, strategy, 0, 5, [&](Engine& engine, int i) {
+            if (i == 5) save_checkpoint(engine, path);
+          });
+          const auto loaded = trained_around(mesh, strategy, 5, 8, [&](Engine& engine, int i) {
+            if (i == 5) load_checkpoint(engine, path);
+          });
+          expect_same(loaded, plain, "loaded");
+        }
+        return wrong;
+      });
+    }
+  }
 }
 
 }  // namespace

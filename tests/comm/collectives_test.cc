@@ -110,6 +110,22 @@ TEST(ThreadFailures, AFailureIsSticky) {
   });
 }
 
+// A rank that was told of a failure may call again while another still looks at the call before.
+TEST(ThreadFailures, TheReasonReachesRanksThatAreLateThoughOthersGoOnCalling) {
+  for (int trial = 0; trial < 300; ++trial) {
+    const auto results = statuses(3, [&](const Mesh& mesh) {
+      const MeshAxes axes = world_axes(mesh);
+      absl::Status first;
+      for (int i = 0; i < 8; ++i) {
+        if (mesh.rank() == 1 && i == 3) axes.world->abort(make_error(ExitCode::kCorruptData, "the reason"));
+        first.Update(axes.world->barrier(std::to_string(i)).wait());
+      }
+      return first;
+    });
+    for (const absl::Status& result : results) ASSERT_THAT(message_of(result), HasSubstr("the reason")) << trial;
+  }
+}
+
 TEST(ThreadFailures, ExceptionOfOneRankEndsTheOthersAndIsRethrown) {
   std::atomic<int> told = 0;
   const auto body = [&](const Mesh& mesh) {

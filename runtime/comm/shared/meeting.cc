@@ -52,6 +52,7 @@ Meeting::Meeting(Peers& peers, SharedSpace& space, Lane lane)
 }
 
 void Meeting::publish(const CallDescriptor& call) {
+  if (!peers_.status().ok()) return;  // the phase before may not be over, so a peer may still read what stands there
   const std::size_t next = slot(phase_ + 1);
   ranks_[peers_.rank()].calls[next].store(call.signature);
   self_.current.store(static_cast<std::uint32_t>(lane_) << 16 | static_cast<std::uint32_t>(next),

@@ -25,7 +25,7 @@ class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);
 
-  /// Makes `call` known to the peers in the next phase.
+  /// Makes `call` known to the peers in the next phase. Nothing once this rank has failed: the phase will not come.
   void publish(const CallDescriptor& call);
   /// Enters the next phase and returns its number. REQUIRES: the phase that lies as many phases back as the lane has slots
   /// is over.

@@ -132,6 +132,41 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
+  /// Times the updates in steps of a small GPT, but for waiting until all ranks have theirs: all parameters in one group, and each in one
+  /// of its own, by turns. Two rows.
+  void time_groups(const models::GPTConfig& config, int rounds) {
+    struct Session {
+      Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)
+          : model(deferred_init([&] { return models::GPT(config); })), engine(model, strategy(has_groups), mesh) {}
+      Strategy strategy(bool has_groups) const {
+        Strategy strategy;
+        strategy.units.classes = {"Block"};
+        if (!has_groups) return strategy;
+        for (const auto& item : model->named_parameters()) strategy.optimizer.groups.push_back({.match = {item.key()}});
+        return strategy;
+      }
+      models::GPT model;
+      Engine engine;
+      Samples updates = {};
+    };
+    at::manual_seed(3);
+    Session sessions[] = {{config, mesh_, false}, {config, mesh_, true}};
+    const at::Tensor tokens = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong);
+    for (int round = -2; round < rounds; ++round) {
+      for (Session& s : sessions) {
+        s.engine.backward(s.model->forward(tokens.narrow(1, 0, config.seq_len), tokens.narrow(1, 1, config.seq_len)));
+        Trace::start();
+        s.engine.step();
+        Trace::stop();
+        if (round >= 0) s.updates.ns.push_back(traced_ns("update") - traced_ns("publish"));
+      }
+    }
+    const std::string name = std::to_string(config.layers) + " layers of width " + std::to_string(config.width);
+    const std::size_t plain = rows_.size();
+    rows_.push_back({name + ": an update, all parameters alike", std::move(sessions[0].updates), plain});
+    rows_.push_back({name + ": an update, a group for each parameter", std::move(sessions[1].updates), plain});
+  }
+
   std::size_t rows() const { return rows_.size(); }
 
   BenchTable to_table() const {
@@ -173,8 +208,9 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   study.time("private copies, the same unit as before", strategy_of(1, false), same, rounds);
   study.time("private copies, another unit, gathered before", strategy_of(1, false), two, rounds);
   study.time("private copies, a unit that must be gathered", strategy_of(0, false), all, rounds);
-  study.time_checks({.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4},
-                    operators < 1000 ? 2 : 30);
+  const models::GPTConfig small{.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4};
+  study.time_checks(small, operators < 1000 ? 2 : 30);
+  study.time_groups(small, operators < 1000 ? 2 : 30);
   // How the cost of a step grows with what is gathered ahead.
   const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
   const std::string many = " of " + std::to_string(units) + " units";

@@ -2,6 +2,7 @@
 
 #include "runtime/config/strategy_fields.h"
 #include "runtime/config/strategy_keys.h"
+#include "runtime/config/strategy_names.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +23,7 @@ Condition with_narrow_parameters() {
 
 Condition with_states() {
   return {"an optimizer with states", {"/optimizer/type", "/optimizer/momentum"}, [](const Strategy& s) {
-            return s.optimizer.type != OptimizerType::kSgd || s.optimizer.momentum > 0;
+            return keeps_states(s.optimizer);
           }};
 }
 

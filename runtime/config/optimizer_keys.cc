@@ -284,9 +284,7 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "true",
        .doc = "Nesterov's momentum: step along the gradient plus the momentum to come.",
        .cost = "None.",
-       .only_if = with_optimizer(
-           "optimizer.type sgd or lars",
-           [](OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; })},
+       .only_if = with_optimizer("optimizer.type sgd or lars", has_nesterov)},
       {.pointer = "/optimizer/trust_coefficient",
        .field = number_field(AT(optimizer.trust_coefficient)),
        .range = {0, 1000},

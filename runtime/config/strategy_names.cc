@@ -87,6 +87,13 @@ bool has_momentum(OptimizerType type) {
   return type == OptimizerType::kSgd || type == OptimizerType::kRmsprop || type == OptimizerType::kLars;
 }
 
+bool has_nesterov(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; }
+
+bool keeps_states(const OptimizerConfig& optimizer) {
+  const bool keeps_momentum_alone = optimizer.type == OptimizerType::kSgd || optimizer.type == OptimizerType::kLars;
+  return !keeps_momentum_alone || optimizer.momentum > 0;
+}
+
 bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
 
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {

@@ -35,6 +35,9 @@ const std::vector<Named<NcclBuffers>>& nccl_buffers();
 bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
+bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< by the norms of each parameter
+/// Whether the optimizer keeps something of each element beside the master weight.
+bool keeps_states(const OptimizerConfig& optimizer);
 
 }  // namespace tessera

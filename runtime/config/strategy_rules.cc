@@ -81,14 +81,12 @@ StrategyRule loss_scale_rule() {
           }};
 }
 
-bool is_like_sgd(OptimizerType type) { return type == OptimizerType::kSgd || type == OptimizerType::kLars; }
-
 StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerConfig&)> is_given) {
   return {{fmt::format("/optimizer/{}", name), "/optimizer/momentum", "/optimizer/type"},
           fmt::format("optimizer.{} needs momentum above 0.", name),
           [is_given](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            const bool applies = is_like_sgd(optimizer.type) && is_given(optimizer);
+            const bool applies = has_nesterov(optimizer.type) && is_given(optimizer);
             return applies && optimizer.momentum == 0 ? "needs a \"momentum\" above 0, such as 0.9" : "";
           }};
 }
@@ -108,8 +106,7 @@ StrategyRule state_dtype_rule() {
           "optimizer.state_dtype bf16 and 8bit need a state, so not sgd or lars without momentum.",
           [](const Strategy& s) -> std::string {
             const OptimizerConfig& optimizer = s.optimizer;
-            const bool has_none = is_like_sgd(optimizer.type) && optimizer.momentum == 0;
-            if (!has_none || optimizer.state_dtype == StateDType::kF32) return "";
+            if (keeps_states(optimizer) || optimizer.state_dtype == StateDType::kF32) return "";
             return fmt::format("{} without momentum keeps no state; leave state_dtype out", name_of(optimizer.type));
           }};
 }

@@ -129,9 +129,8 @@ std::shared_ptr<ModuleView> ModuleView::of(const torch::jit::Module& script) {
   auto view = std::make_shared<ModuleView>(class_of_script(script));
   add_script(*view, "", script);
   expect(!view->parameters().empty(), "ModuleView::of: the script module ", class_of_script(script),
-         " has no parameters. hint: torch.jit.freeze and torch.jit.optimize_for_inference make constants of them; save "
-         "the "
-         "module before those");
+         " has no parameters. hint: torch.jit.freeze and torch.jit.optimize_for_inference make constants of them; "
+         "save the module before those");
   return view;
 }
 

@@ -25,6 +25,12 @@ namespace {
          (most ? c10::str(" of at most ", *most, " dimensions") : std::string()) + did_you_mean(pattern, names));
 }
 
+/// Whether `pattern`, one of the group's, and its max_dim let the parameter in.
+bool fits(const ParameterGroup& group, const std::string& pattern, const FlatParameter& parameter) {
+  const auto most = static_cast<std::size_t>(group.max_dim.value_or(64));
+  return parameter.sizes.size() <= most && is_named(parameter, pattern);
+}
+
 }  // namespace
 
 bool is_named(const FlatParameter& parameter, const std::string& pattern) {
@@ -40,12 +46,11 @@ std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index) {
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   for (std::size_t index = 0; index < optimizer.groups.size(); ++index) {
     const ParameterGroup& wanted = optimizer.groups[index];
-    const auto most = static_cast<std::size_t>(wanted.max_dim.value_or(64));
     for (const std::string& pattern : wanted.match) {
       bool fits_some = false;
       for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
         FlatParameter& parameter = group.parameters[i];
-        if (parameter.sizes.size() > most || !is_named(parameter, pattern)) return;
+        if (!fits(wanted, pattern, parameter)) return;
         fits_some = true;
         if (parameter.group != FlatParameter::kNoGroup && parameter.group != index) {
           refuse("parameter " + parameter.name + " is in " + name_of_group(optimizer, parameter.group) + " and in " +
@@ -63,10 +68,9 @@ std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& opt
   return [groups = optimizer.groups](const FlatParameter& parameter) {
     if (parameter.sizes.size() != 2 || parameter.numel == 0) return false;
     for (const ParameterGroup& group : groups) {
-      const bool fits = group.max_dim.value_or(2) >= 2 && std::ranges::any_of(group.match, [&](const auto& pattern) {
-                          return is_named(parameter, pattern);
-                        });
-      if (fits && group.type) return *group.type == OptimizerType::kMuon;
+      if (!group.type) continue;
+      const auto lets_in = [&](const std::string& pattern) { return fits(group, pattern, parameter); };
+      if (std::ranges::any_of(group.match, lets_in)) return *group.type == OptimizerType::kMuon;
     }
     return !parameter.is_embedding;
   };

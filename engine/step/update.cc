@@ -67,9 +67,8 @@ void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<
   const Span span("update");
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
-  if (layers_) direction_ = Direction::kForward;  // in which norms are added up
-  announce_runs();
   if (layers_) return update_layerwise(rates, squares);
+  announce_runs();
   in_direction(0, groups_.size(), [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
     if (!flat.matrices.empty()) return;
@@ -81,6 +80,8 @@ void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<
 
 /// Forward to measure, and backward to step: what lies on disk and was used last is used first.
 void Update::update_layerwise(const Rates& rates, std::span<const double> squares) {
+  direction_ = Direction::kForward;  // in which norms are added up
+  announce_runs();
   for (const Group& group : groups_) {
     layers_->begin(*group.group);
     visit_runs_of(group, layers_->first_use(), [&](const OptimizerSlice& slice, const Run& run) {

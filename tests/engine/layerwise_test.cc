@@ -119,9 +119,7 @@ TEST(Layerwise, IsThePapersFormulas) {
       on_each_placement(
           ranks,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy);
-            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = trained(mesh, strategy, kSteps);
             if (mesh.rank() == 0) expect_close(values, wanted, tolerance, rule.name);
           },
           [&](Strategy& s) { with_rule(s, rule); });
@@ -138,9 +136,7 @@ TEST(Layerwise, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
           on_each_placement(
               ranks,
               [&](const Mesh& mesh, const Strategy& strategy) {
-                Session session(mesh, strategy, kAwkward);
-                for (std::size_t i = 0; i < 5; ++i) session.train(i);
-                const Values values = session.values();
+                const Values values = trained(mesh, strategy, 5, kAwkward);
                 if (mesh.rank() != 0) return;
                 EXPECT_TRUE(first.same_bits(values)) << rule.name << ", " << name_of(kept) << ", " << ranks << " ranks";
               },
@@ -166,9 +162,7 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
               strategy_for(Placed(ShardingStrategy::kHybridShard, shared), [&](Strategy& s) { with_rule(s, rule); });
           strategy.mesh = {2, 2};
           strategy.optimizer.shard_over_world = over_world;
-          Session session(mesh, strategy, kAwkward);
-          for (std::size_t i = 0; i < 4; ++i) session.train(i);
-          const Values values = session.values();
+          const Values values = trained(mesh, strategy, 4, kAwkward);
           if (mesh.rank() != 0) return;
           EXPECT_TRUE(first.same_bits(values)) << rule.name << ", over world " << over_world << ", shared " << shared;
         });

@@ -147,9 +147,7 @@ TEST(Muon, IsItsFormula) {
       on_placements(
           kInMemory, ranks,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy);
-            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = trained(mesh, strategy, kSteps);
             if (mesh.rank() == 0) expect_close_by_norm(values, wanted, 1e-4, std::to_string(ranks) + " ranks");
           },
           adjust);
@@ -164,9 +162,7 @@ TEST(Muon, HasTheSameBitsUnderEveryStrategy) {
       on_placements(
           kInMemory, ranks,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy, kAwkward);
-            for (std::size_t i = 0; i < 5; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = trained(mesh, strategy, 5, kAwkward);
             if (mesh.rank() != 0) return;
             EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << ", " << ranks << " ranks";
           },
@@ -189,9 +185,7 @@ TEST(Muon, HasTheSameBitsOnAMeshOfTwoAxes) {
         Strategy strategy = strategy_for(Placed(ShardingStrategy::kHybridShard, shared), with_muon);
         strategy.mesh = {2, 2};
         strategy.optimizer.shard_over_world = over_world;
-        Session session(mesh, strategy, kAwkward);
-        for (std::size_t i = 0; i < 4; ++i) session.train(i);
-        const Values values = session.values();
+        const Values values = trained(mesh, strategy, 4, kAwkward);
         if (mesh.rank() != 0) return;
         if (!wanted) wanted = values;
         EXPECT_TRUE(all_same_bits(values, *wanted)) << "over world " << over_world << ", shared " << shared;

@@ -78,21 +78,24 @@ struct OwnSession {
   std::vector<Batch> batches;
 };
 
+Values trained(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const ElementwiseOptimizer> rule,
+               std::size_t steps, TinyOptions options = kAwkward) {
+  OwnSession session(mesh, strategy, std::move(rule), options);
+  for (std::size_t i = 0; i < steps; ++i) session.train(i);
+  return session.values();
+}
+
 TEST(OwnOptimizer, ThatIsAdamWGivesAdamWsNumbers) {
   for (const int ranks : {1, 2}) {
     std::optional<Values> wanted;
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_adamw), kAwkward);
-      for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-      const Values values = session.values();
+      const Values values = trained(mesh, strategy_for(ShardingStrategy::kFullShard, with_adamw), kSteps, kAwkward);
       if (mesh.rank() == 0) wanted = values;
     });
     on_each_placement(
         ranks,
         [&](const Mesh& mesh, const Strategy& strategy) {
-          OwnSession session(mesh, strategy, std::make_shared<OwnAdamW>());
-          for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-          const Values values = session.values();
+          const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps);
           if (mesh.rank() == 0) expect_close(values, *wanted, 1e-5, std::to_string(ranks) + " ranks");
         },
         with_own);
@@ -107,9 +110,7 @@ TEST(OwnOptimizer, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
         on_each_placement(
             ranks,
             [&](const Mesh& mesh, const Strategy& strategy) {
-              OwnSession session(mesh, strategy, std::make_shared<OwnAdamW>());
-              for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-              const Values values = session.values();
+              const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps);
               if (mesh.rank() != 0) return;
               EXPECT_TRUE(first.same_bits(values)) << name_of(dtype) << ", " << ranks << " ranks";
             },
@@ -130,9 +131,7 @@ TEST(OwnOptimizer, UpdatesInBackwardToTheSameBits) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Strategy strategy = strategy_for(ShardingStrategy::kFullShard, with_own);
       strategy.optimizer.in_backward = in_backward;
-      OwnSession session(mesh, strategy, std::make_shared<OwnAdamW>(), kWide);
-      for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-      const Values values = session.values();
+      const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps, kWide);
       if (mesh.rank() != 0) return;
       EXPECT_TRUE(first.same_bits(values)) << in_backward;
     });
@@ -198,9 +197,8 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
   EXPECT_TRUE(all_same_bits(on_two, [&] {
     Values values;
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-      OwnSession session(mesh, strategy_for(ShardingStrategy::kShardGradients, with_own), std::make_shared<OwnAdamW>());
-      for (std::size_t i = 0; i < 6; ++i) session.train(i);
-      const Values own = session.values();
+      const Strategy strategy = strategy_for(ShardingStrategy::kShardGradients, with_own);
+      const Values own = trained(mesh, strategy, std::make_shared<OwnAdamW>(), 6);
       if (mesh.rank() == 0) values = own;
     });
     return values;

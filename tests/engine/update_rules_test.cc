@@ -124,9 +124,7 @@ TEST(UpdateRules, AreThoseOfPyTorch) {
       on_each_placement(
           ranks,
           [&](const Mesh& mesh, const Strategy& strategy) {
-            Session session(mesh, strategy);
-            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-            const Values values = session.values();
+            const Values values = trained(mesh, strategy, kSteps);
             if (mesh.rank() == 0) expect_close(values, wanted, tolerance, rule.name);
           },
           [&](Strategy& s) { with_rule(s, rule); });
@@ -143,9 +141,7 @@ TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
         on_each_placement(
             2,
             [&](const Mesh& mesh, const Strategy& strategy) {
-              Session session(mesh, strategy, kAwkward);
-              for (std::size_t i = 0; i < 5; ++i) session.train(i);
-              const Values values = session.values();
+              const Values values = trained(mesh, strategy, 5, kAwkward);
               if (mesh.rank() != 0) return;
               EXPECT_TRUE(first.same_bits(values)) << rule.name << ", " << name_of(kept);
             },

@@ -47,6 +47,12 @@ Values Session::values() {
   return values_of(*model);
 }
 
+Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options) {
+  Session session(mesh, strategy, options);
+  for (std::size_t i = 0; i < steps; ++i) session.train(i);
+  return session.values();
+}
+
 void expect_planned_disk_traffic(Session& session, const std::string& what) {
   const DiskUse plan = session.engine.plan().disk;
   EXPECT_GT(plan.bytes, 0) << what;

@@ -73,13 +73,15 @@ std::string with_hint(const absl::Status& status) {
   return message + between + hint_for(exit_code_of(status));
 }
 
-void write_error_file(const std::string& message, const std::string& call_stack) {
+void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer) {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (!path || !*path) return;
-  const nlohmann::json words = {
-      {"message",
-       {{"message", message},
-        {"extraInfo", {{"py_callstack", call_stack}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  const nlohmann::json words = {{"message",
+                                 {{"message", message},
+                                  {"extraInfo",
+                                   {{"py_callstack", call_stack},
+                                    {"timestamp", std::to_string(std::time(nullptr))},
+                                    {"told_by_peer", told_by_peer}}}}}};
   std::ofstream(path, std::ios::trunc) << words.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 

@@ -16,9 +16,11 @@ std::string with_hint(const absl::Status& status);
 
 /// The last words of this process in the form that torchrun and `tessera launch` read:
 ///
-///     {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}}}
+///     {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000",
+///                                                  "told_by_peer": false}}}
 ///
+/// `told_by_peer`: they are about another rank's failure (is_told_by_peer), which `tessera launch` looks for instead.
 /// Nothing happens if $TORCHELASTIC_ERROR_FILE is not set, or cannot be written: there is an error to report already.
-void write_error_file(const std::string& message, const std::string& call_stack);
+void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@ namespace tessera {
 namespace {
 
 constexpr char kExitCodeUrl[] = "tessera/exit_code";
+constexpr char kToldByPeerUrl[] = "tessera/told_by_peer";
 
 absl::StatusCode status_code_of(ExitCode code) {
   switch (code) {
@@ -69,6 +70,13 @@ ExitCode exit_code_of(const absl::Status& status) {
       return ExitCode::kInternal;
   }
 }
+
+absl::Status told_by_peer(absl::Status status) {
+  status.SetPayload(kToldByPeerUrl, absl::Cord());
+  return status;
+}
+
+bool is_told_by_peer(const absl::Status& status) { return status.GetPayload(kToldByPeerUrl).has_value(); }
 
 std::string message_of(const absl::Status& status) { return std::string(status.message()); }
 

@@ -16,6 +16,10 @@ absl::Status make_error(ExitCode code, std::string message);
 /// The exit code a status was made with; for statuses made elsewhere, the nearest by `absl::StatusCode`.
 ExitCode exit_code_of(const absl::Status& status);
 
+/// Marks a failure that is another rank's: this rank was only told of it. Such a failure is never a job's first cause.
+absl::Status told_by_peer(absl::Status status);
+bool is_told_by_peer(const absl::Status& status);
+
 /// `std::string` of the message (absl's `string_view` is not `std::string_view` in every build).
 std::string message_of(const absl::Status& status);
 

@@ -1,5 +1,7 @@
 #include "runtime/comm/mesh_groups.h"
 
+#include <algorithm>
+
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -126,6 +128,14 @@ bool MeshGroups::keep_for_report(const MeshAxes& axes) {
 absl::Status MeshGroups::status() const {
   std::lock_guard lock(mutex_);
   return aborted_;
+}
+
+bool MeshGroups::told_by_peer() const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(groups_.begin(), groups_.end(), [](const std::weak_ptr<Collectives>& weak) {
+    const auto group = weak.lock();
+    return group && is_told_by_peer(group->status());
+  });
 }
 
 }  // namespace tessera

@@ -73,6 +73,8 @@ class MeshGroups {
   void leave();
   /// Ok, or the reason that this rank gave to `abort`.
   absl::Status status() const;
+  /// A group of this mesh has failed since a peer gave up (is_told_by_peer), so what ends this rank began there.
+  bool told_by_peer() const;
 
   /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
   /// run_ranks do that.

@@ -71,6 +71,9 @@ std::string state_of(const RankRecord& record) {
 
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
 
+/// The failure began at another rank, as far as this one knows.
+bool follows_another(const RankRecord& record) { return lost_a_peer(record) || record.told_by_peer; }
+
 /// The rank that explains a "peer was lost" which no failure explains: the first that ended with success before.
 const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
   const RankRecord* best = nullptr;
@@ -97,7 +100,7 @@ const RankRecord* first_cause(const std::vector<RankRecord>& records) {
   for (const RankRecord& record : records) {
     if (!record.failed()) continue;
     const auto before = [&](const RankRecord& other) {
-      if (lost_a_peer(record) != lost_a_peer(other)) return lost_a_peer(other);
+      if (follows_another(record) != follows_another(other)) return follows_another(other);
       return record.failure_time() < other.failure_time();
     };
     if (!best || before(*best)) best = &record;
@@ -143,10 +146,13 @@ void read_error_file(const std::string& path, RankRecord& record) {
   text.resize(static_cast<std::size_t>(file.gcount()));
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("message")) return;
-  const nlohmann::json* message = &json.at("message");
-  if (message->is_object() && message->contains("message")) message = &message->at("message");
-  if (!message->is_string()) return;
-  record.message = message->get<std::string>().substr(0, kLongestMessage);
+  const nlohmann::json& words = json.at("message");
+  const nlohmann::json& message = words.is_object() && words.contains("message") ? words.at("message") : words;
+  if (!message.is_string()) return;
+  record.message = message.get<std::string>().substr(0, kLongestMessage);
+  const nlohmann::json told =
+      json.value(nlohmann::json::json_pointer("/message/extraInfo/told_by_peer"), nlohmann::json());
+  record.told_by_peer = told.is_boolean() && told.get<bool>();
   const auto since_epoch = std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec);
   record.message_time = std::chrono::system_clock::time_point(
       std::chrono::duration_cast<std::chrono::system_clock::duration>(since_epoch));

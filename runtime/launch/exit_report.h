@@ -21,14 +21,15 @@ struct RankRecord {
   std::deque<std::string> last_errors;  ///< last lines of its stderr
   std::string message;                  ///< from its error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
+  bool told_by_peer = false;  ///< its error file says so: it ended because another rank had failed
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
   /// When it failed: an error file is written before a rank's slow way out, so it is nearer to the truth.
   std::chrono::system_clock::time_point failure_time() const;
 };
 
-/// The record that explains the others: the earliest failure, where "a peer was lost" (75) counts only if there is no
-/// other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
+/// The record that explains the others: the earliest failure, where "a peer was lost" (75), or a failure of which a peer
+/// told, counts only if there is no other. Ranks that the launcher ended explain nothing. nullptr: nobody failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
 /// "exit code 65 (corrupt data)", "signal 9 (SIGKILL): killed from outside, perhaps by the out-of-memory killer ...".
@@ -39,7 +40,7 @@ std::string explain(const RankExit& exit);
 /// nothing failed, that rank did less than the others.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
-/// Fills in message and message_time from the file in torchrun's form,
+/// Fills in message, message_time and told_by_peer from the file in torchrun's form,
 /// `{"message": {"message": "...", ...}}` or `{"message": "..."}`. A missing or broken file changes nothing.
 void read_error_file(const std::string& path, RankRecord& record);
 

@@ -198,10 +198,15 @@ TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {
     const MeshAxes axes = world_axes(mesh);
     if (mesh.rank() == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      EXPECT_FALSE(groups_of(mesh).told_by_peer());
       groups_of(mesh).abort(make_error(ExitCode::kIo, "the disk is full"));
+      EXPECT_FALSE(groups_of(mesh).told_by_peer());
       return axes.reduce->barrier("own").wait();
     }
-    return (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();
+    const absl::Status told = (mesh.rank() == 0 ? axes.gather : axes.world)->barrier("step").wait();
+    groups_of(mesh).abort(make_error(exit_code_of(told), message_of(told)));  // as a program does that threw it
+    EXPECT_TRUE(groups_of(mesh).told_by_peer());
+    return told;
   });
   for (const auto& result : results) {
     EXPECT_EQ(exit_code_of(result), ExitCode::kIo);

@@ -45,6 +45,24 @@ TEST(ExitReport, AnErrorFileIsNearerToTheTruthThanTheExit) {
   EXPECT_EQ(cause_of({record(1, 70, 5), slow}), 0);
 }
 
+TEST(ExitReport, WhatAPeerToldIsNoCause) {
+  auto told = record(0, 70, 3);
+  told.told_by_peer = true;
+  EXPECT_EQ(cause_of({told, record(1, 70, 4)}), 1);
+  EXPECT_EQ(cause_of({record(1, 70, 4), told}), 1);
+  EXPECT_EQ(cause_of({told}), 0);
+}
+
+TEST(ExitReport, AnErrorFileSaysWhetherAPeerToldOfTheFailure) {
+  const std::string path = ::testing::TempDir() + "/told.json";
+  for (const char* told : {"true", "false"}) {
+    std::ofstream(path) << R"({"message":{"message":"m","extraInfo":{"told_by_peer":)" << told << "}}}";
+    RankRecord result;
+    read_error_file(path, result);
+    EXPECT_EQ(result.told_by_peer, std::string("true") == told);
+  }
+}
+
 TEST(ExitReport, Codes) {
   EXPECT_EQ(record(0, 65, 0).exit.code(), 65);
   EXPECT_EQ(record(0, 137, 0).exit.code(), 137);
@@ -65,6 +83,8 @@ TEST(ExitReport, ErrorFiles) {
   };
   EXPECT_EQ(read(R"({"message":{"message":"nested","extraInfo":{"timestamp":"1"}}})"), "nested");
   EXPECT_EQ(read(R"({"message":"flat"})"), "flat");
+  EXPECT_EQ(read(R"({"message":{"message":"odd","extraInfo":7}})"), "odd");
+  EXPECT_EQ(read(R"({"message":{"message":"odd","extraInfo":{"told_by_peer":"yes"}}})"), "odd");
   for (const char* broken : {"", "{", "[]", "7", R"({"message":7})", R"({"message":{"message":[]}})", "{}", "\xff\xfe"})
     EXPECT_EQ(read(broken), "") << broken;
   EXPECT_EQ(read(std::string(300'000, '[')), "");

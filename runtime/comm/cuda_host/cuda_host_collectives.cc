@@ -73,6 +73,7 @@ class CudaHostCollectives : public Collectives {
     host_->abort(reason);
   }
   void leave() override { host_->leave(); }
+  absl::Status status() const override { return host_->status(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,

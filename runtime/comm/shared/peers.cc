@@ -167,7 +167,8 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
 
 absl::Status Peers::failure_of(int rank) const {
   const RankBlock& block = *blocks_[rank];
-  return make_error(static_cast<ExitCode>(block.exit_code), prefix() + who(rank) + " gave up: " + block.message);
+  return told_by_peer(
+      make_error(static_cast<ExitCode>(block.exit_code), prefix() + who(rank) + " gave up: " + block.message));
 }
 
 absl::Status Peers::timeout_error(Arrived arrived) const {
@@ -203,10 +204,14 @@ absl::Status Peers::fail(const absl::Status& reason) {
 
 absl::Status Peers::status() const {
   if (self().state.load(std::memory_order_acquire) == RankState::kRunning) return absl::OkStatus();
-  std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return failure_;
+  if (auto known = failure(); !known.ok()) return known;
   // Ended from outside: by run_ranks, which saw the rank's body throw or return.
   return make_error(ExitCode::kPeerLost, prefix() + "this rank has already left the group");
+}
+
+absl::Status Peers::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 void Peers::leave() { mark_left(group_block_, self(), space_.between_processes()); }

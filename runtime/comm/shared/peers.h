@@ -53,6 +53,8 @@ class Peers {
   /// Makes `reason` this rank's end, known to all; returns the failure that counts, which is the first.
   absl::Status fail(const absl::Status& reason);
   absl::Status status() const;
+  /// Ok, or the failure that counts.
+  absl::Status failure() const;
   void leave();
 
   int rank() const { return group_.rank; }

@@ -52,6 +52,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
   void leave() override { peers_.leave(); }
+  absl::Status status() const override { return peers_.failure(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,

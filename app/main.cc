@@ -26,6 +26,7 @@ constexpr std::int64_t kMostBatch = 1 << 20;
 constexpr std::int64_t kMostTokens = 1 << 27;
 constexpr std::int64_t kMostRanks = 1 << 24;  // of a plan: as many as a launcher may say there are
 constexpr std::int64_t kMostLaunched = 1024;  // on one machine
+constexpr std::int64_t kMostRestarts = 1000;
 
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {
   command.add_option("--prompt", sampling.prompt, "text to continue")->capture_default_str();
@@ -190,6 +191,11 @@ void add_launch(CLI::App& app, LaunchOptions& launch) {
       ->capture_default_str();
   command->add_option("--grace", launch.grace_s, "seconds for the other ranks after a failure")
       ->check(number_from(0, 1e6))
+      ->capture_default_str();
+  command
+      ->add_option("--max-restarts", launch.max_restarts,
+                   "starts of all ranks again, after failures that may not come back")
+      ->transform(integer_from(0, kMostRestarts))
       ->capture_default_str();
   command->add_flag("!--no-prefix", launch.prefix, "do not put [rank n] before lines");
   command->prefix_command();  // the first word that is no option is the program, with or without a "--" before it

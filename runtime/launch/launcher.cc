@@ -34,6 +34,7 @@ absl::Status check(const LaunchOptions& options) {
     return refuse(fmt::format("{} pretended hosts do not divide {} ranks", options.hosts, options.ranks));
   if (options.port < 0 || options.port > 65535)
     return refuse(fmt::format("port {} is outside of 0 to 65535", options.port));
+  if (options.max_restarts < 0) return refuse(fmt::format("{} restarts make no sense", options.max_restarts));
   for (const double time : {options.grace_s, options.term_s})
     if (!(time >= 0 && time <= 1e6)) return refuse(fmt::format("a time of {} s makes no sense", time));
   return absl::OkStatus();
@@ -140,6 +141,35 @@ std::vector<std::string> error_files(const JobSettings& job, int ranks) {
   return files;
 }
 
+/// One start of all ranks, to the end of all.
+struct Attempt {
+  int code = 0;
+  bool may_be_repeated = false;  ///< another one may end better
+};
+
+/// Whether the same program would fail with `code` again, whatever happens to the machine.
+bool fails_again(int code) {
+  for (const ExitCode lasting : {ExitCode::kUsage, ExitCode::kNoInput, ExitCode::kPermission, ExitCode::kConfig})
+    if (code == static_cast<int>(lasting)) return true;
+  return false;
+}
+
+absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings& job, Guard& guard,
+                                 const SignalScope& signals) {
+  Supervisor supervisor(options, job, guard, signals.fd(), signals.old_mask());
+  TESSERA_RETURN_IF_ERROR(supervisor.start_all());
+  const auto records = supervisor.wait_all();
+  if (const RankRecord* cause = first_cause(records)) {
+    write_all(options.stderr_fd, failure_report(records, *cause));
+    const int code = cause->exit.code();
+    return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code)};
+  }
+  // Nobody failed by itself; a third signal may still have ended some.
+  for (const RankRecord& record : records)
+    if (record.exit.failed()) return Attempt{record.exit.code()};
+  return Attempt{};
+}
+
 absl::StatusOr<int> run(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(check(options));
   fill_standard_descriptors();
@@ -151,18 +181,17 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
   job.omp_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks);
 
   const SignalScope signals;
-  TESSERA_ASSIGN_OR_RETURN(Guard guard, Guard::start(directory.path(), error_files(job, options.ranks)));
-  Supervisor supervisor(options, job, guard, signals.fd(), signals.old_mask());
-  TESSERA_RETURN_IF_ERROR(supervisor.start_all());
-  const auto records = supervisor.wait_all();
-  if (const RankRecord* cause = first_cause(records)) {
-    write_all(options.stderr_fd, failure_report(records, *cause));
-    return cause->exit.code();
+  const std::vector<std::string> files = error_files(job, options.ranks);
+  TESSERA_ASSIGN_OR_RETURN(Guard guard, Guard::start(directory.path(), files));
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, guard, signals));
+    if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
+    ++job.restarts;
+    TESSERA_ASSIGN_OR_RETURN(job.port, find_port(options.port));
+    for (const std::string& file : files) ::unlink(file.c_str());  // the last words of ranks that are gone
+    write_all(options.stderr_fd, fmt::format("tessera launch: restart {} of {}: all {} ranks begin anew\n",
+                                             job.restarts, options.max_restarts, options.ranks));
   }
-  // Nobody failed by itself; a third signal may still have ended some.
-  for (const RankRecord& record : records)
-    if (record.exit.failed()) return record.exit.code();
-  return 0;
 }
 
 }  // namespace

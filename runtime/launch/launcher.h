@@ -9,19 +9,20 @@ namespace tessera {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;
-  int hosts = 1;        ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
-  int port = 0;         ///< rendezvous port on 127.0.0.1; 0: a free one
-  double grace_s = 10;  ///< after the first failure: how long the others may report and end by themselves
-  double term_s = 5;    ///< between SIGTERM and SIGKILL
-  bool prefix = true;   ///< "[rank 2] " before every line
-  int stdout_fd = 1;    ///< where the ranks' output goes, line by line
-  int stderr_fd = 2;    ///< their errors, and the launcher's own messages
+  int hosts = 1;         ///< pretended hosts, for tests: local ranks and GROUP_RANK follow; must divide `ranks`
+  int port = 0;          ///< rendezvous port on 127.0.0.1; 0: a free one
+  double grace_s = 10;   ///< after the first failure: how long the others may report and end by themselves
+  double term_s = 5;     ///< between SIGTERM and SIGKILL
+  int max_restarts = 0;  ///< so often all ranks are started again after a failure that another start may not have
+  bool prefix = true;    ///< "[rank 2] " before every line
+  int stdout_fd = 1;     ///< where the ranks' output goes, line by line
+  int stderr_fd = 2;     ///< their errors, and the launcher's own messages
 };
 
 /// Starts the ranks with torchrun's variables (rank_environment.h), forwards their output, and waits for all of them.
 ///
-/// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is not
-/// "a peer was lost" (75), or the earliest at all; 128 + n for signal n. That rank, its code and its last words are the
+/// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is neither
+/// "a peer was lost" (75) nor one of which a peer told, or the earliest at all (first_cause); 128 + n for signal n. That rank, its code and its last words are the
 /// last thing printed. 64 for options that make no sense, 66 and 77 for a program that is missing or not executable,
 /// 69 for a port in use, 71 where the system refuses more processes.
 ///
@@ -32,6 +33,11 @@ struct LaunchOptions {
 /// | SIGINT, SIGTERM, SIGHUP, SIGQUIT or | forwarded to all ranks and waited for. A second one is forwarded too, and |
 /// | SIGUSR1                             | `grace_s` starts. The third kills                                         |
 /// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h)            |
+///
+/// With `max_restarts` all ranks begin anew after a failure, with TORCHELASTIC_RESTART_COUNT one higher and, unless `port` names one, on
+/// another port; the program goes on from its last checkpoint (`tessera train --resume auto`). What would fail again ends the job at
+/// once: 64, 66, 77 and 78, which are wrong options, a missing file, a missing permission and a wrong strategy. So does a failure after
+/// a signal to the launcher.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
 ///

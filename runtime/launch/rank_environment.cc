@@ -27,8 +27,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
                                                    {"MASTER_ADDR", "127.0.0.1"},
                                                    {"MASTER_PORT", text(job.port)},
                                                    {"TORCHELASTIC_RUN_ID", job.run_id},
-                                                   {"TORCHELASTIC_RESTART_COUNT", "0"},
-                                                   {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                                   {"TORCHELASTIC_RESTART_COUNT", text(job.restarts)},
+                                                   {"TORCHELASTIC_MAX_RESTARTS", text(options.max_restarts)},
                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"},
                                                    {"TORCHELASTIC_ERROR_FILE", job.error_file(rank)},
                                                    {"TESSERA_LAUNCHER", "tessera"}};

@@ -10,6 +10,7 @@ struct LaunchOptions;
 /// What all ranks of one job share.
 struct JobSettings {
   int port = 0;
+  int restarts = 0;  ///< of this job, until now
   std::string run_id;
   int omp_threads = 1;          ///< OMP_NUM_THREADS, where the caller's environment does not set it
   std::string error_directory;  ///< rank r may write its last words to `error_file(r)`

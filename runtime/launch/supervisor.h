@@ -36,6 +36,8 @@ class Supervisor {
   absl::Status start_all();
   /// Returns when no process of any rank is left.
   std::vector<RankRecord> wait_all();
+  /// Signals that were forwarded.
+  int signals_taken() const { return signals_taken_; }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -208,6 +208,63 @@ TEST(Launch, ErrorFilesTellTheOrderAndTheMessage) {
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), HasSubstr("it reported: loss is nan")));
 }
 
+TEST(Launch, RestartsAfterAFailure) {
+  auto options = shell(2,
+                       "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS at $MASTER_PORT; "
+                       "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = 1 ] && kill -KILL $$; exit 75");
+  options.max_restarts = 3;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+  for (const char* start : {"start 0 of 3", "start 1 of 3", "start 2 of 3"})
+    EXPECT_THAT(launcher.out, HasSubstr(start));
+  EXPECT_THAT(launcher.out, Not(HasSubstr("start 3")));
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("restart 1 of 3"), HasSubstr("restart 2 of 3"), Not(HasSubstr("restart 3")),
+                                  HasSubstr("first cause: rank 1")));
+}
+
+TEST(Launch, GivesUpAfterSoManyRestarts) {
+  auto options = shell(2, "echo start $TORCHELASTIC_RESTART_COUNT; exit $((70 + TORCHELASTIC_RESTART_COUNT))");
+  options.max_restarts = 2;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 72);
+  EXPECT_THAT(launcher.out, AllOf(HasSubstr("start 2"), Not(HasSubstr("start 3"))));
+}
+
+TEST(Launch, DoesNotRepeatWhatFailsAgain) {
+  for (const char* code : {"64", "66", "77", "78"}) {
+    auto options = shell(2, std::string("[ $RANK = 1 ] && exit ") + code + "; exit 75");
+    options.max_restarts = 2;
+    Launcher launcher(options);
+    EXPECT_EQ(launcher.wait(), std::stoi(code));
+    EXPECT_THAT(launcher.err, Not(HasSubstr("restart")));
+  }
+}
+
+TEST(Launch, AnInterruptEndsTheRestartsToo) {
+  auto options = shell(2, "echo ready $TORCHELASTIC_RESTART_COUNT; sleep 30");
+  options.max_restarts = 5;
+  Launcher launcher(options);
+  launcher.wait_for("[rank 0] ready 0");
+  launcher.wait_for("[rank 1] ready 0");
+  launcher.send(SIGINT);
+  EXPECT_NE(launcher.wait(), 0);
+  EXPECT_THAT(launcher.out, Not(HasSubstr("ready 1")));
+}
+
+// What a rank of the start before had said is not taken for the next one's words.
+TEST(Launch, LastWordsAreThoseOfTheLastStart) {
+  auto options = shell(1,
+                       "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && echo '{\"message\":\"the first start\"}' > "
+                       "$TORCHELASTIC_ERROR_FILE; exit 70");
+  options.max_restarts = 1;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 70);
+  const auto restarted = launcher.err.find("restart 1 of 1");
+  ASSERT_NE(restarted, std::string::npos);
+  EXPECT_THAT(launcher.err.substr(0, restarted), HasSubstr("the first start"));
+  EXPECT_THAT(launcher.err.substr(restarted), Not(HasSubstr("the first start")));
+}
+
 TEST(Launch, SignalsAreExplained) {
   Launcher launcher(shell(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0"));
   EXPECT_EQ(launcher.wait(), 137);

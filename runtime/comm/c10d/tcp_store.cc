@@ -87,7 +87,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   options.isServer = topology.rank == 0 && !topology.agent_store;
   options.waitWorkers = false;
   if (options.isServer) {
-    const bool loopback_only = topology.num_hosts() == 1 && is_loopback(topology.master_addr);
+    const bool loopback_only = is_loopback(topology.master_addr);  // no other host can mean this one by it
     TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
     options.masterListenFd = fd;
   } else if (const absl::Status there = wait_for_listener(*known, topology.master_port, deadline); !there.ok()) {

@@ -91,9 +91,15 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, Engine& engine
 
 bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data) {
   if (!ranks_) return false;
+  report_end(engine);
   const Agreed agreed = agree();
   const bool is_regular = options_.every_steps > 0 && step % options_.every_steps == 0;
-  if (is_regular || agreed.minutes_are_over || agreed.signal != 0 || step == steps) save(step, engine, data);
+  const bool is_last = agreed.signal != 0 || step == steps;
+  if (is_regular || agreed.minutes_are_over || is_last) save(step, engine, data);
+  if (is_last) {
+    finish_checkpoint(engine);
+    report_end(engine);
+  }
   if (agreed.signal == 0 || step == steps) return false;
   if (rank_ == 0) {
     const char* const name = ::sigabbrev_np(agreed.signal);
@@ -124,12 +130,38 @@ void TrainingCheckpoints::save(std::int64_t step, Engine& engine, const SamplerC
   CheckpointItems items;
   items.json["model"] = model_;
   items.data = data;
+  if (checkpoint_progress(engine)) {
+    finish_checkpoint(engine);
+    report_end(engine);
+  }
   const std::string path = save_checkpoint(engine, options_.folder, items, {.keep = options_.keep});
   last_save_ = std::chrono::steady_clock::now();
-  if (rank_ != 0) return;
-  std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(),
-              std::chrono::duration<double>(last_save_ - start).count());
-  std::fflush(stdout);
+  const double seconds = std::chrono::duration<double>(last_save_ - start).count();
+  if (checkpoint_progress(engine)) {
+    under_way_ = UnderWay{step, path, seconds, 0};
+  } else if (rank_ == 0) {
+    std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(), seconds);
+    std::fflush(stdout);
+  }
+}
+
+void TrainingCheckpoints::report_end(Engine& engine) {
+  if (!under_way_) return;
+  const std::optional<CheckpointProgress> progress = checkpoint_progress(engine);
+  if (rank_ == 0) {
+    const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_save_;
+    if (progress && since.count() >= under_way_->next_report_s) {
+      under_way_->next_report_s = since.count() + 1;
+      std::printf("checkpoint after step %lld: %.0f %% written\n", static_cast<long long>(under_way_->step),
+                  100.0 * static_cast<double>(progress->written) / static_cast<double>(progress->bytes));
+    } else if (!progress) {
+      std::printf("checkpoint after step %lld: %s (training waited %.3f s, then %.3f s beside it)\n",
+                  static_cast<long long>(under_way_->step), under_way_->path.c_str(), under_way_->waited_s,
+                  since.count());
+    }
+    std::fflush(stdout);
+  }
+  if (!progress) under_way_.reset();
 }
 
 }  // namespace tessera::app

@@ -69,6 +69,15 @@ class TrainingCheckpoints {
     bool minutes_are_over = false;
   };
   Agreed agree() const;
+  /// A save that goes on beside training (checkpoint.async).
+  struct UnderWay {
+    std::int64_t step = 0;
+    std::string path;
+    double waited_s = 0;       ///< that training waited for
+    double next_report_s = 0;  ///< after that
+  };
+  /// Rank 0 prints how far it is, once a second, and when it has ended.
+  void report_end(Engine& engine);
 
   const CheckpointOptions& options_;
   const std::string model_;  ///< JSON
@@ -76,6 +85,7 @@ class TrainingCheckpoints {
   std::optional<StopSignals> signals_;
   std::shared_ptr<Collectives> ranks_;
   std::chrono::steady_clock::time_point last_save_;
+  std::optional<UnderWay> under_way_;
 };
 
 }  // namespace tessera::app

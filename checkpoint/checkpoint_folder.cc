@@ -216,13 +216,15 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
     if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have failed the first
     if (!status.ok()) log_warning(message_of(status));
   }
-  if (lock_ >= 0) ::close(lock_);
+  if (lock_ < 0) return;
+  ::flock(lock_, LOCK_UN);  // a process that was forked meanwhile has a copy of the file, whose close leaves it locked
+  ::close(lock_);
 }
 
 absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest) {
   // This syncs the folder too, and so the names of all its files.
   TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
-  const std::string committed = folder_ + "/" + name_;
+  const std::string committed = committed_path();
   const int got = retried([&] { return file_calls::rename(path_, committed); });
   if (got < 0) return failed(who_, "rename", committed, -got);
   exists_ = false;

@@ -50,6 +50,8 @@ class UnfinishedCheckpoint {
 
   /// Where the files of the checkpoint are written, before `commit`.
   const std::string& path() const { return path_; }
+  /// Where they will be after it.
+  std::string committed_path() const { return folder_ + "/" + name_; }
 
   /// Writes the manifest, syncs, renames, and makes `latest` name the new checkpoint, whose path it returns. REQUIRES: all files
   /// are written and synced. An error after the rename says that the checkpoint is whole but not the latest.

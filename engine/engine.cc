@@ -9,7 +9,9 @@
 #include <list>
 #include <utility>
 
+#include "engine/background_save.h"
 #include "engine/detailed_plan.h"
+#include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
 #include "engine/memory/state_records.h"
@@ -42,6 +44,7 @@ Engine::~Engine() {
   if (unwinding && !state_->failed && !groups_of(state_->mesh).keep_for_report(state_->axes)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
+  if (state_->saving && (unwinding || state_->failed)) state_->saving->cancel();
   state_->detach_parameters();
 }
 
@@ -140,7 +143,14 @@ StepResult Engine::step() {
          " microbatches (gradient_accumulation), backward was called ", s.microbatch, " times");
   s.expect_weights("step");
   expect(s.open_guards == 0, "step under Gathered: close that guard first, since step changes what it shows");
-  return s.or_abort("step", [&] { return s.take_step(); });
+  bool saved = false;
+  const StepResult result = s.or_abort("step", [&] {
+    StepResult taken = s.take_step();
+    saved = s.save_has_ended();
+    return taken;
+  });
+  if (saved) EngineCheckpoints(*this).finish();  // may throw; the step is taken
+  return result;
 }
 
 void Engine::zero_grad() {
@@ -220,6 +230,7 @@ TrafficCounts Engine::traffic() const {
 void Engine::enter_forked_process() {
   State& s = *state_;
   s.watch.reset();
+  static_cast<void>(s.saving.release());                         // its thread, its lock and its files are the parent's
   if (!s.residency && !s.plan.input().placement.shared) return;  // private memory, which fork has copied
   for (auto& unit : s.units) {
     unit->poison("unit " + unit->name +

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "engine/engine_state.h"
 #include "tessera/checkpoint.h"
@@ -18,6 +16,8 @@ class EngineCheckpoints {
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
   LoadedCheckpoint load(const std::string& path);
+  void finish();
+  std::optional<CheckpointProgress> progress() const;
 
  private:
   Engine::State& s_;

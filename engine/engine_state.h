@@ -28,10 +28,13 @@
 
 namespace tessera {
 
+class BackgroundSave;
+
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
 struct Engine::State {
   State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
         std::shared_ptr<const ElementwiseOptimizer> own_rule);
+  ~State();
 
   void look_at_module();
   MeshShape shape_of_mesh() const;
@@ -66,6 +69,8 @@ struct Engine::State {
   void begin_backward();
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   StepResult take_step();
+  /// Whether every rank's thread has ended, where a save goes on. Collective then.
+  bool save_has_ended();
   void note_activations();
   void begin_next_step();
   /// As strategy.broadcast_buffers says.
@@ -120,6 +125,9 @@ struct Engine::State {
   LocalStep local;
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_step_end;
+
+  std::shared_ptr<Collectives> save_group;  ///< of the thread that saves, where it may (CheckpointConfig::async)
+  std::unique_ptr<BackgroundSave> saving;   ///< the save under way, on all ranks or on none
 };
 
 /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason

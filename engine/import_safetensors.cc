@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kSent = std::int64_t{1} << 18;  ///< elements that are sent at a time
+constexpr std::int64_t kSentElements = std::int64_t{1} << 18;  ///< elements that are sent at a time
 
 std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> buffers;
@@ -93,8 +93,8 @@ class ImportToEngine {
     const FlatParameter& parameter = parameters_[i].get();
     const Extent place = group.layout.extent(parameters_[i].index);
     whole_ = at::Tensor();
-    for (std::int64_t begin = 0; begin < parameter.numel; begin += kSent) {
-      const Extent portion{begin, std::min(kSent, parameter.numel - begin)};
+    for (std::int64_t begin = 0; begin < parameter.numel; begin += kSentElements) {
+      const Extent portion{begin, std::min(kSentElements, parameter.numel - begin)};
       const at::Tensor values = at::empty({portion.numel}, at::TensorOptions(flat_type_of(group)));
       TESSERA_RETURN_IF_ERROR(send(parameter.name, values, [&]() -> absl::Status {
         TESSERA_ASSIGN_OR_RETURN(const at::Tensor read, read_portion(i, portion));

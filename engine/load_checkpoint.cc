@@ -222,6 +222,7 @@ LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
   expect(s_.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
   s_.expect_weights("load_checkpoint");
   expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
+  finish();
   return value_or_throw(s_.or_abort("load_checkpoint", [&] {
     s_.expect_parameters();
     return Load(s_, path).run();

@@ -20,7 +20,8 @@ struct RunScope {
 
   /// Ranks leave together, so that none looks lost to the others: the one that serves the store, or still writes a file. A
   /// rank that others still need for a step is no reason to wait: they are told, and end with that error.
-  /// Where the mesh has ended with an error that the program dealt with, there is nobody to wait for. Throws tessera::Error.
+  /// Where the mesh has ended with an error that the program dealt with, there is nobody to wait for. Throws tessera::Error: late_failure
+  /// too.
   void leave_together() const;
 
   /// An exception ends this rank: tells the other ranks `reason`, writes the error file and the log, and returns the exit
@@ -31,6 +32,8 @@ struct RunScope {
   std::optional<Mesh> mesh;
   /// Of an Engine that an exception took along: what to say if memory was short (explain_out_of_memory).
   std::string memory_story;
+  /// What failed behind the program's back, and was noticed when nobody could be told: ranks that leave together throw it.
+  absl::Status late_failure;
 };
 
 }  // namespace tessera

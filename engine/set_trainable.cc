@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
 #include "engine/memory/carried_states.h"
@@ -42,6 +43,7 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
   expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
   s.expect_weights("set_trainable");
   expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
+  EngineCheckpoints(*this).finish();
   s.or_abort("set_trainable", [&] {
     s.expect_parameters();
     auto [tensors, replans] = named(s.units, pattern, trainable);

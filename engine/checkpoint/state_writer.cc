@@ -1,5 +1,7 @@
 #include "engine/checkpoint/state_writer.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -13,6 +15,7 @@
 #include "engine/memory/state_views.h"
 #include "optim/rounding.h"
 #include "runtime/base/status.h"
+#include "sharding/layout/written_part.h"
 
 namespace tessera {
 namespace {
@@ -21,13 +24,21 @@ constexpr std::int64_t kJoinedAtOnce = 16384;
 constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< of a device's memory, at a time
 
 /// `portions(append)` calls `append` with one portion after the other; the first failure ends the writing.
-template <class Portions>
-absl::Status append_portions(ShardWriter& writer, const Portions& portions) {
+template <class Sink, class Portions>
+absl::Status append_portions(const Sink& sink, const Portions& portions) {
   absl::Status status;
   portions([&](const void* data, std::int64_t bytes) {
-    if (status.ok()) status = writer.append({static_cast<const std::byte*>(data), static_cast<std::size_t>(bytes)});
+    if (status.ok()) status = sink({static_cast<const std::byte*>(data), static_cast<std::size_t>(bytes)});
   });
   return status;
+}
+
+/// Memory, in portions.
+template <class Sink>
+absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
+  for (std::size_t begin = 0; begin < bytes.size(); begin += kFetchedBytes)
+    TESSERA_RETURN_IF_ERROR(sink(bytes.subspan(begin, std::min<std::size_t>(kFetchedBytes, bytes.size() - begin))));
+  return absl::OkStatus();
 }
 
 /// A group's memory, wherever it lies: of a device's, a copy of one portion after the other.
@@ -67,12 +78,13 @@ void append_split(const FlatGroup& group, const StateView& view, const Append& a
   }
 }
 
-absl::Status append_masters(const FlatGroup& group, Extent run, ShardWriter& writer) {
+template <class Sink>
+absl::Status append_masters(const FlatGroup& group, Extent run, const Sink& sink) {
   const bool is_parameter = group.dtype == DType::kF32, is_split = group.master_kind == MasterKind::kSplitBF16;
   const StateKind kind = is_parameter ? StateKind::kParameters
                          : is_split   ? StateKind::kAll
                                       : StateKind::kMastersAndStates;
-  return append_portions(writer, [&](const auto& append) {
+  return append_portions(sink, [&](const auto& append) {
     for_each_state(group, kind, run, StateUse::kRead, [&](const StateView& view) {
       if (!is_parameter && is_split) return append_split(group, view, append);
       append_memory(group, is_parameter ? static_cast<void*>(view.parameter) : view.master, view.run.numel * 4, append);
@@ -80,16 +92,18 @@ absl::Status append_masters(const FlatGroup& group, Extent run, ShardWriter& wri
   });
 }
 
-absl::Status append_values(const FlatGroup& group, Extent run, ShardWriter& writer) {
-  return append_portions(writer, [&](const auto& append) {
+template <class Sink>
+absl::Status append_values(const FlatGroup& group, Extent run, const Sink& sink) {
+  return append_portions(sink, [&](const auto& append) {
     for_each_state(group, StateKind::kParameters, run, StateUse::kRead, [&](const StateView& view) {
       append_memory(group, view.parameter, view.run.numel * group.element_bytes(), append);
     });
   });
 }
 
-absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales, Extent run, ShardWriter& writer) {
-  return append_portions(writer, [&](const auto& append) {
+template <class Sink>
+absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales, Extent run, const Sink& sink) {
+  return append_portions(sink, [&](const auto& append) {
     for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kRead, [&](const StateView& view) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
       void* const memory = scales ? static_cast<void*>(view.state[state].scales) : view.state[state].data;
@@ -98,33 +112,7 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
   });
 }
 
-/// How many ranks hold the same part, and which of them this one is.
-std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
-  const Extent own = owned(axes, mesh, numel);
-  const int rank = mesh.replicate_index * mesh.shard_size + mesh.shard_index;
-  std::int64_t count = 0, index = 0;
-  for (int other = 0; other < mesh.world_size(); ++other) {
-    if (owned(axes, mesh.of(other), numel) != own) continue;
-    if (other < rank) ++index;
-    ++count;
-  }
-  return {count, index};
-}
-
 }  // namespace
-
-Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
-  const Extent own = owned(axes, mesh, numel);
-  const auto [count, index] = replicas(axes, mesh, numel);
-  // Cuts lie between blocks of the buffer, which cut no small tensor and large ones between blocks of their own (Layout).
-  const auto cut = [&](std::int64_t i) {
-    const std::int64_t at = own.offset + own.numel / count * i;
-    return i == 0       ? own.offset
-           : i == count ? own.end()
-                        : std::min(own.end(), (at + Layout::kBlock - 1) / Layout::kBlock * Layout::kBlock);
-  };
-  return {cut(index), cut(index + 1) - cut(index)};
-}
 
 StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                          const StoredStates& states) {
@@ -141,40 +129,73 @@ void StateWriter::add_run(const FlatGroup& group, std::size_t parameter, Extent 
   const std::int64_t offset = run.offset - group.layout.extent(parameter).offset;
   if (!group.trainable) {
     sources_.push_back({{kValue, name, safetensors_word(group.dtype), offset, run.numel},
-                        [&group, run](ShardWriter& writer) { return append_values(group, run, writer); }});
+                        [&group, run](const Sink& sink) { return append_values(group, run, sink); }});
     return;
   }
   sources_.push_back({{kMaster, name, "F32", offset, run.numel},
-                      [&group, run](ShardWriter& writer) { return append_masters(group, run, writer); }});
+                      [&group, run](const Sink& sink) { return append_masters(group, run, sink); }});
   const std::span<const std::size_t> places = states.of(group);
   for (std::size_t state = 0; state < places.size(); ++state) {
     const SavedState& saved = states.all()[places[state]];
     const std::string& what = saved.name;
-    sources_.push_back(
-        {{what, name, dtype_of_state(saved), offset, run.numel},
-         [&group, run, state](ShardWriter& writer) { return append_state(group, state, false, run, writer); }});
+    sources_.push_back({{what, name, dtype_of_state(saved), offset, run.numel}, [&group, run, state](const Sink& sink) {
+                          return append_state(group, state, false, run, sink);
+                        }});
     if (saved.format != "8bit") continue;
     sources_.push_back(
         {{what + kScales, name, "F32", offset / kStateBlock, (run.numel + kStateBlock - 1) / kStateBlock},
-         [&group, run, state](ShardWriter& writer) { return append_state(group, state, true, run, writer); }});
+         [&group, run, state](const Sink& sink) { return append_state(group, state, true, run, sink); }});
   }
 }
 
 void StateWriter::add(const std::string& what, const std::string& name, const at::Tensor& host) {
   if (host.numel() == 0) return;
   sources_.push_back({{what, name, safetensors_word(host.scalar_type(), what + " " + name), 0, host.numel()},
-                      [host](ShardWriter& writer) { return writer.append(bytes_of(host)); }});
+                      [host](const Sink& sink) { return append_bytes(bytes_of(host), sink); },
+                      /*is_held=*/true});
 }
 
-absl::StatusOr<SavedFile> StateWriter::write(const std::string& folder, const std::string& name,
-                                             const std::string& who) {
+absl::Status StateWriter::hold(std::span<std::byte> room) {
+  for (Source& source : sources_) {
+    if (source.is_held) continue;
+    const auto bytes = static_cast<std::size_t>(source.piece.bytes());
+    std::size_t copied = 0;
+    TESSERA_RETURN_IF_ERROR(source.read([&](std::span<const std::byte> data) {
+      if (data.size() > std::min(room.size(), bytes) - copied)
+        return make_error(ExitCode::kInternal, c10::str("the copy of ", source.piece.what, " ", source.piece.name,
+                                                        " needs more than the ", room.size(), " bytes left for it"));
+      std::ranges::copy(data, room.begin() + static_cast<std::ptrdiff_t>(copied));
+      copied += data.size();
+      return absl::OkStatus();
+    }));
+    source.read = [held = std::span<const std::byte>(room.first(copied))](const Sink& sink) {
+      return append_bytes(held, sink);
+    };
+    source.is_held = true;
+    room = room.subspan(copied);
+  }
+  return absl::OkStatus();
+}
+
+std::int64_t StateWriter::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Source& source : sources_) bytes += source.piece.bytes();
+  return bytes;
+}
+
+absl::StatusOr<SavedFile> StateWriter::write(const std::string& folder, const std::string& name, const std::string& who,
+                                             const std::function<absl::Status(std::size_t bytes)>& wrote) {
   ShardHeader header;
   for (const Source& source : sources_) header.pieces.push_back(source.piece);
   place_pieces(header.pieces);
   std::ranges::stable_sort(sources_, std::ranges::greater(),
                            [](const Source& source) { return element_bytes(source.piece.dtype); });
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ShardWriter> writer, ShardWriter::create(folder, name, header, who));
-  for (const Source& source : sources_) TESSERA_RETURN_IF_ERROR(source.append(*writer));
+  const auto sink = [&](std::span<const std::byte> data) {
+    TESSERA_RETURN_IF_ERROR(wrote(data.size()));
+    return writer->append(data);
+  };
+  for (const Source& source : sources_) TESSERA_RETURN_IF_ERROR(source.read(sink));
   return writer->finish();
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,21 +29,27 @@ class StateWriter {
   /// And the whole of a tensor that host_copy made.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
-  /// Writes all of it to `folder`/`name`. State on disk is read once for each of its kinds.
-  absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who);
+  /// Copies parameters, masters and states to `room`. From then on the units are not read any more. 70 if there is not enough room
+  /// (MemoryCategory::kCheckpoint).
+  absl::Status hold(std::span<std::byte> room);
+
+  /// Writes all of it to `folder`/`name`. State on disk is read once for each of its kinds. `wrote` is told of every portion; an error
+  /// that it returns ends the writing.
+  absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
+                                  const std::function<absl::Status(std::size_t bytes)>& wrote);
+  /// Of all data.
+  std::int64_t bytes() const;
 
  private:
-  using Append = std::function<absl::Status(ShardWriter&)>;
+  using Sink = std::function<absl::Status(std::span<const std::byte>)>;
   struct Source {
     Piece piece;
-    Append append;
+    std::function<absl::Status(const Sink&)> read;  ///< gives the data in portions
+    bool is_held = false;                           ///< in memory that nobody else writes
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
 
   std::vector<Source> sources_;
 };
-
-/// The part of a flat buffer of `numel` elements, placed so, that this rank writes.
-Extent written_part(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 }  // namespace tessera

@@ -229,6 +229,9 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
   memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging] - plan.matrix_bytes(), device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
+  memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
+  // Now, and not while training waits for the copy, the kernel finds its pages.
+  std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {
       const std::int64_t numel = group->layout.numel();
@@ -258,6 +261,7 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes();
+  use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
     if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
   }
@@ -310,6 +314,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;
+  input.copies_checkpoints = strategy.checkpoint.async;
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   return MemoryPlan(with_tiers_chosen(std::move(input), strategy.memory.limit_bytes));
 }

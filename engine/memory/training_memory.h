@@ -19,6 +19,7 @@ namespace tessera {
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;                                   ///< where they are exchanged (MemoryPlan::matrices)
+  Arena checkpoint;                                 ///< of the host: what an asynchronous save writes
   std::shared_ptr<StateRecords> parameter_records;  ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;      ///< and no masters and states
   int owners_of_parameters = 1;                     ///< ranks that hold `parameters` together

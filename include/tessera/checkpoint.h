@@ -26,6 +26,14 @@ struct SaveOptions {
   std::int64_t keep = 0;  ///< so many checkpoints stay in the folder, the oldest go; 0: all stay
 };
 
+/// A save that goes on beside training (`"checkpoint": {"async": true}`).
+struct CheckpointProgress {
+  std::string path;          ///< of the checkpoint, once it is committed
+  std::int64_t step = 0;     ///< that it holds
+  std::int64_t written = 0;  ///< bytes of this rank's file
+  std::int64_t bytes = 0;    ///< that the file will have, beside its head
+};
+
 /// What load_checkpoint found.
 struct LoadedCheckpoint {
   std::string path;
@@ -48,10 +56,21 @@ struct LoadedCheckpoint {
 /// is the format. Each rank writes its own shards, through one MiB of memory. At any moment, through errors and kills, `latest`
 /// names a whole checkpoint, if there was one. All ranks must reach `folder`.
 ///
+/// With `"checkpoint": {"async": true}` in the strategy it returns when this rank's shards are copied (MemoryCategory::kCheckpoint). A
+/// thread writes the copy, and commits when all ranks have written theirs; the path is right from then on. The next step after the
+/// end throws the error of a save that failed, on every rank, when the step itself is done: who catches it can go on. The next save,
+/// load_checkpoint and Engine::set_trainable wait for the end, and throw it likewise. An Engine's destructor waits too, and logs it.
+///
 /// Collective; between steps. Errors, the same on every rank: 64 between backward and step, or under Gathered; 73, 74, 77 where
 /// a file cannot be written (the message names the rank and the file). After those nothing has changed, and training can go on.
 std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder, const CheckpointItems& items = {},
                             const SaveOptions& options = {});
+
+/// Waits until the save that goes on beside training is committed, and throws its error; does nothing where there is none. Collective.
+void finish_checkpoint(Engine& engine);
+
+/// Of this rank, while a save goes on: until the step, finish_checkpoint or other call that has seen its end.
+std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 
 /// Gives an Engine all that a checkpoint holds, at any number of ranks, under any strategy and precision, wherever state lies. With
 /// the number of ranks, the units and the strategy of the save, training goes on as if it had not stopped, bit for bit. `path`: a

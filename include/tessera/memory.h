@@ -18,8 +18,9 @@ enum class MemoryCategory {
   kOptimizer,   ///< moments, momentum
   kStaging,     ///< scratch of the reducer
   kRecords,     ///< records of what lies on disk, while they are used, on their way, or cached
+  kCheckpoint,  ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
 };
-constexpr std::size_t kMemoryCategories = 8;
+constexpr std::size_t kMemoryCategories = 9;
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.

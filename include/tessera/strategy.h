@@ -175,16 +175,23 @@ struct CommConfig {
   double init_timeout_s = 300.0;  ///< rendezvous
 };
 
-/// Checks that cost something, for finding mistakes.
+/// Checks that cost something, for finding mistakes and broken machines.
 struct CheckConfig {
   bool as_across_hosts = false;  ///< on one host too, ranks must use units in the same order, as several hosts would
   bool values = false;           ///< parameters are hashed, so that writes through `.data()` are found
+  /// Steps between two comparisons of what several ranks hold alike; 0: none
+  std::int64_t replica_hash_every = 0;
 };
 
 /// When gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
   kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
+};
+
+/// How save_checkpoint saves.
+struct CheckpointConfig {
+  bool async = false;  ///< it copies what this rank writes and returns; a thread writes the copy while training goes on
 };
 
 /// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
@@ -217,6 +224,7 @@ struct Strategy {
   CommConfig comm;
   CheckConfig check;
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
+  CheckpointConfig checkpoint = {};
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

@@ -27,7 +27,14 @@ void bind_checkpoints(py::module_& module) {
       .def_readonly("inexact", &LoadedCheckpoint::inexact)
       .def_property_readonly("tensors", [](const LoadedCheckpoint& loaded) { return loaded.items.tensors; })
       .def_property_readonly("json", [](const LoadedCheckpoint& loaded) { return loaded.items.json; });
+  py::class_<CheckpointProgress>(module, "CheckpointProgress", py::module_local())
+      .def_readonly("path", &CheckpointProgress::path)
+      .def_readonly("step", &CheckpointProgress::step)
+      .def_readonly("written", &CheckpointProgress::written)
+      .def_readonly("bytes", &CheckpointProgress::bytes);
   module.def("save_checkpoint", &save, Released());
+  module.def("finish_checkpoint", &finish_checkpoint, Released());
+  module.def("checkpoint_progress", &checkpoint_progress, Released());
   module.def(
       "load_checkpoint", [](Engine& engine, const std::string& path) { return load_checkpoint(engine, path); },
       Released());

@@ -161,9 +161,20 @@ class Engine:
 
         `tensors` and `json` (values that the json module writes) are rank 0's, and come back from `load_checkpoint`. Of the checkpoints in the
         folder the last `keep` stay; 0: all. Collective, between steps. Python's and numpy's generators are not in it.
+
+        With `"checkpoint": {"async": true}` in the strategy it returns when the state is copied; a thread writes the copy while training goes
+        on. The next step, save or load raises the Error of a save that failed, on every rank.
         """
         texts = {name: _dump(name, value) for name, value in (json or {}).items()}
         return _native.save_checkpoint(self._live(), os.fspath(folder), dict(tensors or {}), texts, keep)
+
+    def finish_checkpoint(self) -> None:
+        """Waits until the save that goes on beside training is committed, and raises its Error; does nothing where there is none. Collective."""
+        _native.finish_checkpoint(self._live())
+
+    def checkpoint_progress(self) -> "CheckpointProgress | None":
+        """Of this rank, while a save goes on beside training; None where none does."""
+        return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
         """Gives the Engine all that a checkpoint holds, at any number of ranks and under any strategy. Collective."""

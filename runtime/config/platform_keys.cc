@@ -6,7 +6,28 @@ namespace {
 
 constexpr double kWeekInSeconds = 7 * 24 * 3600;
 
+Condition with_replicas() {
+  return {"a strategy under which ranks hold something alike (not FULL_SHARD or SHARD_GRAD_OP)",
+          {"/strategy"},
+          [](const Strategy& s) {
+            return s.strategy != ShardingStrategy::kFullShard && s.strategy != ShardingStrategy::kShardGradOp;
+          }};
+}
+
 }  // namespace
+
+std::vector<StrategyKey> checkpoint_keys() {
+  return {
+      {.pointer = "/checkpoint/async",
+       .field = boolean_field(AT(checkpoint.async)),
+       .default_json = "false",
+       .example_json = "true",
+       .doc = "save_checkpoint copies what this rank writes, and returns. A thread writes, syncs and commits the copy "
+              "while training goes on. A save that failed is reported by the next step, save or load, on every rank.",
+       .cost = "Memory: of what is sharded this rank's part of the fp32 masters and states, of what ranks hold alike "
+               "their share of it. Time of one copy a save; the thread hashes, which takes a core while it does."},
+  };
+}
 
 std::vector<StrategyKey> platform_keys() {
   return {
@@ -40,6 +61,18 @@ std::vector<StrategyKey> platform_keys() {
        .doc = "Hashes each rank's parameters after a step, and compares before they are used and updated: finds writes "
               "through .data() or a raw pointer outside Gathered(kWrite), which carry no version.",
        .cost = "Reads the rank's parameters twice a step, and gathered units twice more."},
+      {.pointer = "/check/replica_hash_every",
+       .field = integer_field(AT(check.replica_hash_every)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "100",
+       .doc =
+           "After each so many steps ranks compare hashes of the parameters, masters and optimizer states that several "
+           "of them hold alike. Where they differ, as after a bit flip in memory, training ends with an error that "
+           "names the ranks and the parameter. 0: never.",
+       .cost = "Such a step reads all of the rank's state once more.",
+       .only_if = with_replicas()},
       {.pointer = "/comm/transport",
        .field = choice_field(AT(comm.transport), transport_choices()),
        .default_json = R"("auto")",

@@ -10,7 +10,7 @@ namespace {
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
   for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
-                    platform_keys}) {
+                    checkpoint_keys, platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -43,6 +43,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/offload/parameters", "Each rank's part of the parameters."},
       {"/offload/masters", "What fp32 masters have beside bf16 or fp16 parameters."},
       {"/offload/moments", "Optimizer states, the average of the weights among them."},
+      {"/checkpoint", "How checkpoints are saved."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};
@@ -53,8 +54,7 @@ const std::vector<UnavailableKey>& unavailable_keys() {
   static const std::vector<UnavailableKey> keys = {{"/offload/gradients", "gradients in host memory or on NVMe"},
                                                    {"/offload/activations", "activations in host memory or on NVMe"},
                                                    {"/reproducible", "the same bits on any number of ranks"},
-                                                   {"/compression", "compressed gradients"},
-                                                   {"/checkpoint", "automatic checkpoints"}};
+                                                   {"/compression", "compressed gradients"}};
   return keys;
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
+#include "sharding/layout/written_part.h"
 
 namespace tessera {
 
@@ -28,6 +29,8 @@ std::string name_of(MemoryCategory category) {
       return "staging";
     case MemoryCategory::kRecords:
       return "records";
+    case MemoryCategory::kCheckpoint:
+      return "checkpoint";
   }
   return "?";
 }
@@ -59,6 +62,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_optimizer();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh);
   use_[MemoryCategory::kStaging] += matrix_bytes();
+  if (input_.copies_checkpoints) plan_checkpoint();
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -323,6 +327,29 @@ void MemoryPlan::plan_parameter_records() {
   }
 }
 
+void MemoryPlan::plan_checkpoint() {
+  constexpr std::int64_t kCacheLine = 64;
+  std::int64_t bytes = 0;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      const AxisPlacement axes = group.trainable ? input_.placement.optimizer : input_.placement.parameters;
+      const std::int64_t numel = most_written(axes, input_.mesh, group.layout.numel());
+      if (!group.trainable) {
+        bytes += numel * static_cast<std::int64_t>(size_of(group.dtype));
+        continue;
+      }
+      bytes += numel * static_cast<std::int64_t>(sizeof(float));
+      for (const StateDType dtype : states_of(group)) {
+        const StateBytes state = state_bytes(dtype, numel);
+        // Each tensor has scales of its own, the last of them for less than a block.
+        const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
+        bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
+      }
+    }
+  }
+  use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 std::string MemoryPlan::to_table() const {
   static const char* const kWhat[kMemoryCategories] = {"this rank's part of the parameters",
                                                        "units gathered for compute",
@@ -331,7 +358,8 @@ std::string MemoryPlan::to_table() const {
                                                        "what fp32 masters have beyond the parameters",
                                                        "optimizer state",
                                                        "scratch",
-                                                       "records of what lies on disk, used, on their way, or cached"};
+                                                       "records of what lies on disk, used, on their way, or cached",
+                                                       "copy of what an asynchronous save writes"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});

@@ -48,7 +48,8 @@ struct PlanInput {
   bool updates_in_backward = false;
   /// Updates go over all state twice (lamb, lars). The first time parameters are only read, and states too unless they move.
   bool updates_twice = false, first_pass_moves_states = false;
-  int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
+  bool copies_checkpoints = false;  ///< CheckpointConfig::async
+  int filling_buckets = 1;          ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line. Large ones end such
@@ -151,6 +152,7 @@ class MemoryPlan {
   std::int64_t bytes_ahead() const;
   void plan_optimizer();
   void plan_parameter_records();
+  void plan_checkpoint();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
   void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes);
 

@@ -109,7 +109,7 @@ void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions
 }
 
 TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     const TinyOptions again{.shared_block = true, .recompute = true};
     for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}, {kAwkward, 4}, {again, 2}}) {
       for (const Placed& placed : kOnePerPlacement) {
@@ -126,7 +126,7 @@ TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
 
 TEST(Checkpoint, StatesOnDiskGoOnToo) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 0, 3}};
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const Below& below : kBelow) {
       for (const Placed& placed : kOnePerPlacement) {
         const TestFolder folder;
@@ -213,7 +213,7 @@ TEST(Checkpoint, RatesSetByHandGoOn) {
 TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
   const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const int ranks : {1, 2, 3}) {
       const TestFolder one;
       std::string path;

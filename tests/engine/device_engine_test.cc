@@ -553,6 +553,8 @@ TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
   strategy.optimizer.state_dtype = StateDType::k8Bit;
   strategy.ema.decay = 0.75;
   expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states");
+  strategy.checkpoint.async = true;
+  expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states, saved beside training");
 }
 
 /// What was frozen in the checkpoint trains here, and has trained already.

@@ -30,7 +30,7 @@ std::string name_of(const Kept& kept, const Placed& placed, int ranks, const Bel
 }
 
 TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const TinyOptions& model : {kWide, kAwkward}) {
       for (int ranks : {1, 2, 3}) {
         if (model.unused_block && ranks != 2) continue;
@@ -50,7 +50,7 @@ TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
 }
 
 TEST(OffloadedParameters, ReplicasHaveThemToo) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const bool shared : {false, true}) {
       const auto train = [&](const Below* below) {
         Strategy strategy = strategy_of(kept, Placed(ShardingStrategy::kHybridShard, shared), below);
@@ -89,7 +89,7 @@ TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsChangeNothing) {
 }
 
 TEST(OffloadedParameters, UpdatesInBackwardHaveTheSameBits) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     if (kept.param == DType::kF16) continue;  // refused
     for (const Placed& placed : kPlaced) {
       for (const int ranks : {1, 2}) {
@@ -166,15 +166,15 @@ void expect_values_as_in_memory(const Kept& kept, const Body& body) {
 }
 
 TEST(OffloadedParameters, AreWrittenByGathered) {
-  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, written_under_gathered);
+  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, written_under_gathered);
 }
 
 TEST(OffloadedParameters, AreTakenFromTheDiskByTheNextEngine) {
-  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, trained_by_two_engines);
+  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, trained_by_two_engines);
 }
 
 TEST(OffloadedParameters, StayWhenWhatTrainsChanges) {
-  for (const Kept& kept : kKept) expect_values_as_in_memory(kept, trained_with_weights_frozen_for_a_while);
+  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, trained_with_weights_frozen_for_a_while);
 }
 
 // Evaluation gathers in other orders, and leaves gathers under way when a step begins.

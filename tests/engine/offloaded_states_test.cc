@@ -21,7 +21,7 @@ constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // everything, as many 
                             {0, 0, 1, 4 << 20, 0, 4}};   // a record a group
 
 TEST(Offload, TrainingHasTheBitsOfTheRunWithout) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const TinyOptions& model : {kWide, kAwkward}) {
       for (int ranks : {1, 2, 3}) {
         for (const Placed& placed : kInMemory) {
@@ -78,7 +78,7 @@ TEST(Offload, AutoFitsTheLimitAndKeepsTheBits) {
 }
 
 TEST(Offload, BytesMovedAreThePlans) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     for (const Below& below : kBelow) {
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard, &below), kWide);
@@ -89,7 +89,7 @@ TEST(Offload, BytesMovedAreThePlans) {
 }
 
 TEST(Offload, MastersBelowAreWrittenByGathered) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0]}) {
       on_each_placement(
@@ -105,7 +105,7 @@ TEST(Offload, MastersBelowAreWrittenByGathered) {
 }
 
 TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[0], &kBelow[2]}) {
       for (const Placed& placed : kInMemory) {
@@ -120,7 +120,7 @@ TEST(Offload, TheNextEngineTakesMastersFromTheDisk) {
 }
 
 TEST(Offload, StatesAreCarriedWhenWhatTrainsChanges) {
-  for (const Kept& kept : kKept) {
+  for (const Kept& kept : sampled_kept()) {
     FirstValues first;
     for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[2]}) {
       on_each_placement(

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "offload/fault_plan.h"
+#include "tessera/checkpoint.h"
 #include "tessera/collectives.h"
 #include "tessera/engine.h"
 #include "tessera/error.h"
@@ -17,6 +19,7 @@
 #include "tessera/run.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 namespace {
@@ -119,6 +122,20 @@ TEST(Run, WhoWaitsToLeaveLearnsThatAnotherRankFailed) {
     for (const RankEnd& end : ends) EXPECT_NE(end.exit_code, ExitCode::kOk);
     EXPECT_EQ(ends[1].exit_code, ExitCode::kCorruptData);
   }
+}
+
+// The program is through when the disk is found full: its exit code says so all the same.
+TEST(Run, ASaveThatFailsBehindItsEndIsItsExitCode) {
+  const TestFolder folder;
+  const auto ends = run_on({2}, [&](const Mesh& mesh, KeyValueStore&) {
+    const ScopedFaults full(
+        {{.site = FaultSite::kWrite, .path = "rank-00001", .nth = 1, .action = FaultAction::kErrno, .number = ENOSPC}});
+    Strategy strategy;
+    strategy.checkpoint.async = true;
+    Engine engine(torch::nn::Linear(4, 4), strategy, mesh);
+    save_checkpoint(engine, folder.path());
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kIo) << end.message;
 }
 
 TEST(Run, AnErrorThatTheProgramDealtWithIsNotWaitedFor) {

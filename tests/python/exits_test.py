@@ -141,6 +141,36 @@ class ExitsTest(unittest.TestCase):
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained on 2"), 2, output)
 
+    def test_restarts(self):
+        # A rank is killed after the second checkpoint. Both launchers start all ranks again, and the program goes on from there.
+        program = BEGIN + """
+    folder = sys.argv[1]
+    engine = tessera.Engine(model, strategy)
+    done = engine.load_checkpoint(folder).step if os.path.exists(folder + "/latest") else 0
+    sys.stdout.write(f"begins after step {done}\\n")
+    for step in range(done, 4):
+        train(engine, 1)
+        engine.save_checkpoint(folder)
+        if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
+    weights = engine.state_dict()
+    sys.stdout.write(f"ends with {sum(float(value.sum()) for value in weights.values())}\\n")
+"""
+        undisturbed = program.replace('== "0"', '== "never"')
+        launched, torchrun = [TESSERA, "launch", "-n", "2"], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        ends = []
+        for starts, text, command in ((1, undisturbed, [*launched, "--", sys.executable]),
+                                      (2, program, [*launched, "--max-restarts", "1", "--", sys.executable]),
+                                      (2, program, [*torchrun, "--max-restarts", "1"])):
+            with self.subTest(command=command), tempfile.TemporaryDirectory() as folder:
+                script = pathlib.Path(folder) / "train.py"
+                script.write_text(textwrap.dedent(text))
+                code, output = run([*command, script, folder + "/saved"], timeout=180)
+                self.assertEqual(code, 0, output)
+                self.assertEqual(output.count("begins after step 0"), 2, output)
+                self.assertEqual(output.count("begins after step 2"), 2 * (starts - 1), output)
+                ends.append(output[output.index("ends with"):].splitlines()[0])
+        self.assertEqual(len(set(ends)), 1, ends)
+
     def test_error_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "error.json"

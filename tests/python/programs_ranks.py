@@ -239,6 +239,10 @@ def workers(strategy):
     engine.close()
 
 
+def checkpoints_beside_training(strategy):
+    checkpoints({**strategy, "checkpoint": {"async": True}})
+
+
 def checkpoints(strategy):
     with tempfile.TemporaryDirectory() as own:
         folder = pathlib.Path(tessera.broadcast(own))
@@ -249,8 +253,19 @@ def checkpoints(strategy):
         assert os.path.basename(os.path.dirname(path)) == "saved", path
         with expected(64, "cannot be written as JSON"):
             engine.save_checkpoint(folder / "saved", json={"epoch": object()})
+        if strategy.get("checkpoint", {}).get("async", False):
+            progress = engine.checkpoint_progress()
+            assert progress.path == path and progress.step == 2 and progress.bytes > 0, progress
+            # Workers that are forked meanwhile hold no lock and remove nothing.
+            batches = iter(DataLoader(torch.arange(8), 4, num_workers=1, multiprocessing_context="fork"))
+            next(batches)
+            engine.finish_checkpoint()
+            assert engine.checkpoint_progress() is None
+            path = engine.save_checkpoint(folder / "saved", json={"epoch": 3, "names": ["a"]}, tensors={"counts": torch.arange(3)}, keep=2)
+            del batches
         wanted = train(engine, net, [3, 4])
         engine.close()
+        assert os.path.exists(os.path.join(path, "manifest.json"))
         torch.manual_seed(99)
         other = Classifier()
         engine = tessera.Engine(other, strategy)
@@ -438,7 +453,7 @@ def hook_that_clears_gradients(strategy):
 
 
 PROGRAMS = [collectives, state_dicts, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, autocast, workers,
-            checkpoints, deferred, rates_and_groups, averages, refused_modules, leaks]
+            checkpoints, checkpoints_beside_training, deferred, rates_and_groups, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
+#include "tests/support/long_tests.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -19,6 +21,10 @@ inline constexpr Kept kKept[] = {
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
 /// Each kind of parameter, of master and of state once.
 inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
+/// For large sweeps: all of kKept, or one of each kind where tests are short.
+inline std::span<const Kept> sampled_kept() {
+  return tests_are_long() ? std::span<const Kept>(kKept) : std::span<const Kept>(kOneOfEachKind);
+}
 std::string name_of(const Kept& kept);
 
 /// Which share of it lies on disk, and how little memory moves it.

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <sstream>
 
+#include "engine/background_save.h"
 #include "engine/first_values.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_groups.h"
+#include "engine/replicas.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/queued_step.h"
@@ -87,6 +89,8 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
+Engine::State::~State() = default;
+
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
                      const Mesh& mesh_given, std::shared_ptr<const ElementwiseOptimizer> own_rule_given)
     : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), own_rule(std::move(own_rule_given)) {
@@ -121,6 +125,7 @@ void Engine::State::set_up() {
   accelerator = accelerator_of(*axes.world);
   const ComputeDevice device = accelerator.device;
   uploader.emplace(device, accelerator.kernels.get());
+  if (strategy.checkpoint.async) save_group = value_or_throw(groups_of(mesh).world("checkpoint"));
   shares_memory = !device.is_queued && axes.gather->shares_memory();
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
   const PlanScene scene{position, shares_memory, device.is_queued, in_background};
@@ -293,9 +298,16 @@ StepResult Engine::State::take_step() {
     hooks->expect_untouched();
   }
   local.gathered = log->entries();
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_step_end;
+  local.busy_seconds = since.count() - (communication_seconds() - communication_before);
   StepResult result;
   result.step = ++attempts;
   step->run(local, result);
+  if (const std::int64_t every = strategy.check.replica_hash_every; every > 0 && attempts % every == 0) {
+    const Span span("compare replicas");
+    if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
+    expect_equal_replicas(units, plan, *axes.control, attempts);
+  }
   make_buffers_alike();
   if (attempts == 1 && accelerator.allocated) note_activations();
   result.planned = plan.use();
@@ -309,6 +321,14 @@ StepResult Engine::State::take_step() {
   result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
   last_step_end = now;
   return result;
+}
+
+bool Engine::State::save_has_ended() {
+  if (!saving) return false;
+  const char own = saving->has_ended() ? 1 : 0;
+  std::vector<char> all(static_cast<std::size_t>(axes.control->size()));
+  throw_if_error(axes.control->all_gather("checkpoint ended", &own, all.data(), 1).wait());
+  return std::ranges::all_of(all, [](char ended) { return ended == 1; });
 }
 
 /// Once: what the first step needed beside what was there before it.

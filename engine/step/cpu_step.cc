@@ -9,6 +9,8 @@
 #include "engine/step/step_outcome.h"
 #include "optim/clip.h"
 #include "optim/lr_schedule.h"
+#include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -47,10 +49,13 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
                  const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
                  const std::shared_ptr<const ElementwiseOptimizer>& own_rule)
     : strategy_(strategy),
+      units_(units),
+      speaks_(axes.world->rank() == 0),
       norm_(norm),
       microbatches_(static_cast<double>(axes.world->size() * strategy.gradient_accumulation)),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
+      stragglers_(static_cast<std::size_t>(axes.world->size())),
       update_(units, strategy, plan, axes, memory, own_rule),
       scaler_(strategy.mixed_precision.loss_scale) {}
 
@@ -98,6 +103,8 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   loss_ = 0;
   const AgreedStep& agreed = agreement_.agree(told);
   used_ = &agreed.used;
+  const std::string slow = stragglers_.add(agreed.busy_seconds);
+  if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);
   result.loss = agreed.loss;
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
@@ -109,13 +116,26 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     update_.finish();
     ++applied_;
   } else if (result.overflow) {
-    warn_of_overflow(result.step, result.loss_scale);
+    warn_of_overflow(result.step, result.loss_scale, not_finite(agreed));
   } else {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
     update_.apply(rates(mean * clip, result.lr), agreed.used, agreed.squares);
     ++applied_;
   }
   if (scales_loss_) scaler_.update(result.overflow);
+}
+
+std::string CpuStep::not_finite(const AgreedStep& agreed) const {
+  constexpr std::size_t kMostNamed = 3;
+  std::vector<std::string> names;
+  for_each_parameter(units_, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    if (!group.trainable || std::isfinite(agreed.squares[static_cast<std::size_t>(parameter.number)])) return;
+    names.push_back(parameter.name);
+  });
+  const std::size_t more = names.size() > kMostNamed ? names.size() - kMostNamed : 0;
+  names.resize(names.size() - more);
+  return joined(names) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
 }
 
 StepProgress CpuStep::progress() const {

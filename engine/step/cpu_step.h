@@ -5,6 +5,7 @@
 
 #include "engine/step/gradient_norm.h"
 #include "engine/step/step.h"
+#include "engine/step/straggler_watch.h"
 #include "engine/step/update.h"
 #include "optim/loss_scaler.h"
 
@@ -38,11 +39,17 @@ class CpuStep final : public Step {
   double scheduled_lr(std::int64_t samples) const;
   Update::Rates rates(double gradient_scale, double lr) const;
 
+  /// The parameters whose gradients make a step impossible, for people.
+  std::string not_finite(const AgreedStep& agreed) const;
+
   const Strategy& strategy_;
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const bool speaks_;  ///< for all ranks
   GradientNorm& norm_;
   const double microbatches_;  ///< of a step, on all ranks
   const bool scales_loss_;
   StepAgreement agreement_;
+  StragglerWatch stragglers_;
   Update update_;
   LossScaler scaler_;
   std::int64_t applied_ = 0;

@@ -21,6 +21,7 @@ struct Header {
   std::uint64_t gathers = 0;
   std::uint64_t rates = 0;  ///< digest
   double lr = 0.0;          ///< the first of them
+  double busy_seconds = 0.0;
 };
 
 Header header_of(const std::byte* message) {
@@ -65,6 +66,7 @@ StepAgreement::StepAgreement(const std::vector<std::unique_ptr<Unit>>& units, co
   }
   agreed_.used.resize(flags);
   agreed_.squares.resize(totals_.tensors());
+  agreed_.busy_seconds.resize(static_cast<std::size_t>(axes_.world->size()));
 }
 
 const AgreedStep& StepAgreement::agree(const LocalStep& local) {
@@ -88,7 +90,8 @@ void StepAgreement::write_message(const LocalStep& local) {
                 .finite = 1,
                 .gathers = digest_of_gathers(local.gathered),
                 .rates = digest_of(local.rates),
-                .lr = local.rates.empty() ? 0.0 : local.rates[0]};
+                .lr = local.rates.empty() ? 0.0 : local.rates[0],
+                .busy_seconds = local.busy_seconds};
   std::byte* flag = message_.data() + sizeof(Header);
   std::byte* place = message_.data() + sums_offset_;
   for_each_trainable(units_, [&](const FlatGroup& group) {
@@ -112,6 +115,7 @@ void StepAgreement::read_message(int rank) {
   agreed_.loss += header.loss / axes_.world->size();
   agreed_.tokens += header.tokens;
   agreed_.samples += header.samples;
+  agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
   agreed_.finite = agreed_.finite && header.finite != 0;
   const std::byte* flags = message + sizeof(Header);
   for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);

@@ -22,6 +22,7 @@ struct LocalStep {
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;  ///< units gathered in this step, in order (Residency::gathered)
   std::span<const double> rates;  ///< LearningRates::all
+  double busy_seconds = 0;        ///< since the last step, without waits for other ranks
 };
 
 /// What all ranks agree on before the update: the same bits everywhere.
@@ -34,6 +35,7 @@ struct AgreedStep {
   std::vector<char> used;
   /// [FlatParameter::number]: each parameter's share of sum_of_squares; 0 for frozen ones.
   std::vector<double> squares;
+  std::vector<double> busy_seconds;  ///< by world rank
 };
 
 /// Makes every rank agree, with one small all-gather a step. On the CPU; a GPU's is QueuedStep. The norm is a tree over

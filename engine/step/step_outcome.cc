@@ -16,7 +16,7 @@ const DeviceDecision& StepOutcome::wait() {
     std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
     for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
     waits_.clear();
-    if (decision_->is_overflow) warn_of_overflow(step_, decision_->loss_scale);
+    if (decision_->is_overflow) warn_of_overflow(step_, decision_->loss_scale, "");
   }
   if (!decision_->gathers_differ) return *decision_;
   throw Error(
@@ -27,8 +27,10 @@ const DeviceDecision& StepOutcome::wait() {
           "parameters");
 }
 
-void warn_of_overflow(std::int64_t step, double loss_scale) {
-  log_warning("step " + std::to_string(step) + ": a gradient is infinite or NaN; the step is skipped on all ranks" +
+void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters) {
+  log_warning("step " + std::to_string(step) + ": " + (parameters.empty() ? "a gradient is" : "gradients are") +
+              " infinite or NaN" + (parameters.empty() ? "" : " (" + parameters + ")") +
+              "; the step is skipped on all ranks" +
               (loss_scale != 1.0 ? ", loss scale " + std::to_string(loss_scale) : std::string()));
 }
 

@@ -42,6 +42,6 @@ class StepOutcome {
   std::optional<DeviceDecision> decision_;
 };
 
-void warn_of_overflow(std::int64_t step, double loss_scale);
+void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);
 
 }  // namespace tessera

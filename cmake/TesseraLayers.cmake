@@ -12,14 +12,18 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [WHOLE] [TORCH])
+# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [WHOLE] [TORCH] [ALONE])
 #
 # One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
-# LibTorch's headers.
+# LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "WHOLE;TORCH" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "WHOLE;TORCH;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
+  endif()
+  set(alone OFF)
+  if(ARG_ALONE)
+    set(alone ON)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main tessera_options)
@@ -28,8 +32,8 @@ function(tessera_test name)
   endif()
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" RUN_SERIAL ${alone})
   else()
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" RUN_SERIAL ${alone})
   endif()
 endfunction()

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <ranges>
 
 namespace tessera {
 namespace {
@@ -62,7 +61,8 @@ void UnsyncedFiles::drop(bool keep_renames) {
   for (const std::string& path : unsynced_) {
     if (::truncate(path.c_str(), 0) != 0) std::perror("power loss: truncate");
   }
-  for (const Rename& rename : std::views::reverse(renames_)) {
+  for (auto at = renames_.rbegin(); at != renames_.rend(); ++at) {
+    const Rename& rename = *at;
     if (!keep_renames) {
       std::rename(rename.to.c_str(), rename.from.c_str());
       if (!rename.before.empty()) std::rename(rename.before.c_str(), rename.to.c_str());

@@ -26,6 +26,11 @@ std::string milliseconds(double seconds) {
 
 }  // namespace
 
+/// All memory is taken here: steps take none.
+StragglerWatch::StragglerWatch(std::size_t ranks) : seconds_(ranks) {
+  for (std::vector<double>& each : seconds_) each.reserve(kWindow);
+}
+
 std::string StragglerWatch::add(std::span<const double> busy_seconds) {
   for (std::size_t rank = 0; rank < seconds_.size(); ++rank) seconds_[rank].push_back(busy_seconds[rank]);
   if (seconds_[0].size() < kWindow) return "";

@@ -15,7 +15,7 @@ class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps
 
-  explicit StragglerWatch(std::size_t ranks) : seconds_(ranks) {}
+  explicit StragglerWatch(std::size_t ranks);
 
   /// By rank, of one step. At the end of a window a message that names the slow ranks, their times and the median; else empty.
   std::string add(std::span<const double> busy_seconds);

@@ -18,7 +18,8 @@ StrategyField plain_field(At at) {
   return {kind,
           {},
           [at](Strategy& s, const nlohmann::json& value) { at(s) = value.get<Value>(); },
-          [at](const Strategy& s) { return nlohmann::ordered_json(at(s)); }};
+          [at](const Strategy& s) { return nlohmann::ordered_json(at(s)); },
+          {}};
 }
 
 template <typename At>
@@ -44,7 +45,8 @@ StrategyField optional_field(At at) {
           [at](Strategy& s, const nlohmann::json& value) {
             at(s) = value.is_null() ? std::nullopt : std::optional(value.get<Value>());
           },
-          [at](const Strategy& s) { return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr); }};
+          [at](const Strategy& s) { return at(s) ? nlohmann::ordered_json(*at(s)) : nlohmann::ordered_json(nullptr); },
+          {}};
 }
 
 template <typename At>
@@ -77,7 +79,8 @@ StrategyField number_pair_field(First first, Second second) {
           },
           [=](const Strategy& s) {
             return nlohmann::ordered_json::array({first(s), second(s)});
-          }};
+          },
+          {}};
 }
 
 template <typename At, typename Enum>

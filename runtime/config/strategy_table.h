@@ -41,7 +41,7 @@ struct StrategyField {
   std::vector<Choice> choices;
   std::function<void(Strategy&, const nlohmann::json&)> set;
   std::function<nlohmann::ordered_json(const Strategy&)> get;
-  std::vector<StrategyKey> members = {};  ///< kObjects: keys of an object, read into JSON and set as a whole
+  std::vector<StrategyKey> members;  ///< kObjects: keys of an object, read into JSON and set as a whole
 };
 
 /// least <= x <= most; an end that is `open` is itself excluded.

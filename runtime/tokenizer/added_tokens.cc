@@ -19,10 +19,9 @@ const AddedTokens::Token* AddedTokens::longest_at(std::string_view text) const {
     const auto byte_of = [i](const Token& token) {
       return i < token.content.size() ? static_cast<int>(static_cast<unsigned char>(token.content[i])) : -1;
     };
-    const auto range =
-        std::ranges::equal_range(begin, end, static_cast<int>(static_cast<unsigned char>(text[i])), {}, byte_of);
-    begin = range.begin();
-    end = range.end();
+    const int byte = static_cast<unsigned char>(text[i]);
+    begin = std::ranges::lower_bound(begin, end, byte, {}, byte_of);
+    end = std::ranges::upper_bound(begin, end, byte, {}, byte_of);
     if (begin != end && begin->content.size() == i + 1) longest = &*begin;
   }
   return longest;

@@ -98,9 +98,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"
      "\n"
-     R"(s.json:1:53: /compression: not available in this version (compressed gradients); leave it out)"
-     "\n"
-     R"(s.json:1:71: /checkpoint: not available in this version (automatic checkpoints); leave it out)"},
+     R"(s.json:1:53: /compression: not available in this version (compressed gradients); leave it out)"},
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD"; did you mean "FULL_SHARD"?)"
      "\n"

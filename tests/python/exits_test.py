@@ -153,7 +153,7 @@ class ExitsTest(unittest.TestCase):
         engine.save_checkpoint(folder)
         if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
     weights = engine.state_dict()
-    sys.stdout.write(f"ends with {sum(float(value.sum()) for value in weights.values())}\\n")
+    if tessera.rank() == 0: sys.stdout.write(f"ends with {sum(float(value.sum()) for value in weights.values())}\\n")
 """
         undisturbed = program.replace('== "0"', '== "never"')
         launched, torchrun = [TESSERA, "launch", "-n", "2"], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+/// What libFuzzer calls with each input. It returns 0; what it finds ends the process.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace tessera::fuzz {
+
+inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+/// Ends the process, and so shows the input, where a reader has kept a promise not.
+inline void expect(bool is_kept, const char* promise) {
+  if (is_kept) return;
+  std::fprintf(stderr, "not kept: %s\n", promise);
+  std::abort();
+}
+
+}  // namespace tessera::fuzz

@@ -1,23 +1,30 @@
-"""Every file of this project that a page or a comment names is there.
+"""Every file of this project that a page or a comment names is there, and every test that a page names.
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and those that links lead to are looked at, in
 sources those in comments. With a '/' it is a path from the root, from include/, or from the folder that names it. Without
 one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too.
 
+A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, of the odd inputs, `FILE: name of a row`.
+
 Usage: check_docs.py ROOT
 """
 
+import functools
+import importlib.util
 import pathlib
+import posixpath
 import re
 import sys
 
-PAGES = ["README.md", "docs/*.md", "*/README.md", "*/*/README.md"]
+PAGES = ["README.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
 CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "scripts",
         "sharding", "tests"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
 # A comment may name a placeholder (DIRECTORY/strategy.md): then the folder is in capitals, and the name is not looked at.
 NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`|\]\(([^)\n]+)\)")
+TEST = re.compile(r"`(tests/[\w/]+\.(?:cc|py)): ([^`\n]+)`")
+ROWS = "tests/app/odd_inputs/rows.py"
 COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
@@ -31,6 +38,28 @@ def folders_and_programs_in(page):
              for word in code.split()]
     return [word for word in words if re.fullmatch(r"[\w./-]+", word) and word.partition("/")[0] in CODE
             and "/" in word and not word.endswith(SUFFIXES)]
+
+
+@functools.cache
+def rows_of(file):
+    """The names of all rows of the odd inputs."""
+    sys.dont_write_bytecode = True
+    spec = importlib.util.spec_from_file_location("rows_of_odd_inputs", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    module.everything = True
+    return {row.name for row in module.all_rows()}
+
+
+def has_test(root, file, name):
+    if file == ROWS:
+        return name in rows_of(root / file)
+    text = (root / file).read_text(encoding="utf-8")
+    if file.endswith(".py"):
+        return re.search(rf"\bdef {re.escape(name)}\(", text) is not None
+    suite, _, test = map(re.escape, name.partition("."))
+    return re.search(rf"^TEST(_F|_P)?\(\s*{suite},\s*{test}\)", text, re.MULTILINE) is not None
 
 
 def expanded(name):
@@ -64,12 +93,15 @@ def complaints(root, files, source):
     basenames = {path.rsplit("/", 1)[-1] for path in files}
     folder = pathlib.PurePosixPath(source).parent
     for name in names_in(root / source):
-        places = {name, f"include/{name}", (folder / name).as_posix()}
+        places = {name, f"include/{name}", posixpath.normpath(folder / name)}
         if name not in basenames and not places & files:
             yield f"names {name}, which is not there"
     if source.endswith(".md"):
         yield from (f"names {name}, which is not there" for name in folders_and_programs_in(root / source)
                     if not (root / name).exists())
+        yield from (f"names the test {file}: {name}, which is not there"
+                    for file, name in TEST.findall((root / source).read_text(encoding="utf-8"))
+                    if file in files and not has_test(root, file, name))
 
 
 def main(root):

@@ -1,4 +1,4 @@
-"""check_docs.py notices a name of a file that is gone, in pages and comments, and nothing else."""
+"""check_docs.py notices a name of a file that is gone, in pages and comments, and of a test that is gone, in pages; and nothing else."""
 
 import pathlib
 import tempfile
@@ -7,10 +7,16 @@ import unittest
 import check_docs
 
 FILES = {"README.md": "`runtime/base/log.h`, [the design](docs/design.md), `log.{h,cc}`, `<absl/log/log.h>`, log_gone.h\n",
-         "docs/design.md": "nothing\n",
+         "docs/design.md": "[The log](../runtime/base/log.h)\n",
+         "docs/faults.md": "- `tests/base/log_test.cc: Log.Lines`, `tests/base/log_test.cc: Logs.AreWhole`: said of them\n"
+                           "- `tests/python/log_test.py: test_lines`, `tests/app/odd_inputs/rows.py: log: a pipe`\n",
          "runtime/base/log.h": "/// See include's tessera/run.h and log.cc. The path is FOLDER/page.md.\n",
          "runtime/base/log.cc": '#include "gone.h"\n// the same\n',
          "include/tessera/run.h": "int run();\n",
+         "tests/base/log_test.cc": "TEST(Log, Lines) {}\nTEST_P(Logs,\n       AreWhole) {}\n",
+         "tests/python/log_test.py": "class Log:\n    def test_lines(self): pass\n",
+         "tests/app/odd_inputs/rows.py": "import types\neverything = False\n"
+                                         "def all_rows(): return [types.SimpleNamespace(name='log: a pipe')] if everything else []\n",
          "tests/layers/trees.py": "# made/up.h\n"}
 
 
@@ -34,11 +40,20 @@ class Docs(unittest.TestCase):
                                    ("README.md", "`runtime/base/`, `scripts/gone --all`", "scripts/gone"),
                                    ("README.md", "`runtime/gone/`", "runtime/gone/"),
                                    ("README.md", "[here](docs/gone.md)", "docs/gone.md"),
+                                   ("docs/design.md", "[there](../runtime/base/gone.h)", "../runtime/base/gone.h"),
                                    ("README.md", "`log.{h,cu}`", "log.cu"),
                                    ("runtime/base/log.cc", "int a;  // as in gone.h\n", "gone.h"),
                                    ("optim/a.py", '"""Of optim/b.py."""\n', "optim/b.py")):
             with self.subTest(text):
                 self.assertEqual(found_in({source: text}), [f"{source}: names {name}, which is not there"])
+
+    def test_tests_that_are_gone_are_found(self):
+        for name in ("tests/base/log_test.cc: Log.AreWhole", "tests/base/log_test.cc: Log.Line", "tests/base/log_test.cc: Lines",
+                     "tests/base/log_test.cc: Log.Lines.More", "tests/python/log_test.py: lines", "tests/app/odd_inputs/rows.py: log"):
+            with self.subTest(name):
+                self.assertEqual(found_in({"docs/faults.md": f"`{name}`\n"}), [f"docs/faults.md: names the test {name}, which is not there"])
+        self.assertEqual(found_in({"docs/faults.md": "`tests/base/gone_test.cc: Log.Lines`\n"}),
+                         ["docs/faults.md: names tests/base/gone_test.cc, which is not there"])
 
 
 if __name__ == "__main__":

@@ -290,7 +290,8 @@ def strategy_contents():
              ("memory", {"limit": "lots"}, "limit"), ("memory", {"limit": -1}, "limit"),
              ("comm", {"transport": "mpi"}, "transport"), ("comm", {"timeout_s": 0}, "timeout_s"),
              ("comm", {"timeout_s": 1e30}, "timeout_s"), ("mixed_precision", {"param": "int8"}, "param"),
-             ("offload", {"gradients": {}}, "offload"), ("offload", {"moments": {"tier": "nvme"}}, "paths"), ("checkpoint", {}, "checkpoint"), ("gradient_cliping", 1, "gradient_clipping"),
+             ("offload", {"gradients": {}}, "offload"), ("offload", {"moments": {"tier": "nvme"}}, "paths"),
+             ("checkpoint", {"async": 1}, "/checkpoint/async"), ("gradient_cliping", 1, "gradient_clipping"),
              ("lr", 0.1, "optimizer.lr"), ("x" * 1000, 1, "unknown key")]
     for key, value, says in some(cases, 12):
         yield row(f"{key[:30]} {str(value)[:30]}", {key: value}, [says])

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed
+
 from tessera import _native
 from tessera._error import Error
 
@@ -31,13 +33,36 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
     raise Error(f"a strategy is the path of a JSON file or a dict, got {type(strategy).__name__}")
 
 
+# Tells both torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect to it.
+_STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+_store_of_torch: Any = None  # kept, so that destroy_process_group does not end a store that Tessera uses
+
+
 def join(strategy: _native.Strategy) -> None:
-    global _leaves_at_exit
+    global _leaves_at_exit, _store_of_torch
+    if not _native.is_joined():
+        _store_of_torch = _store_at_master_port()
+        if _store_of_torch is not None:
+            os.environ[_STORE_IS_SERVED] = "True"
     _native.join(strategy)
+    if "MASTER_PORT" in os.environ and world_size() > 1:
+        os.environ[_STORE_IS_SERVED] = "True"  # torch.distributed may come later
     if not _leaves_at_exit:
         _leaves_at_exit = True
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_after_fork)
+
+
+def _store_at_master_port() -> Any:
+    """The store of torch.distributed, if init_process_group had one served at the port where Tessera's ranks would meet."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    while isinstance(store, distributed.PrefixStore):
+        store = store.underlying_store
+    at_port = isinstance(store, distributed.TCPStore) and str(store.port) == os.environ.get("MASTER_PORT")
+    return store if at_port else None
 
 
 def init(strategy: str | os.PathLike | Mapping | None = None) -> None:

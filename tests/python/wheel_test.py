@@ -12,7 +12,10 @@ import zipfile
 from launched import FOLDER, run
 
 PROGRAM = """
+import sys
 import tessera, torch
+import tessera.integrations
+assert not {"transformers", "accelerate", "lightning"} & set(sys.modules)
 model = torch.nn.Linear(3, 1)
 engine = tessera.Engine(model, {"optimizer": {"type": "sgd", "lr": 0.1}})
 losses = []

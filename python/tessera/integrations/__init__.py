@@ -1,0 +1,1 @@
+"""Tessera in the training loops of other libraries. Each module here needs its library; `import tessera` needs none."""

@@ -1,0 +1,47 @@
+"""What the integrations have in common."""
+
+import json
+import os
+from typing import Any
+
+import torch
+
+from tessera import _native
+from tessera._engine import Engine, Strategy
+from tessera._error import Error
+from tessera._job import read_strategy
+
+
+def copy_of(strategy: Strategy) -> dict[str, Any]:
+    """The keys that a strategy names, to add others. Raises Error with all that is wrong with them."""
+    read_strategy(strategy)
+    if isinstance(strategy, (str, os.PathLike)):
+        with open(strategy, encoding="utf-8") as file:
+            return json.load(file)
+    return json.loads(json.dumps(strategy))
+
+
+def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:
+    """Sets `key`. Raises Error where the strategy names another value: `who` says where `value` comes from."""
+    if keys.setdefault(key, value) != value:
+        raise Error(f'the strategy says "{key}": {json.dumps(keys[key])}, but {who} says {json.dumps(value)}. '
+                    "hint: leave the key out of the strategy, or make them equal")
+
+
+def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
+    if strategy.setdefault("lr_schedule", {"type": "manual"}) != {"type": "manual"}:
+        raise Error(f'the strategy has an "lr_schedule", but {who} sets the learning rate. hint: leave lr_schedule out '
+                    "of the strategy")
+
+
+def take_step(engine: Engine) -> _native.StepResult:
+    """A step of the microbatches there are. Of the last step of an epoch some can be missing: they count as zero."""
+    while not engine.step_is_due():
+        engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())
+    return engine.step()
+
+
+def expect_device(engine: Engine, device: torch.device, who: str) -> None:
+    if engine.device.type != device.type:
+        raise Error(f"the strategy puts parameters on {engine.device}, but {who} puts inputs on {device}. hint: choose "
+                    'the CPU there, or "comm": {"transport": "nccl"} in the strategy')

@@ -1,0 +1,110 @@
+"""The Trainer of `transformers`, with an Engine that trains the model.
+
+    args = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8)
+    trainer = TesseraTrainer(model, args, strategy={"strategy": "FULL_SHARD"}, train_dataset=data)
+    trainer.train()
+
+`tessera launch` or torchrun starts the ranks. TrainingArguments say how many microbatches a step has, how gradients are
+clipped, what the learning rate is, and what AdamW does, unless the strategy names another update rule. The strategy, a
+file or a dict, says the rest. What both say has to be the same. All ranks call train, evaluate, predict and save_model.
+"""
+
+import os
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.utils import logging
+
+from tessera._engine import Engine, Strategy
+from tessera._error import Error
+from tessera._job import join, read_strategy, world_size
+from tessera.integrations._arguments import completed, expect_possible
+from tessera.integrations._bridge import expect_device, take_step
+
+_FOLDER = "tessera"  # the Engine's checkpoint, in the folder of the Trainer's
+_log = logging.get_logger(__name__)
+
+
+class TesseraTrainer(Trainer):
+    """A Trainer that shards its model. `engine` is the Engine; what follows `strategy` is as in Trainer.
+
+    Where the strategy has no "units", those are the blocks that the model names in `_no_split_modules`.
+    """
+
+    def __init__(self, model: torch.nn.Module, args: TrainingArguments, *, strategy: Strategy, **trainer: Any) -> None:
+        expect_possible(args, trainer)
+        strategy = completed(strategy, args, model, self)
+        join(read_strategy(strategy))
+        if args.world_size != world_size() or args.n_gpu > 1:
+            raise Error(f"TrainingArguments see {args.world_size} processes, this one with {args.n_gpu} GPUs, but the "
+                        f"job has {world_size()} ranks. hint: start a rank for each GPU with `tessera launch` or "
+                        "torchrun; without GPUs, set use_cpu=True")
+        super().__init__(model, args, **trainer)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise Error("accelerate's environment variables ask for FSDP or DeepSpeed. hint: start the ranks with "
+                        "`tessera launch` or torchrun, not with `accelerate launch`")
+        self.engine = Engine(model, strategy)
+        expect_device(self.engine, args.device, "TrainingArguments")
+        prepare = self.accelerator.prepare_model  # evaluation_mode: autocast for args.bf16, but no DDP
+        self.accelerator.prepare_model = lambda model, *_, **__: prepare(model, False, evaluation_mode=True)
+        self.accelerator.backward = self._backward
+
+    def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Does nothing: the Engine brings each rank's shards to its device."""
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        self.engine.zero_grad()  # microbatches of a training that ended between two steps
+        self.optimizer = self.optimizer or EngineOptimizer(self.engine, self.args.learning_rate)
+        return self.optimizer
+
+    def _backward(self, loss: torch.Tensor, **_: Any) -> None:
+        """The Trainer's losses are to be added up over the microbatches of a step; the Engine takes the mean."""
+        self.engine.backward(loss * self.args.gradient_accumulation_steps)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> None:
+        """Does nothing: Engine.step clips."""
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> torch.Tensor:
+        """A tensor that gets its value in the step that follows. The Trainer reads it after that, to log it."""
+        return self.optimizer.grad_norm
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, self.engine.state_dict() if state_dict is None else state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.engine.save_checkpoint(os.path.join(output_dir, _FOLDER), keep=1)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Loads nothing yet: weights come with the optimizer's state, in _load_optimizer_and_scheduler."""
+        if not os.path.isdir(os.path.join(resume_from_checkpoint, _FOLDER)):
+            raise Error(f"{resume_from_checkpoint} has no folder {_FOLDER}: another Trainer wrote it, or one with "
+                        "save_only_model. hint: load its weights with from_pretrained, and train without "
+                        "resume_from_checkpoint")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            for text in self.engine.load_checkpoint(os.path.join(checkpoint, _FOLDER)).inexact:
+                _log.warning(text)
+
+    def _load_best_model(self) -> None:
+        with self.engine.gathered(write=True):
+            super()._load_best_model()
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """What the Trainer and its scheduler see in place of an optimizer: a learning rate, and the Engine's step."""
+
+    _is_accelerate_prepared = True  # so accelerate does not wrap it
+
+    def __init__(self, engine: Engine, lr: float) -> None:
+        self.engine, self.grad_norm, self.step_was_skipped = engine, torch.zeros(()), False
+        super().__init__([torch.zeros(())], {"lr": lr})  # parameters are the Engine's
+
+    def step(self, closure: None = None) -> None:
+        self.engine.set_lr(self.param_groups[0]["lr"])
+        result = take_step(self.engine)
+        self.grad_norm.fill_(result.grad_norm)
+        self.step_was_skipped = result.overflow

@@ -1,0 +1,146 @@
+"""A strategy of Lightning, with an Engine that trains the LightningModule.
+
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=TesseraStrategy({"units": {"classes": ["Block"]}}))
+    trainer.fit(module, loader)
+
+`tessera launch` or torchrun starts the ranks, `devices` on each host. The module stays as it is: configure_optimizers
+says how AdamW, Adam or SGD updates, and its schedulers set the learning rate. The Trainer says how many microbatches a
+step has and how gradients are clipped. The strategy, a file or a dict, says the rest. What two say has to be the same.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from tessera._engine import Engine, Strategy
+from tessera._error import Error
+from tessera._job import world_size
+from tessera.integrations._bridge import agree, copy_of, expect_device, take_step, use_manual_schedule
+from tessera.integrations._optimizer import add_optimizer, set_rates
+
+class TesseraStrategy(DDPStrategy):
+    """`engine` is the Engine, from the first fit, validate, test or predict on; `result` is what the last step did."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__()
+        self._given = copy_of(strategy)
+        self._checkpoint = ""
+        self.engine: Engine | None = None
+        self.result: Any = None
+
+    def _configure_launcher(self) -> None:
+        ranks = self.num_processes
+        if ranks > 1 and not self.cluster_environment.creates_processes_externally:
+            raise Error(f"TesseraStrategy does not start the ranks of Trainer(devices={ranks}). hint: start the "
+                        f"program with `tessera launch -n {ranks} -- python ...` or torchrun")
+
+    def setup(self, trainer: Any) -> None:
+        self._expect_possible(trainer)
+        self.accelerator.setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            self._make_engine(self._completed(trainer))
+        elif self.engine is None or self.engine.model is not self.lightning_module:
+            self._make_engine({**self._given, "optimizer": {"type": "sgd", "weight_decay": 0.0}})  # without state
+        self.setup_precision_plugin()
+
+    def _make_engine(self, strategy: dict[str, Any]) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = Engine(self.lightning_module, strategy)
+        expect_device(self.engine, self.root_device, "Trainer(accelerator)")
+
+    def _expect_possible(self, trainer: Any) -> None:
+        module, precision = self.lightning_module, self.precision_plugin
+        if self.world_size != world_size():
+            raise Error(f"Trainer(devices, num_nodes) make {self.world_size} ranks, but the job has {world_size()}")
+        if not module.automatic_optimization:
+            raise Error("TesseraStrategy cannot train with automatic_optimization = False. hint: write the loop with "
+                        "tessera.Engine, one for each optimizer")
+        for hook in ("backward", "configure_gradient_clipping"):
+            if is_overridden(hook, module):
+                raise Error(f"TesseraStrategy cannot call {type(module).__name__}.{hook}: the Engine does that work. "
+                            "hint: remove the method; clip with Trainer(gradient_clip_val)")
+        if type(precision) is not Precision and not (type(precision) is MixedPrecision and precision.scaler is None):
+            raise Error(f'TesseraStrategy does not take Trainer(precision="{precision.precision}"). hint: leave it out '
+                        'and set "mixed_precision": {"param": "bf16"} in the strategy; "bf16-mixed" is possible too')
+        if self._layer_sync is not None:
+            raise Error("TesseraStrategy does not take Trainer(sync_batchnorm=True). hint: leave it out")
+
+    def _completed(self, trainer: Any) -> dict[str, Any]:
+        """The strategy, with what the Trainer and the module's optimizer say."""
+        strategy = copy_of(self._given)
+        agree(strategy, "gradient_accumulation", trainer.accumulate_grad_batches, "Trainer(accumulate_grad_batches)")
+        if trainer.gradient_clip_val is not None:
+            key = "gradient_clip_value" if trainer.gradient_clip_algorithm == "value" else "gradient_clipping"
+            agree(strategy, key, float(trainer.gradient_clip_val), "Trainer(gradient_clip_val)")
+        use_manual_schedule(strategy, "the optimizer of configure_optimizers, with its schedulers,")
+        add_optimizer(strategy, self.optimizers[0], self.lightning_module)  # Lightning refuses several
+        return strategy
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None) -> torch.Tensor:
+        """Lightning has divided the loss by accumulate_grad_batches; the Engine takes the mean itself."""
+        loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches)
+        return self.precision_plugin.post_backward(loss, self.lightning_module)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None) -> Any:
+        loss, trainer = closure(), self.lightning_module.trainer
+        if trainer.accumulate_grad_batches != self.engine.strategy["gradient_accumulation"]:
+            raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow")
+        for call_hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
+            call_hooks(trainer, "on_before_optimizer_step", optimizer)
+        set_rates(self.engine, optimizer)
+        self.result = take_step(self.engine)
+        optimizer._opt_called = True  # as schedulers expect
+        return loss
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return self.engine.state_dict()
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Beside Lightning's file, whose weights are whole, comes a folder with all that training goes on from."""
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if "optimizer_states" in checkpoint:
+            self.engine.save_checkpoint(_folder_beside(filepath), keep=1)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            shutil.rmtree(_folder_beside(filepath), ignore_errors=True)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        self._checkpoint = checkpoint_path
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        with self.engine.gathered(write=True):
+            super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)  # rates
+        self.engine.load_checkpoint(_folder_beside(self._checkpoint))
+
+    def model_to_device(self) -> None:
+        """Does nothing: the Engine brings each rank's shards to its device."""
+
+    def teardown(self) -> None:
+        """The module stays sharded, and where it is, for the next fit or test."""
+        for part in (self.precision_plugin, self.accelerator, self.checkpoint_io, self.cluster_environment):
+            part.teardown()
+
+
+def _folder_beside(file: Any) -> str:
+    return os.path.realpath(file) + ".tessera"

@@ -1,0 +1,23 @@
+"""TesseraStrategy trains, validates, saves and resumes as Lightning does without it."""
+
+import importlib.util
+import sys
+import tempfile
+import unittest
+
+from launched import FOLDER, launch, run
+
+
+@unittest.skipUnless(importlib.util.find_spec("lightning"), "no lightning: scripts/setup --tests")
+class LightningTest(unittest.TestCase):
+    def test_two_ranks_beside_one_process(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = run([sys.executable, "-B", FOLDER / "lightning_ranks.py", "plain", folder])
+            self.assertEqual(code, 0, output)
+            code, output = launch(2, "lightning_ranks.py", folder, timeout=500, TESSERA_LOG_LEVEL="error")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained like Lightning alone"), 2, output)
+
+
+if __name__ == "__main__":
+    unittest.main()

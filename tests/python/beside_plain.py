@@ -1,5 +1,7 @@
 """Trains one model with plain PyTorch on the global batch and with Tessera on every rank's part, and compares."""
 
+from typing import NamedTuple
+
 import torch
 
 import tessera
@@ -16,6 +18,13 @@ LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
 TOLERANCE = 1e-6
 
 
+class Training(NamedTuple):
+    accumulation: int = 1
+    parts: int = 1
+    """of each batch's rows, one after another, in plain PyTorch: with as many as ranks it rounds as ranks do"""
+    lr: float = LR
+
+
 def rows_of_rank(tensor):
     """This rank's part of a global batch."""
     return tensor.chunk(tessera.world_size())[tessera.rank()]
@@ -26,27 +35,39 @@ def hook_calls(model):
     return len(getattr(model, "seen", ()))
 
 
-def train_plain(model, batches, loss_of, accumulation=1):
-    """Losses, gradient norms and final parameters of AdamW with clipping, on whole batches."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], LR, eps=EPS, weight_decay=DECAY)
+def clip(model):
+    """As clip_grad_norm_, which sums in fp32: over millions of elements its norm is off by 1e-5."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+    for gradient in gradients:
+        gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
+    return norm
+
+
+def train_plain(model, batches, loss_of, training=Training()):
+    """Losses, gradient norms and final parameters of AdamW with clipping, on the global batches."""
+    accumulation, parts, lr = training
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr, eps=EPS, weight_decay=DECAY)
     losses, norms = [], []
     for first in range(0, len(batches), accumulation):
         optimizer.zero_grad()
         total = 0.0
         for batch in batches[first:first + accumulation]:
-            loss = loss_of(model, batch) / accumulation
-            loss.backward()
-            total += loss.item()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+            for part in zip(*(tensor.chunk(parts) for tensor in batch)):
+                loss = loss_of(model, part) / (accumulation * parts)
+                loss.backward()
+                total += loss.item()
+        norms.append(clip(model))
         optimizer.step()
         losses.append(total)
     return losses, norms, {name: value.detach().clone() for name, value in model.state_dict().items()}, hook_calls(model)
 
 
-def train_sharded(model, batches, loss_of, strategy, accumulation=1):
+def train_sharded(model, batches, loss_of, strategy, training=Training()):
     """The same with an Engine; a batch is a tuple of tensors that are cut by rows. State is there on rank 0."""
-    engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": accumulation,
-                                    "optimizer": {"lr": LR, "eps": EPS, "weight_decay": DECAY}, "comm": {"timeout_s": 60}, **strategy})
+    engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
+                                    "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
+                                    "comm": {"timeout_s": 60}, **strategy})
     losses, norms = [], []
     for batch in batches:
         engine.backward(loss_of(model, tuple(map(rows_of_rank, batch))))
@@ -80,12 +101,12 @@ def expect_bits(name, first, second):
         assert torch.equal(value, second[2][key]), f"{name}: the bits of {key} differ between two strategies"
 
 
-def expect_like_plain(name, make, batches, loss_of, units, accumulation=1, strategies=STRATEGIES):
+def expect_like_plain(name, make, batches, loss_of, units, training=Training(), strategies=STRATEGIES):
     """`make()` gives the model, the same with each call."""
-    wanted = train_plain(make(), batches, loss_of, accumulation)
+    wanted = train_plain(make(), batches, loss_of, training)
     first = None
     for title, strategy in strategies.items():
-        got = train_sharded(make(), batches, loss_of, {"units": units, **strategy}, accumulation)
+        got = train_sharded(make(), batches, loss_of, {"units": units, **strategy}, training)
         expect_close(f"{name}, {title}", wanted, got)
         if first is not None:
             expect_bits(f"{name}, {title}", first, got)

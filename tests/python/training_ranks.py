@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from beside_plain import STRATEGIES, expect_like_plain
+from beside_plain import STRATEGIES, Training, expect_like_plain
 from models import BATCH, CLASSES, MODELS, WIDTH, Classifier, Hooked, Tied, Transformer, units_of
 
 STEPS = 4
@@ -31,8 +31,8 @@ def train_all(models, strategies):
     for kind in models:
         expect_like_plain(kind.__name__, made(kind), batches(STEPS), loss_of, units_of(kind), strategies=strategies)
     for kind in (Classifier, Hooked):
-        expect_like_plain(f"{kind.__name__}, accumulation", made(kind), batches(2 * STEPS), loss_of, units_of(kind), accumulation=2,
-                          strategies=strategies)
+        expect_like_plain(f"{kind.__name__}, accumulation", made(kind), batches(2 * STEPS), loss_of, units_of(kind),
+                          Training(accumulation=2), strategies)
 
 
 if "gloo" in sys.argv:

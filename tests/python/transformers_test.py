@@ -1,17 +1,32 @@
-"""Models of transformers train sharded as plain PyTorch trains them; generation, adapters of peft, deferred init."""
+"""Models of transformers, torchvision and timm train as plain PyTorch trains them; generation, peft, deferred init."""
 
 import importlib.util
+import os
 import unittest
 
 from launched import launch
 
 
-@unittest.skipUnless(importlib.util.find_spec("transformers") and importlib.util.find_spec("peft"), "no transformers and peft: scripts/setup --tests")
+def are_there(*packages):
+    reason = f"no {', '.join(packages)}: scripts/setup --tests"
+    return unittest.skipUnless(all(map(importlib.util.find_spec, packages)), reason)
+
+
+@are_there("transformers", "peft")
 class TransformersTest(unittest.TestCase):
-    def test_two_ranks(self):
-        code, output = launch(2, "transformers_ranks.py", timeout=500, TESSERA_LOG_LEVEL="error", TRANSFORMERS_OFFLINE="1")
+    def train(self, *arguments):
+        code, output = launch(2, "transformers_ranks.py", *arguments, timeout=500, TESSERA_LOG_LEVEL="error",
+                              TRANSFORMERS_OFFLINE="1")
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("all architectures train like plain PyTorch"), 2, output)
+
+    def test_sample(self):
+        self.train()
+
+    @unittest.skipUnless(os.environ.get("TESSERA_LONG_TESTS"), "scripts/test --long")
+    @are_there("torchvision", "timm")
+    def test_all_architectures_under_every_strategy(self):
+        self.train("long")
 
 
 if __name__ == "__main__":

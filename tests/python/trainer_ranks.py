@@ -151,6 +151,27 @@ def run_ranks(folder):
             expect_close(name, torch.load(folder / f"{name}.pt"), results(trainer, data), tolerance)
             trainer.engine.close()
 
+    def adapters():
+        """A model of peft that is made without memory: a checkpoint has its adapters, and resumes."""
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        data, output, runs = made("language model")[1], folder / "adapters", []
+        for resume_from in (None, str(output / "checkpoint-2")):
+            with tessera.deferred_init():
+                model = get_peft_model(made("language model")[0], adapter)
+            args = arguments(output, ranks, save_strategy="no" if resume_from else "steps")
+            trainer = TesseraTrainer(model, args, strategy={}, train_dataset=data, eval_dataset=data)
+            before = trainer.evaluate()["eval_loss"]
+            trainer.train(resume_from_checkpoint=resume_from)
+            assert trainer.evaluate()["eval_loss"] < before
+            runs.append(trainer.engine.state_dict())
+            trainer.engine.close()
+        assert all(torch.equal(value, runs[1][key]) for key, value in runs[0].items())
+        if rank == 0:
+            saved = load_file(output / "checkpoint-6" / "adapter_model.safetensors")
+            assert saved and all("lora" in name for name in saved), list(saved)
+
     def best_model():
         """Trained so fast that the loss gets worse: the weights of the best checkpoint come back."""
         output = folder / "best"
@@ -220,7 +241,7 @@ def run_ranks(folder):
         for title, strategy in STRATEGIES.items():
             print(case, title, flush=True)
             like_plain(case, title, strategy)
-    for extra in (other_modes, best_model, stopped_and_trained_again):
+    for extra in (other_modes, adapters, best_model, stopped_and_trained_again):
         print(extra.__name__, flush=True)
         extra()
     print("trained like the plain Trainer")

@@ -26,6 +26,7 @@ from tessera._job import world_size
 from tessera.integrations._bridge import agree, copy_of, expect_device, take_step, use_manual_schedule
 from tessera.integrations._optimizer import add_optimizer, set_rates
 
+
 class TesseraStrategy(DDPStrategy):
     """`engine` is the Engine, from the first fit, validate, test or predict on; `result` is what the last step did."""
 
@@ -61,7 +62,8 @@ class TesseraStrategy(DDPStrategy):
     def _expect_possible(self, trainer: Any) -> None:
         module, precision = self.lightning_module, self.precision_plugin
         if self.world_size != world_size():
-            raise Error(f"Trainer(devices, num_nodes) make {self.world_size} ranks, but the job has {world_size()}")
+            raise Error(f"Trainer(devices, num_nodes) say {self.world_size} ranks, but the job has {world_size()}. "
+                        "hint: devices is how many ranks start on each host")
         if not module.automatic_optimization:
             raise Error("TesseraStrategy cannot train with automatic_optimization = False. hint: write the loop with "
                         "tessera.Engine, one for each optimizer")
@@ -95,7 +97,8 @@ class TesseraStrategy(DDPStrategy):
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None) -> Any:
         loss, trainer = closure(), self.lightning_module.trainer
         if trainer.accumulate_grad_batches != self.engine.strategy["gradient_accumulation"]:
-            raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow")
+            raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow. "
+                        "hint: remove GradientAccumulationScheduler")
         for call_hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
             call_hooks(trainer, "on_before_optimizer_step", optimizer)
         set_rates(self.engine, optimizer)

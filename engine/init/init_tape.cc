@@ -73,7 +73,9 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> arguments,
       if (value.toTensor().defined()) visit(i, -1, value.toTensor());
     } else if (value.isTensorList()) {
       const auto list = value.toTensorList();
-      for (std::size_t k = 0; k < list.size(); ++k) visit(i, k, list.get(k));
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        if (const at::Tensor tensor = list.get(k); tensor.defined()) visit(i, k, tensor);
+      }
     } else if (value.isOptionalTensorList()) {
       const auto list = value.toOptionalTensorList();
       for (std::size_t k = 0; k < list.size(); ++k) {
@@ -165,6 +167,11 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   Node node{
       op, copy_with_own_lists({stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()}), {}, {}, {}, false, {},
       {}};
+  // Deferred tensors say that they lie on the device "meta". Who asks for a tensor there means: where they will be.
+  if (const auto i = index_of_argument(schema, "device"); i >= 0) {
+    c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
+    if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
+  }
   for_each_tensor(std::vector<c10::IValue>(node.arguments),
                   [&](std::size_t argument, std::ptrdiff_t element, const at::Tensor& tensor) {
                     const auto tape = tape_of(tensor);

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 
 from tessera import _native
 from tessera._error import Error
@@ -314,6 +315,20 @@ def deferred_init() -> Iterator[None]:
     """
     scope = _native.Deferring()
     try:
-        yield
+        with _Lists():
+            yield
     finally:
         scope.end()
+
+
+class _Lists(TorchFunctionMode):
+    """Tensor.tolist reads memory, which deferred tensors do not have: under this their elements are asked for."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.tolist and args[0].is_meta:
+            return _list_of(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def _list_of(tensor: torch.Tensor) -> Any:
+    return tensor.item() if tensor.dim() == 0 else [_list_of(row) for row in tensor.unbind()]

@@ -3,10 +3,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules.h>
@@ -70,8 +74,13 @@ struct OddInit : Module {
     mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
     constant = register_buffer("constant", at::arange(5).to(at::kFloat).mul(2));
     value = scaled.sum().item<float>();
+    // Lists of tensors, and tensors "on the same device".
+    joined = register_buffer("joined", at::cat({at::ones({2}), rows[0], at::stack({constant, constant})[0]}));
+    beside = register_parameter("beside", at::zeros({4}));
+    beside.copy_(at::arange(4, at::TensorOptions(at::kFloat).device(beside.device())));
+    beside.add_(at::zeros_like(beside, beside.options()).to(beside.device()));
   }
-  at::Tensor scaled, rows, orthogonal, truncated, mask, constant;
+  at::Tensor scaled, rows, orthogonal, truncated, mask, constant, joined, beside;
   float value = 0;
 };
 

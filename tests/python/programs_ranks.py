@@ -292,6 +292,10 @@ def deferred(strategy):
         net = Classifier()
         net.register_buffer("table", torch.tensor([1.0, 2.0, 3.0]))
         net.register_buffer("steps", torch.arange(4).float() ** 2)
+        net.register_buffer("joined", torch.cat((torch.ones(2), net.steps)))
+        with torch.no_grad():
+            net.head.bias.copy_(torch.arange(float(CLASSES), device=net.head.bias.device))
+        assert torch.linspace(0, 1, 3).tolist() == [0.0, 0.5, 1.0] and torch.ones(1, 2).tolist() == [[1.0, 1.0]]
         return net
 
     torch.manual_seed(3)

@@ -13,6 +13,7 @@
 #include "benchmarks/native/number_text.h"
 #include "benchmarks/native/offload_bench.h"
 #include "benchmarks/native/optimizer_bench.h"
+#include "benchmarks/native/studies/checkpoint_study.h"
 #include "benchmarks/native/studies/memory_study.h"
 #include "benchmarks/native/studies/overhead_study.h"
 #include "benchmarks/native/studies/overlap_study.h"
@@ -199,6 +200,14 @@ int run_bench_step(const BenchCommand& command) {
 
 int run_bench_memory(const BenchCommand& command) {
   return run_table("memory", command, [&](const Mesh& mesh) { return study_memory(mesh, studied_gpt(command.quick)); });
+}
+
+int run_bench_checkpoint(const BenchCommand& command) {
+  return run_table("checkpoint", command, [&](const Mesh& mesh) {
+    CheckpointStudyOptions options{.folder = command.directory};
+    if (command.quick) options.parameters = 1'000'000, options.rounds = 2;
+    return study_checkpoints(mesh, options);
+  });
 }
 
 int run_bench_overhead(const BenchCommand& command) {

@@ -28,6 +28,7 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
   };
   if (command.quick) launching.command.push_back("--quick");
   if (command.overwrite) launching.command.push_back("--overwrite");
+  add("--dir", command.directory);
   add("--json", command.json);
   add("--csv", command.csv);
   add("--cifar10", command.cifar10);

@@ -114,6 +114,8 @@ int run_bench_buckets(const BenchCommand& command);
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
+/// Times saves and loads of a checkpoint of AdamW's state, beside training and not, under --dir.
+int run_bench_checkpoint(const BenchCommand& command);
 /// Measures how much of the communication is hidden behind compute that is a timed sleep.
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.

@@ -246,6 +246,11 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 44))
       ->capture_default_str();
+  CLI::App* checkpoint =
+      command->add_subcommand("checkpoint", "saves and loads of a checkpoint, beside training and not");
+  checkpoint->add_option("--dir", bench.directory, "directory that gets a folder of its own, which is removed")
+      ->required()
+      ->check(not_empty());
   CLI::App* buckets = command->add_subcommand("buckets", "NO_SHARD with buckets of 0.5 to 64 MiB: ResNet-18, GPT");
   CLI::App* step = command->add_subcommand("step", "a GPT's step and its parts under every strategy");
   CLI::App* memory = command->add_subcommand("memory", "what every strategy takes, beside its plan");
@@ -255,7 +260,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   overlap->add_option("--compute", bench.compute_s, "seconds of compute in a step")
       ->check(CLI::Range(0.001, 60.0))
       ->capture_default_str();
-  for (CLI::App* each : {collectives, buckets, step, memory, overhead, overlap}) {
+  for (CLI::App* each : {collectives, checkpoint, buckets, step, memory, overhead, overlap}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->transform(integer_from(1, kMostLaunched))
         ->capture_default_str();
@@ -265,7 +270,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
       ->check(not_empty());
-  for (CLI::App* each : {collectives, optimizer, offload, buckets, step, memory, overhead, overlap}) {
+  for (CLI::App* each : {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, overlap}) {
     each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
     each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
@@ -349,7 +354,7 @@ int run(int argc, char** argv) {
     const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
         {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"offload", run_bench_offload},
         {"buckets", run_bench_buckets},         {"step", run_bench_step},           {"memory", run_bench_memory},
-        {"overhead", run_bench_overhead},       {"overlap", run_bench_overlap}};
+        {"checkpoint", run_bench_checkpoint},   {"overhead", run_bench_overhead},   {"overlap", run_bench_overlap}};
     for (const auto& [name, run_section] : sections) {
       if (command->got_subcommand(name)) return run_section(bench);
     }

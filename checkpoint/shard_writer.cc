@@ -76,7 +76,17 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes) {
   const int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(file_bytes_), done);
   if (got < 0) return error("write", -got, wanted, static_cast<std::int64_t>(done));
   file_bytes_ += wanted;
+  begin_writeback();
   return absl::OkStatus();
+}
+
+/// Lets the disk begin with what is written while the next chunks are made, and not at the fsync. A hint: where a file system does not
+/// take it, or fails, fsync says so.
+void ShardWriter::begin_writeback() {
+  constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
+  if (file_bytes_ - in_writeback_ < kAtOnce) return;
+  ::sync_file_range(fd_, in_writeback_, file_bytes_ - in_writeback_, SYNC_FILE_RANGE_WRITE);
+  in_writeback_ = file_bytes_;
 }
 
 absl::StatusOr<SavedFile> ShardWriter::finish() {

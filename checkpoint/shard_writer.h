@@ -41,11 +41,13 @@ class ShardWriter {
   ShardWriter(std::string path, std::string who) : path_(std::move(path)), who_(std::move(who)) {}
   absl::Status write(std::span<const std::byte> bytes);
   absl::Status write_chunk();
+  void begin_writeback();
   absl::Status error(const char* operation, int error, std::int64_t wanted = -1, std::int64_t got = -1) const;
 
   const std::string path_, who_;
   int fd_ = -1;
   std::int64_t file_bytes_ = 0, appended_ = 0, wanted_ = 0;
+  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to begin with
   std::vector<std::byte> chunk_;
   SavedFile file_;
 };

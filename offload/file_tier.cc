@@ -240,7 +240,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
   if (record < resident_ || written_[as_size(record - resident_)] == 0) {
     ++counters_.hits;
     std::ranges::fill(memory, std::byte{0});
-    if (record < resident_) std::ranges::copy(resident_memory(record).first(size_of(options_, record)), memory.begin());
+    if (record < resident_) std::memcpy(memory.data(), resident_memory(record).data(), size_of(options_, record));
     return absl::OkStatus();
   }
   if (const std::int32_t found = slot_of(record); found > 0 && slots_[as_size(found - 1)].state == SlotState::kWriting)

@@ -75,8 +75,8 @@ absl::Status HostTier::start_copy(std::int64_t record, std::span<std::byte> memo
   ++counters_.gets;
   ++counters_.hits;
   const auto begin = static_cast<std::size_t>(record) * options_.record_bytes;
-  const auto rest = std::ranges::copy(records_.subspan(begin, options_.record_bytes), memory.begin()).out;
-  std::fill(rest, memory.end(), std::byte{0});
+  std::memcpy(memory.data(), records_.data() + begin, options_.record_bytes);
+  std::ranges::fill(memory.subspan(options_.record_bytes), std::byte{0});
   return absl::OkStatus();
 }
 

@@ -98,8 +98,10 @@ void StepAgreement::write_message(const LocalStep& local) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
     const NormSums& norm = norm_.sums_of(group);
     if (!norm.finite()) header.finite = 0;
+    const auto sums = std::as_bytes(norm.sums());
     // A rank may hold no part of a group: then there is nothing to copy, and no address to copy from.
-    place = std::ranges::copy(std::as_bytes(norm.sums()), place).out;
+    if (!sums.empty()) std::memcpy(place, sums.data(), sums.size());
+    place += sums.size();
   });
   std::memcpy(message_.data(), &header, sizeof header);
 }

@@ -173,7 +173,7 @@ class Engine:
         """Waits until the save that goes on beside training is committed, and raises its Error; does nothing where there is none. Collective."""
         _native.finish_checkpoint(self._live())
 
-    def checkpoint_progress(self) -> "CheckpointProgress | None":
+    def checkpoint_progress(self) -> "_native.CheckpointProgress | None":
         """Of this rank, while a save goes on beside training; None where none does."""
         return _native.checkpoint_progress(self._live())
 

@@ -359,7 +359,7 @@ std::string MemoryPlan::to_table() const {
                                                        "optimizer state",
                                                        "scratch",
                                                        "records of what lies on disk, used, on their way, or cached",
-                                                       "copy of what an asynchronous save writes"};
+                                                       "copy of what an asynchronous save writes, in host memory"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});

@@ -5,8 +5,10 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 
 #include "tests/support/long_tests.h"
@@ -99,6 +101,44 @@ TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
   look({"diff", path("whole"), path("parts")});
   for (const auto& entry : std::filesystem::directory_iterator(path("parts")))
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
+}
+
+// F10: ranks are killed at random moments, one or all, and the run goes on each time. Its end has the bits of a run that nothing
+// happened to. TESSERA_SOAK_SEED repeats one.
+TEST_F(Checkpoints, RandomKillsChangeNoBits) {
+  const char* const given = std::getenv("TESSERA_SOAK_SEED");
+  const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
+  SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  const int kills = tests_are_long() ? 200 : 3;
+  const std::string steps = tests_are_long() ? "3000" : "400";
+  run(run_of(2, steps, "whole", "whole.jsonl"), 600);
+  for (int killed = 0; killed < kills;) {
+    saves_beside_training_ = up_to(1) == 1;
+    Program job(
+        run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"}),
+        path("job"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
+    const std::vector<pid_t> processes = job.descendants();
+    const pid_t rank = job.rank_pid(up_to(1));
+    if (up_to(2) > 0 && rank > 0) {
+      kill(rank, SIGKILL);
+    } else {
+      for (const pid_t pid : processes) kill(pid, SIGKILL);
+    }
+    if (job.wait(30).code != 0) {
+      ++killed;
+      if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
+    } else {  // it had come to its end
+      look({"diff", path("whole"), path("parts")});
+      std::filesystem::remove_all(path("parts"));
+    }
+  }
+  saves_beside_training_ = false;
+  run(run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", "100"}), 600);
+  EXPECT_EQ(by_step("parts.jsonl"), by_step("whole.jsonl"));
+  look({"diff", path("whole"), path("parts")});
 }
 
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {

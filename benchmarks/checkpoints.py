@@ -1,0 +1,152 @@
+"""Saves and loads of one model: Tessera beside torch.distributed.checkpoint and torch.save, in turns, on the same ranks.
+
+    tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
+
+Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. What is saved has 12 bytes a parameter: values and two moments,
+fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. "plain file" is as many bytes, written and synced by all
+ranks at once with nothing else to do. Loads find the files in the page cache.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import tessera
+
+LAYERS = 8
+
+
+def model_of(width):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(LAYERS)])
+
+
+def quantile(values, p):
+    return sorted(values)[min(len(values) - 1, int(p * len(values)))]
+
+
+class Peers:
+    """FSDP2 with AdamW, after a step."""
+
+    def __init__(self, width):
+        self.model = model_of(width)
+        for layer in self.model:
+            fully_shard(layer)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.model(torch.ones(1, width)).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def save(self, folder):
+        shutil.rmtree(folder, ignore_errors=True) if dist.get_rank() == 0 else None
+        dist.barrier()
+        dcp.save(self.state(), checkpoint_id=folder)
+
+    def load(self, folder):
+        state = self.state()
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+class Ours:
+    def __init__(self, width, beside):
+        self.model = model_of(width)
+        self.engine = tessera.Engine(self.model, {"units": {"classes": ["Linear"]}, "checkpoint": {"async": beside}})
+        self.engine.backward(self.model(torch.ones(1, width)).mean())
+        self.engine.step()
+
+
+def full_state(width):
+    model = model_of(width)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, width)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def write_plain(path, block, count):
+    file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    for _ in range(count):
+        os.write(file, block)
+    os.fsync(file)
+    os.close(file)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=2816)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    folder = pathlib.Path(options.dir) / "checkpoints-bench"
+    peers, waiting, beside = Peers(options.width), Ours(options.width, False), Ours(options.width, True)
+    whole = full_state(options.width) if rank == 0 else None
+    bytes_of_rank = 12 * LAYERS * (options.width * options.width + options.width) // ranks
+    block = bytes(1 << 20)
+    samples = {}
+
+    def measure(name, body, counts):
+        dist.barrier()
+        begin = time.perf_counter()
+        body()
+        dist.barrier()
+        if counts:
+            samples.setdefault(name, []).append(time.perf_counter() - begin)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        saves = [("plain file, written and synced", lambda: write_plain(folder / f"plain{rank}", block, bytes_of_rank >> 20)),
+                 ("DCP save", lambda: peers.save(folder / "dcp")),
+                 ("Tessera save", lambda: waiting.engine.save_checkpoint(folder / "tessera", keep=1)),
+                 ("torch.save of all, rank 0", lambda: torch.save(whole, folder / "whole.pt") if rank == 0 else None),
+                 ("Tessera save beside training: what it waits for", lambda: beside.engine.save_checkpoint(folder / "beside", keep=1))]
+        loads = [("DCP load", lambda: peers.load(folder / "dcp")),
+                 ("Tessera load", lambda: waiting.engine.load_checkpoint(folder / "tessera")),
+                 ("torch.load of all, rank 0", lambda: torch.load(folder / "whole.pt", weights_only=True) if rank == 0 else None)]
+        for number in range(options.rounds + 1):
+            turn = number % len(saves)  # nobody always comes after the same one
+            for name, body in saves[turn:] + saves[:turn]:
+                measure(name, body, number > 0)
+                beside.engine.finish_checkpoint()
+                os.sync()
+            for name, body in loads:
+                measure(name, body, number > 0)
+        waiting.engine.close()
+        beside.engine.close()
+        if rank == 0:
+            rows = [{"what": name, "median_s": statistics.median(values), "p10_s": quantile(values, 0.1), "p90_s": quantile(values, 0.9),
+                     "samples_s": values} for name, values in samples.items()]
+            print(f"{ranks} ranks, {bytes_of_rank / 1e6:.0f} MB each")
+            for row in rows:
+                print(f"{row['what']:50} {row['median_s']:8.3f} s  (p10 {row['p10_s']:.3f}, p90 {row['p90_s']:.3f})")
+            if options.json:
+                pathlib.Path(options.json).write_text(json.dumps({"ranks": ranks, "rank_bytes": bytes_of_rank, "rows": rows}, indent=1))
+    finally:
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,9 +24,9 @@ constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
 
+/// Of one portion of memory after the other; ranks that hold the same part go through it in the same portions.
 class Hash {
  public:
-  Hash() { XXH3_64bits_reset(&state_); }
   /// Memory of a group, wherever it lies.
   void add(const FlatGroup& group, const void* memory, std::int64_t bytes) {
     constexpr std::int64_t kAtOnce = 1 << 19;
@@ -34,13 +34,13 @@ class Hash {
       const std::int64_t count = std::min(kAtOnce, bytes - begin);
       auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(memory)) + begin;
       const HostView view(from, count, group.device, HostView::kFetch);
-      XXH3_64bits_update(&state_, view.data(), static_cast<std::size_t>(count));
+      value_ = XXH3_64bits_withSeed(view.data(), static_cast<std::size_t>(count), value_);
     }
   }
-  std::uint64_t value() const { return XXH3_64bits_digest(&state_); }
+  std::uint64_t value() const { return value_; }
 
  private:
-  XXH3_state_t state_;
+  std::uint64_t value_ = 0;
 };
 
 std::uint64_t hash_of_values_of(const FlatGroup& group, std::size_t i) {

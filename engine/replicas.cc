@@ -29,13 +29,9 @@ class Hash {
  public:
   /// Memory of a group, wherever it lies.
   void add(const FlatGroup& group, const void* memory, std::int64_t bytes) {
-    constexpr std::int64_t kAtOnce = 1 << 19;
-    for (std::int64_t begin = 0; begin < bytes; begin += kAtOnce) {
-      const std::int64_t count = std::min(kAtOnce, bytes - begin);
-      auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(memory)) + begin;
-      const HostView view(from, count, group.device, HostView::kFetch);
-      value_ = XXH3_64bits_withSeed(view.data(), static_cast<std::size_t>(count), value_);
-    }
+    view_in_portions(memory, bytes, group.device, [&](const std::byte* data, std::int64_t count) {
+      value_ = XXH3_64bits_withSeed(data, static_cast<std::size_t>(count), value_);
+    });
   }
   std::uint64_t value() const { return value_; }
 

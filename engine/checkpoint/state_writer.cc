@@ -42,16 +42,6 @@ absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
   return absl::OkStatus();
 }
 
-/// A group's memory, wherever it lies: of a device's, a copy of one portion after the other.
-template <class Append>
-void append_memory(const FlatGroup& group, void* memory, std::int64_t bytes, const Append& append) {
-  for (std::int64_t begin = 0; begin < bytes; begin += kFetchedBytes) {
-    const std::int64_t count = std::min(kFetchedBytes, bytes - begin);
-    const HostView view(static_cast<std::byte*>(memory) + begin, count, group.device, HostView::kFetch);
-    append(view.data(), count);
-  }
-}
-
 /// The masters of a split run, joined.
 template <class Append>
 void append_joined(std::span<const std::uint16_t> high, std::span<const std::int16_t> low, const Append& append) {
@@ -88,7 +78,8 @@ absl::Status append_masters(const FlatGroup& group, Extent run, const Sink& sink
   return append_portions(sink, [&](const auto& append) {
     for_each_state(group, kind, run, StateUse::kRead, [&](const StateView& view) {
       if (!is_parameter && is_split) return append_split(group, view, append);
-      append_memory(group, is_parameter ? static_cast<void*>(view.parameter) : view.master, view.run.numel * 4, append);
+      view_in_portions(is_parameter ? static_cast<void*>(view.parameter) : view.master, view.run.numel * 4,
+                       group.device, append);
     });
   });
 }
@@ -97,7 +88,7 @@ template <class Sink>
 absl::Status append_values(const FlatGroup& group, Extent run, const Sink& sink) {
   return append_portions(sink, [&](const auto& append) {
     for_each_state(group, StateKind::kParameters, run, StateUse::kRead, [&](const StateView& view) {
-      append_memory(group, view.parameter, view.run.numel * group.element_bytes(), append);
+      view_in_portions(view.parameter, view.run.numel * group.element_bytes(), group.device, append);
     });
   });
 }
@@ -108,7 +99,7 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
     for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kRead, [&](const StateView& view) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
       void* const memory = scales ? static_cast<void*>(view.state[state].scales) : view.state[state].data;
-      append_memory(group, memory, scales ? bytes.scales : bytes.data, append);
+      view_in_portions(memory, scales ? bytes.scales : bytes.data, group.device, append);
     });
   });
 }

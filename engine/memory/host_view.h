@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +27,18 @@ class HostView {
   at::Tensor copy_;  ///< of device memory
   std::byte* data_;
 };
+
+/// Visits memory as host code sees it, one portion after the other, so that a copy of a device's takes little.
+template <class Visit>
+void view_in_portions(const void* memory, std::int64_t bytes, c10::Device device, const Visit& visit) {
+  constexpr std::int64_t kPortion = 1 << 19;
+  auto* const begin = static_cast<std::byte*>(const_cast<void*>(memory));
+  for (std::int64_t done = 0; done < bytes; done += kPortion) {
+    const std::int64_t count = std::min(kPortion, bytes - done);
+    const HostView view(begin + done, count, device, HostView::kFetch);
+    visit(view.data(), count);
+  }
+}
 
 /// Copies training state to host memory, and the reverse. Both wait for the device, as HostView.
 void fetch_state(void* to, void* memory, std::int64_t bytes, c10::Device device);

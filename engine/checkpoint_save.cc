@@ -223,7 +223,7 @@ absl::StatusOr<std::string> CheckpointSave::commit(const std::vector<std::string
     TESSERA_ASSIGN_OR_RETURN(Manifest one, read_manifest(who_, text));
     manifest_.files.push_back(std::move(one.files[0]));
   }
-  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished_->commit(write_manifest(manifest_)));
+  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished_->commit(write_manifest(manifest_), options_.is_best));
   if (options_.keep > 0) {
     // Old checkpoints that stay are no reason to lose a new one.
     const absl::Status pruned = unfinished_->prune(options_.keep);

@@ -2,11 +2,15 @@
 
 #include <torch/nn/module.h>
 
+#include <memory>
+
 #include "sharding/layout/memory_plan.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
 
 namespace tessera {
+
+class ElementwiseOptimizer;
 
 /// As plan_memory, but returns the MemoryPlan itself, which knows what the numbers were computed from.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,

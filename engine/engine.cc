@@ -224,13 +224,20 @@ TrafficCounts Engine::traffic() const {
     counts.disk_bytes_written += disk.bytes_written;
     counts.disk_wait_seconds += disk.wait_seconds;
   }
+  if (state_->activations) {
+    const ActivationCounts disk = state_->activations->counts();
+    counts.disk_bytes_read += disk.disk_bytes_read;
+    counts.disk_bytes_written += disk.disk_bytes_written;
+    counts.disk_wait_seconds += disk.disk_wait_seconds;
+  }
   return counts;
 }
 
 void Engine::enter_forked_process() {
   State& s = *state_;
   s.watch.reset();
-  static_cast<void>(s.saving.release());                         // its thread, its lock and its files are the parent's
+  static_cast<void>(s.saving.release());  // its thread, its lock and its files are the parent's
+  if (s.activations) s.activations->enter_forked_process();
   if (!s.residency && !s.plan.input().placement.shared) return;  // private memory, which fork has copied
   for (auto& unit : s.units) {
     unit->poison("unit " + unit->name +
@@ -255,6 +262,9 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
   scene.reduces_in_background = would_reduce_in_background(topology, transport);
+  const CompressedParts compressed = would_compress(shape, topology, transport);
+  scene.shard_compressed_part = compressed.shard;
+  scene.replicate_compressed_part = compressed.replicate;
   const auto units =
       partition(module, strategy, parts_for(strategy, position), nullptr, matrices_of(strategy.optimizer));
   assign_groups(units, strategy.optimizer);

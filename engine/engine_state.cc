@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "engine/activations/offload_activations.h"
 #include "engine/background_save.h"
 #include "engine/first_values.h"
 #include "engine/memory/kept_group.h"
@@ -61,6 +62,19 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
+const char* name_of(WireForm form) {
+  return form == WireForm::kInt8 ? "int8" : form == WireForm::kInt4 ? "int4" : "plain";
+}
+
+/// For the line about gradients on the wire.
+std::string words_of_compression(const PlanInput& input) {
+  const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
+  if (!shard && !replicate) return "";
+  const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
+  return c10::str(" (over the network on ", axes, ": ", name_of(input.compression.gradients), ", sums ",
+                  name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
+}
+
 /// What "comm.transport" asks of a mesh.
 struct WantedTransport {
   const char* name;
@@ -112,6 +126,7 @@ void Engine::State::look_at_module() {
                     matrices_of(strategy.optimizer));
   assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
+  expect_own_memory(units, *module);
 }
 
 MeshShape Engine::State::shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
@@ -128,7 +143,12 @@ void Engine::State::set_up() {
   if (strategy.checkpoint.async) save_group = value_or_throw(groups_of(mesh).world("checkpoint"));
   shares_memory = !device.is_queued && axes.gather->shares_memory();
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
-  const PlanScene scene{position, shares_memory, device.is_queued, in_background};
+  const PlanScene scene{position,
+                        shares_memory,
+                        device.is_queued,
+                        in_background,
+                        axes.reduce->compressed_part(),
+                        axes.replicate->compressed_part()};
   plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
@@ -143,7 +163,7 @@ void Engine::State::set_up() {
   load_buffers(*module, *axes.control, device.device);
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
-  Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}};
+  Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   checks.emplace(units, strategy.check.values && !device.is_queued);
@@ -173,6 +193,8 @@ void Engine::State::set_up() {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
   }
+  activations = offload_activations(strategy.offload, *module, accelerator, mesh.rank());
+  if (activations) memory_use[MemoryCategory::kActivations] = activations->memory_bytes();
   expect_plan();
   checks->accept();
   if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;
@@ -198,11 +220,20 @@ void Engine::State::report_plan() const {
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
        << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
        << name_of(strategy.mixed_precision.param) << ", gradients on the wire "
-       << name_of(strategy.mixed_precision.reduce) << ", optimizer state " << name_of(strategy.optimizer.state_dtype)
+       << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input()) << ", optimizer state "
+       << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
        << plan.to_table();
   if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
   log_info(text.str());
+  const CompressionConfig& compression = strategy.compression;
+  const bool compresses = compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
+  if (compresses && words_of_compression(plan.input()).empty()) {
+    log_info(
+        "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
+        "share "
+        "memory");
+  }
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
   }
@@ -251,6 +282,7 @@ void Engine::State::rethrow(const char* what) {
 /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
 /// readable: with their memory, or as a copy of their own if ranks shared it.
 void Engine::State::detach_parameters() {
+  activations.reset();
   hooks.reset();
   watch.reset();
   residency.reset();
@@ -268,6 +300,7 @@ void Engine::State::detach_parameters() {
 
 void Engine::State::begin_backward() {
   const Span span("checks");
+  if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
   expect_parameters();
   hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
@@ -308,8 +341,10 @@ StepResult Engine::State::take_step() {
     if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
     expect_equal_replicas(units, plan, *axes.control, attempts);
   }
+  if (result.overflow && plan.use()[MemoryCategory::kFeedback] > 0) reducer->forget_feedback();
   make_buffers_alike();
   if (attempts == 1 && accelerator.allocated) note_activations();
+  if (attempts == 1 && activations) note_offloaded_activations();
   result.planned = plan.use();
   result.allocated = allocated(When::kAtMost);
   begin_next_step();
@@ -339,6 +374,16 @@ void Engine::State::note_activations() {
   log_info("the first step needed " + format_bytes(*activation_bytes) + " of activations beside the plan's " +
            format_bytes(plan.use().total()) + "; LibTorch's allocator had " + format_bytes(allocated.peak) +
            " in use at most");
+}
+
+/// Likewise: what the tier had to hold.
+void Engine::State::note_offloaded_activations() const {
+  if (mesh.rank() != 0) return;
+  const ActivationCounts counts = activations->counts();
+  log_info("the first step put " + format_bytes(counts.bytes_put) + " of activations in " +
+           std::to_string(counts.values) + " pieces of memory on tier \"" +
+           (strategy.offload.activations == Tier::kHost ? "host" : "nvme") + "\", at most " +
+           format_bytes(counts.peak_bytes) + " at a time, and brought " + format_bytes(counts.bytes_got) + " back");
 }
 
 void Engine::State::make_buffers_alike() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/activations/saved_activations.h"
 #include "engine/device/accelerator.h"
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
@@ -72,6 +73,7 @@ struct Engine::State {
   /// Whether every rank's thread has ended, where a save goes on. Collective then.
   bool save_has_ended();
   void note_activations();
+  void note_offloaded_activations() const;
   void begin_next_step();
   /// As strategy.broadcast_buffers says.
   void make_buffers_alike();
@@ -115,6 +117,7 @@ struct Engine::State {
   std::optional<ShardRecords> shards;  ///< where parameters lie below memory
   std::optional<Residency> residency;  ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;
+  std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
 
   bool half_loaded = false;     ///< a load of a checkpoint failed after it had begun to write
   int open_guards = 0;          ///< Gathered guards that live

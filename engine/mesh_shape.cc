@@ -1,5 +1,7 @@
 #include "engine/mesh_shape.h"
 
+#include <algorithm>
+#include <map>
 #include <string>
 
 #include "runtime/border/throw.h"
@@ -13,6 +15,19 @@ std::string shapes_that_fit(int world_size) {
     if (world_size % shard == 0) text += " " + std::to_string(world_size / shard) + "x" + std::to_string(shard);
   }
   return text;
+}
+
+/// Of the group of `count` ranks from `first` on, `stride` apart: composed_group_factory's rule.
+int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
+  if (count == 1) return 0;
+  if (transport == TransportChoice::kGloo) return 1;
+  if (transport != TransportChoice::kAuto) return 0;
+  std::map<int, int> ranks_of_host;
+  for (int i = 0; i < count; ++i) ++ranks_of_host[(first + i * stride) / topology.local_world_size];
+  if (ranks_of_host.size() == 1) return 0;
+  const int ranks = ranks_of_host.begin()->second;
+  const bool is_even = std::ranges::all_of(ranks_of_host, [&](const auto& host) { return host.second == ranks; });
+  return is_even ? ranks : 1;
 }
 
 }  // namespace
@@ -45,6 +60,12 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || transport == TransportChoice::kHost;
   return by_memory && topology.local_world_size % shape.shard == 0;  // shard groups are runs of ranks
+}
+
+CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
+  const int place = topology.rank % shape.shard;
+  return {compressed_part(topology.rank - place, shape.shard, 1, topology, transport),
+          compressed_part(place, shape.replicate, shape.shard, topology, transport)};
 }
 
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport) {

@@ -26,4 +26,10 @@ bool would_share_memory(const MeshShape& shape, const Topology& topology, Transp
 /// Likewise: will gradients be summed over a network on some axis (Collectives::reduces_in_background)?
 bool would_reduce_in_background(const Topology& topology, TransportChoice transport);
 
+/// Likewise: what the groups that sum gradients would answer to Collectives::compressed_part.
+struct CompressedParts {
+  int shard = 0, replicate = 0;
+};
+CompressedParts would_compress(const MeshShape& shape, const Topology& topology, TransportChoice transport);
+
 }  // namespace tessera

@@ -1,5 +1,14 @@
 #include "engine/parameter_checks.h"
 
+#include <ATen/MemoryOverlap.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "sharding/unit.h"
 #include "sharding/value_hash.h"
 #include "tessera/error.h"
 
@@ -15,7 +24,8 @@ std::uint32_t version_of(const FlatParameter& parameter) {
       ExitCode::kUsage,
       "parameter " + parameter.name +
           " was written in place outside tessera::Gathered(engine, tessera::Gathered::kWrite), where the Engine "
-          "cannot follow. hint: make such a guard around the write, on all ranks; a module that writes its "
+          "cannot follow; or under one that an exception ended, which stores nothing. hint: make such a guard around "
+          "the write, on all ranks; a module that writes its "
           "parameters in forward cannot be trained sharded");
 }
 
@@ -34,7 +44,52 @@ std::uint32_t version_of(const FlatParameter& parameter) {
                   parameter.name + "\", true) on all ranks in place of requires_grad_(true)");
 }
 
+/// A tensor's place in memory.
+struct MemoryOf {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;  ///< behind its last element
+  const at::Tensor* tensor = nullptr;
+  std::string name;
+  bool trains = false;
+};
+
+void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<MemoryOf>& all) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta() || unit_of(tensor)) return;
+  // What an Engine that is gone has left may not be read.
+  const void* const memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  if (!memory) return;
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto bytes = static_cast<std::int64_t>(tensor.element_size());
+  const auto* const begin = static_cast<const std::byte*>(memory) + tensor.storage_offset() * bytes;
+  all.push_back({begin, begin + (last + 1) * bytes, &tensor, name, tensor.requires_grad()});
+}
+
 }  // namespace
+
+void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const torch::nn::Module& module) {
+  std::vector<MemoryOf> all;
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    add_memory(parameter.tensor, "parameter " + parameter.name, all);
+  });
+  const auto buffers = module.named_buffers();
+  for (const auto& item : buffers) add_memory(item.value(), "buffer " + item.key(), all);
+  std::ranges::sort(all, std::less<>(), &MemoryOf::begin);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t k = i + 1; k < all.size() && all[k].begin < all[i].end; ++k) {
+      if (!all[i].trains && !all[k].trains) continue;
+      const at::MemOverlapStatus overlap = at::get_overlap_status(*all[i].tensor, *all[k].tensor);
+      if (overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial) continue;
+      throw Error(
+          ExitCode::kUsage,
+          all[i].name + " and " + all[k].name +
+              " share memory, but are two tensors, of which each would get memory of its own; so what trains the "
+              "one would no longer change the other. hint: tie parameters by registering one tensor twice "
+              "(b->weight = b->register_parameter(\"weight\", a->weight); in Python b.weight = a.weight), or clone");
+    }
+  }
+}
 
 void ParameterChecks::accept() {
   for (const auto& unit : units_) accept(*unit);

@@ -5,11 +5,19 @@
 
 #include "sharding/unit.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera {
+
+/// Each parameter has its own memory, or one that no other parameter or buffer trains: an Engine gives each parameter new memory.
+/// Tensors whose elements lie between each other's are not compared. Throws tessera::Error (64) with both names.
+void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const torch::nn::Module& module);
 
 /// Notices what a program does to an Engine's parameters where the Engine cannot follow, under every strategy alike:
 ///
-/// 1. a parameter left its flat buffer (torch::load, Module::to, set_data): operators would read one memory, the Engine
+/// 1. a parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one memory, the Engine
 ///    update another;
 /// 2. it was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a sharded
 ///    copy would be lost. Told by the tensor's version, which writes through `.data()` or a raw pointer do not change;

@@ -43,10 +43,10 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
   expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
   s.expect_weights("set_trainable");
   expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
+  auto [tensors, replans] = named(s.units, pattern, trainable);
   EngineCheckpoints(*this).finish();
-  s.or_abort("set_trainable", [&] {
+  s.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
     s.expect_parameters();
-    auto [tensors, replans] = named(s.units, pattern, trainable);
     if (!replans) {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
       return;

@@ -12,18 +12,14 @@ namespace tessera {
 
 TokenStream::TokenStream(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,
                          std::int64_t batch, DistributedSampler sampler)
-    : dataset_(std::move(dataset)),
-      seq_len_(seq_len),
-      vocab_size_(vocab_size),
-      samples_(batch),
-      sampler_(std::move(sampler)) {}
+    : dataset_(std::move(dataset)), seq_len_(seq_len), vocab_size_(vocab_size), samples_(batch), sampler_(sampler) {}
 
 absl::StatusOr<TokenBatches> TokenStream::batches_of(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
                                                      std::int64_t vocab_size, SamplerOptions sampling) {
   sampling.num_samples = num_windows(dataset->num_tokens(), seq_len);
   TESSERA_ASSIGN_OR_RETURN(DistributedSampler sampler, DistributedSampler::create(sampling));
-  return TokenBatches(std::unique_ptr<TokenStream>(
-      new TokenStream(std::move(dataset), seq_len, vocab_size, sampling.batch, std::move(sampler))));
+  return TokenBatches(
+      std::unique_ptr<TokenStream>(new TokenStream(std::move(dataset), seq_len, vocab_size, sampling.batch, sampler)));
 }
 
 TokenBatch TokenStream::next(at::Device device) {

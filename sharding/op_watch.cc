@@ -6,6 +6,7 @@
 
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <vector>
 
 #include "sharding/gather_log.h"
@@ -70,7 +71,21 @@ void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
   }
 }
 
+/// Operators that return their input, or another tensor over its memory, and read none of it. What they do beyond that they do by
+/// operators of their own. Without this, `p.detach().cpu().numpy()` would be a view of memory that the next unit gets.
+bool reads_nothing(std::string_view name) {
+  // Autograd's part of detach is seen as an operator too, under this name.
+  return name == "aten::detach" || name == "detach" || name == "aten::alias" || name == "aten::to" ||
+         name == "aten::contiguous";
+}
+
+bool has_unit(const at::RecordFunction& function) {
+  const auto inputs = function.inputs();
+  return !inputs.empty() && inputs[0].isTensor() && unit_of(inputs[0].toTensor()) != nullptr;
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  if (has_unit(function) && reads_nothing(function.name())) return nullptr;
   std::unique_ptr<PinnedUnits> pinned;
   for (const c10::IValue& input : function.inputs()) visit(input, pinned);
   return pinned;

@@ -11,6 +11,8 @@ namespace tessera {
 /// the deleter of its storage's data pointer, so an operator without units costs a few comparisons, and threads that
 /// run other ranks or no rank at all share nothing.
 ///
+/// Operators that only return another tensor over the same memory (detach, to without a copy) gather nothing.
+///
 /// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself
 /// throws.
 class OpWatch {

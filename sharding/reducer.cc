@@ -10,6 +10,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/wire_codec.h"
 #include "sharding/memory_view.h"
 #include "sharding/unit_notes.h"
 #include "sharding/unrecorded.h"
@@ -29,6 +30,11 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
     std::byte* const to = memory + begin * static_cast<std::int64_t>(size_of(dtype));
     flat_view(to, dtype, count, device.device).copy_(wide.to(scalar_type_of(dtype)));
   }
+}
+
+std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
+  const auto count = static_cast<std::size_t>(numel);
+  return static_cast<std::int64_t>(form == WireForm::kPlain ? count * size_of(dtype) : encoded_bytes(form, count));
 }
 
 }  // namespace
@@ -91,6 +97,15 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     const UnitShape shape = unit->shape();
     entry.bucket_bytes = plan_.bucket_bytes_of(shape);
     entry.sum_bytes = plan_.sum_bytes_of(shape);
+    for (const auto& group : unit->groups) {
+      const FeedbackNumel numel = plan_.feedback_numel_of(group->shape());
+      const auto take = [&](std::int64_t count) {
+        return count > 0 ? reinterpret_cast<float*>(memory_.feedback.take(count * 4)) : nullptr;
+      };
+      Feedback& feedback = entry.feedback.emplace_back();
+      feedback.shard = take(numel.shard);
+      feedback.replicate = take(numel.replicate);
+    }
     if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
       entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
@@ -101,6 +116,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
     buckets_ = UnitSlots(memory_.buckets, root.bucket_bytes, plan_.shared_buckets(), plan_.bucket_bytes());
   }
   memory_.buckets.expect_full();
+  memory_.feedback.expect_full();
   if (updates_in_backward()) {
     sums_ = UnitSlots(memory_.sums, root.sum_bytes, plan_.shared_sums(), plan_.sum_bytes());
   }
@@ -288,6 +304,28 @@ void Reducer::start(Entry& entry) {
   entry.unit->close();
 }
 
+ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
+  ReduceOptions options(waits());
+  const PlanInput& input = plan_.input();
+  if (input.compressed_shard_part == 0) return options;
+  options.contributions = input.compression.gradients;
+  options.sums = input.compression.sums;
+  options.feedback = entries_[group.unit->index].feedback[group.index].shard;
+  return options;
+}
+
+ReduceOptions Reducer::replicate_options(const FlatGroup& group) const {
+  ReduceOptions options(replicas_follow() ? Waits::kLater : Waits::kAtOnce);
+  const PlanInput& input = plan_.input();
+  if (input.compressed_replicate_part == 0) return options;
+  options.contributions = input.compression.gradients;
+  options.sums = input.compression.sums;
+  options.feedback = entries_[group.unit->index].feedback[group.index].replicate;
+  return options;
+}
+
+void Reducer::forget_feedback() { std::fill_n(memory_.feedback.data(), memory_.feedback.bytes(), std::byte{0}); }
+
 Waits Reducer::waits() const { return plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
 
 void Reducer::start_notes(UnitReduction& reduction) {
@@ -338,7 +376,8 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
     wire = plan_.input().reduce;
     narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
-  counts_.reduced_bytes += group.layout.numel() * static_cast<std::int64_t>(size_of(wire));
+  const ReduceOptions options = shard_options(group);
+  counts_.reduced_bytes += bytes_on_wire(options.contributions, wire, group.layout.numel());
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
   const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
   float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
@@ -346,8 +385,8 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   GroupReduction& started =
       reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
   SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
-  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, waits())
-                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, waits());
+  started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, options)
+                                 : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, options);
 }
 
 /// Does this rank's share of all reductions but the last `lag`, and ends all but the last `end_lag`.
@@ -410,13 +449,13 @@ Work Reducer::sum_over_replicas(GroupReduction& reduction) {
   const std::string& name = group.unit->name;
   float* const sum = reduction.sum;
   SumVisitor* const last = device_.is_queued ? nullptr : &reduction.accumulation;
-  const Waits waits = replicas_follow() ? Waits::kLater : Waits::kAtOnce;
+  const ReduceOptions options = replicate_options(group);
   if (!plan_.input().placement.gradients.replicate) {
-    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, waits);
+    return axes_.replicate->all_reduce(name, sum, DType::kF32, sum, reduction.numel, last, options);
   }
   const Extent part = group.gradient_part;
   reduction.total = reduction.adds ? sum + part.offset % reduction.numel : group.gradient;
-  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, waits);
+  return axes_.replicate->reduce_scatter(name, sum, DType::kF32, reduction.total, part.numel, last, options);
 }
 
 float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {

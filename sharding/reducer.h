@@ -63,6 +63,7 @@ class Reducer {
   /// Memory of the plan, on `device`: buckets and, where units are updated in backward, sums are shared with peers.
   struct Memory {
     Arena buckets, scratch, sums;
+    Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
   };
 
   /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. Null where work is queued, since
@@ -87,6 +88,9 @@ class Reducer {
   /// To be called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
 
+  /// What rounding took from gradients so far (CompressionConfig::error_feedback) is not added to those to come.
+  void forget_feedback();
+
   /// `used` says of each parameter whether any rank used it in the last step [trainable parameter, in unit, group, layout
   /// order]; the same on all ranks. To be called between steps.
   void expect(const std::vector<char>& used);
@@ -100,6 +104,11 @@ class Reducer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
+  /// Of a group, where error feedback is kept; null where not.
+  struct Feedback {
+    float* shard = nullptr;
+    float* replicate = nullptr;
+  };
   /// Memory for a unit's gradients until they are reduced, or for their sum.
   struct Bucket {
     std::byte* memory = nullptr;
@@ -114,9 +123,10 @@ class Reducer {
     std::int64_t bucket_bytes = 0, sum_bytes = 0;
     Phase phase = Phase::kIdle;
     Bucket bucket;
-    Bucket sum;            ///< where units are updated in backward
-    bool reduced = false;  ///< this round
-    bool has_sum = false;  ///< gradient holds a sum since reset, or will
+    Bucket sum;                      ///< where units are updated in backward
+    std::vector<Feedback> feedback;  ///< [group]
+    bool reduced = false;            ///< this round
+    bool has_sum = false;            ///< gradient holds a sum since reset, or will
   };
   class Accumulation;
   struct GroupReduction;
@@ -133,6 +143,8 @@ class Reducer {
   void take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes);
   void free(Bucket& bucket, UnitSlots& slots);
   void place_sum(Entry& entry);
+  ReduceOptions shard_options(const FlatGroup& group) const;
+  ReduceOptions replicate_options(const FlatGroup& group) const;
   Waits waits() const;
   void start_notes(UnitReduction& reduction);
   void hand_over(UnitReduction& reduction);

@@ -19,8 +19,6 @@ DType dtype_of(c10::ScalarType type, const std::string& who) {
     case c10::kInt:
       return DType::kI32;
     case c10::kByte:
-    case c10::kChar:
-    case c10::kBool:
       return DType::kU8;
     default:
       throw Error(ExitCode::kConfig, who + " has dtype " + c10::toString(type) +

@@ -138,18 +138,22 @@ Unit* unit_of(const at::Tensor& tensor) {
 
 bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
-  return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == group.storage.get() &&
+  if (!tensor.has_storage()) return false;
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const void* const memory = storage->_mutable_data_ptr_no_checks().get();
+  // While a unit is being gathered, its storage has no memory yet.
+  return storage == group.storage.get() && (memory == nullptr || memory == group.full) &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }
 
 void expect_in_place(const FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
-  throw Error(
-      ExitCode::kUsage,
-      "parameter " + group.parameters[i].name +
-          " was given other memory (torch::load, Module::to, set_data), so the Engine and the module no longer mean "
-          "the same numbers. hint: do that before the Engine is made, or under tessera::Gathered(engine, "
-          "tessera::Gathered::kWrite) on all ranks");
+  throw Error(ExitCode::kUsage,
+              "parameter " + group.parameters[i].name +
+                  " was given other memory (torch::load, Module::to, set_data, share_memory), so the Engine and the "
+                  "module no longer mean "
+                  "the same numbers. hint: do that before the Engine is made, or under tessera::Gathered(engine, "
+                  "tessera::Gathered::kWrite) on all ranks");
 }
 
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset) {

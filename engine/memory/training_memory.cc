@@ -7,6 +7,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
+#include "offload/path_speed.h"
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -94,35 +95,55 @@ struct NewRecords {
   }
 };
 
+/// With so little on disk, measuring would take longer than it saves.
+constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
+
+/// The directories, with their disks' shares of the records: by measured bandwidth, and equal where there is little on disk.
+std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
+  std::vector<StripePath> paths;
+  for (const std::string& directory : directories) paths.push_back({directory});
+  if (paths.size() < 2 || plan.disk().bytes < kLeastMeasuredBytes) return paths;
+  PathSpeedOptions options;
+  options.who = "rank " + std::to_string(rank);
+  const std::vector<double> weights = value_or_throw(path_weights(directories, options));
+  std::string text;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    paths[i].weight = weights[i];
+    text += c10::str(i > 0 ? ", " : "", paths[i].directory, " ", weights[i]);
+  }
+  if (rank == 0) log_info("offload.paths get records in proportion to their disks' bandwidth: " + text);
+  return paths;
+}
+
 /// Makes the files that hold `pool`, and what reads and writes them.
 std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
-                                        const std::vector<std::string>& directories, int rank) {
+                                        const std::vector<StripePath>& paths, int rank) {
   FileTierOptions options;
   options.who = "rank " + std::to_string(rank);
   options.sizes = std::move(records.sizes);
   options.record_name = [names = std::move(records.names)](std::int64_t record) { return names[record]; };
-  for (const std::string& directory : directories) options.paths.push_back({directory});
+  options.paths = paths;
   options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
   options.records = pool.records;
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.verify = offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
-  auto tier = std::make_shared<StateRecords>(value_or_throw(FileTier::create(std::move(options))), offload.queue_depth);
+  auto tier = std::make_shared<StateRecords>(value_or_throw(FileTier::create(options)), offload.queue_depth);
   log_info("rank " + std::to_string(rank) + ": " + tier->describe());
   return tier;
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
                                                  const std::vector<std::unique_ptr<Unit>>& units,
-                                                 const std::vector<std::string>& directories, int rank) {
+                                                 const std::vector<StripePath>& paths, int rank) {
   if (plan.state_records().records == 0) return nullptr;
   NewRecords added;
   for_each_trainable(units, [&](FlatGroup& group) {
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records = make_tier(std::move(added), plan.state_records(), plan.input().offload, directories, rank);
+  auto records = make_tier(std::move(added), plan.state_records(), plan.input().offload, paths, rank);
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -132,7 +153,7 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
 /// In the order of MemoryPlan::parameter_records.
 std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
                                                      const std::vector<std::unique_ptr<Unit>>& units,
-                                                     const std::vector<std::string>& directories, int rank) {
+                                                     const std::vector<StripePath>& paths, int rank) {
   if (plan.parameter_records().records == 0) return nullptr;
   NewRecords added;
   std::vector<FlatGroup*> groups;
@@ -149,7 +170,7 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records = make_tier(std::move(added), plan.parameter_records(), plan.input().offload, directories, rank);
+  auto records = make_tier(std::move(added), plan.parameter_records(), plan.input().offload, paths, rank);
   for (FlatGroup* group : groups) group->parameters_below = records;
   return records;
 }
@@ -177,11 +198,15 @@ void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& val
                "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
 }
 
+bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
+  return value.has_storage() && value.storage().unsafeGetStorageImpl() == group.storage.get();
+}
+
 /// What a program left in a parameter under Gathered(kWrite), wherever that is now.
 at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
-  if (is_in_place(group, i)) return value;
+  if (is_in_place(group, i) || is_on_own_storage(group, value)) return value;
   expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
@@ -193,7 +218,11 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
 void put_back(FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
   FlatParameter& parameter = group.parameters[i];
-  const at::Tensor value = parameter.tensor.detach();
+  at::Tensor value = parameter.tensor.detach();
+  if (is_on_own_storage(group, value)) {  // but with other memory, as share_memory gives it to the whole group
+    value = value.clone();
+    group.attach(group.full);
+  }
   rebase(parameter, group, group.layout.extent(i).offset);
   parameter.tensor.detach().copy_(value);
 }
@@ -229,6 +258,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
   memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging] - plan.matrix_bytes(), device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
+  memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
   // Now, and not while training waits for the copy, the kernel finds its pages.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
@@ -245,8 +275,9 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_training_state(*group, memory, input);
     }
   }
-  memory.parameter_records = make_parameter_records(plan, units, directories, axes.world->rank());
-  memory.state_records = make_state_records(plan, units, directories, axes.world->rank());
+  const std::vector<StripePath> paths = stripe_paths(plan, directories, axes.world->rank());
+  memory.parameter_records = make_parameter_records(plan, units, paths, axes.world->rank());
+  memory.state_records = make_state_records(plan, units, paths, axes.world->rank());
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();
   return memory;
@@ -262,11 +293,20 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kOptimizer] = optimizer.taken();
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
+  use[MemoryCategory::kFeedback] = feedback.bytes();
   for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
     if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
   }
   return use;
 }
+
+namespace {
+
+bool compresses(const CompressionConfig& compression) {
+  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
+}
+
+}  // namespace
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
@@ -281,6 +321,23 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         ExitCode::kConfig,
         "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
         "(comm.transport \"host\" or \"gloo\")");
+  }
+  if (scene.is_queued && compresses(strategy.compression)) {
+    throw Error(
+        ExitCode::kConfig,
+        "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
+        "CPU (comm.transport \"gloo\")");
+  }
+  if (strategy.offload.activations == Tier::kHost && !scene.is_queued) {
+    throw Error(ExitCode::kConfig,
+                "/offload/activations/tier: \"host\" is for a GPU's activations; the CPU's are in the host's memory "
+                "already. hint: take \"nvme\", or leave it out");
+  }
+  if (strategy.offload.activations == Tier::kNvme && scene.is_queued) {
+    throw Error(
+        ExitCode::kConfig,
+        "/offload/activations/tier: a GPU's activations cannot lie on disk yet. hint: take \"host\", or train on "
+        "the CPU (comm.transport \"host\" or \"gloo\")");
   }
   if (scene.is_queued && !strategy.optimizer.groups.empty()) {
     throw Error(ExitCode::kConfig,
@@ -315,6 +372,12 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;
   input.copies_checkpoints = strategy.checkpoint.async;
+  input.compression = strategy.compression;
+  if (compresses(strategy.compression)) {
+    const CompressedAxes axes = strategy.compression.axes;
+    if (axes != CompressedAxes::kReplicate) input.compressed_shard_part = scene.shard_compressed_part;
+    if (axes != CompressedAxes::kShard) input.compressed_replicate_part = scene.replicate_compressed_part;
+  }
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   return MemoryPlan(with_tiers_chosen(std::move(input), strategy.memory.limit_bytes));
 }
@@ -344,6 +407,8 @@ void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device d
     broadcast(dense, item.key(), control);
     if (buffer.device() != device) {
       buffer.set_data(dense.to(device));
+    } else if (!buffer.is_non_overlapping_and_dense()) {
+      buffer.set_data(dense);  // of an expanded one, elements share memory, which nothing can be copied into
     } else if (!dense.is_same(buffer)) {
       buffer.copy_(dense);
     }

@@ -19,6 +19,7 @@ namespace tessera {
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;                                   ///< where they are exchanged (MemoryPlan::matrices)
+  Arena feedback;                                   ///< MemoryCategory::kFeedback
   Arena checkpoint;                                 ///< of the host: what an asynchronous save writes
   std::shared_ptr<StateRecords> parameter_records;  ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;      ///< and no masters and states
@@ -39,6 +40,8 @@ struct PlanScene {
   bool shares_memory = false;          ///< do the ranks of a shard group?
   bool is_queued = false;              ///< PlanInput::is_queued
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
+  /// Of each axis's group: Collectives::compressed_part.
+  int shard_compressed_part = 0, replicate_compressed_part = 0;
 };
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);

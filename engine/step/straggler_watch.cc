@@ -34,7 +34,7 @@ StragglerWatch::StragglerWatch(std::size_t ranks) : seconds_(ranks) {
 std::string StragglerWatch::add(std::span<const double> busy_seconds) {
   for (std::size_t rank = 0; rank < seconds_.size(); ++rank) seconds_[rank].push_back(busy_seconds[rank]);
   if (seconds_[0].size() < kWindow) return "";
-  const std::string message = look();
+  std::string message = look();
   for (std::vector<double>& each : seconds_) each.clear();
   return message;
 }

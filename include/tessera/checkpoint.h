@@ -24,6 +24,8 @@ struct CheckpointItems {
 
 struct SaveOptions {
   std::int64_t keep = 0;  ///< so many checkpoints stay in the folder, the oldest go; 0: all stay
+  /// `folder`/best names this one from now on, which stays, whatever `keep` says, until another one is the best.
+  bool is_best = false;
 };
 
 /// A save that goes on beside training (`"checkpoint": {"async": true}`).
@@ -74,7 +76,7 @@ std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 
 /// Gives an Engine all that a checkpoint holds, at any number of ranks, under any strategy and precision, wherever state lies. With
 /// the number of ranks, the units and the strategy of the save, training goes on as if it had not stopped, bit for bit. `path`: a
-/// checkpoint, or a folder with `latest`.
+/// checkpoint, a folder with `latest`, or `folder`/best.
 ///
 /// What is not the model's is not loaded: learning rates of a schedule, clipping, sharding come from the Engine's strategy.
 ///

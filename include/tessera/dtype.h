@@ -49,6 +49,14 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
+/// How fp32 numbers are written on the wire. Forms but the first are lossy: a run of 256 elements has one fp32 scale, its
+/// largest magnitude divided by the largest whole number of the form, and each element is rounded to the nearest multiple of it.
+enum class WireForm : std::uint8_t {
+  kPlain,  ///< "none": as they are
+  kInt8,   ///< "int8": 1.016 bytes an element
+  kInt4,   ///< "int4": 0.516 bytes an element
+};
+
 /// How each state of the optimizer (moment, momentum) is kept.
 enum class StateDType {
   kF32,   ///< "fp32"

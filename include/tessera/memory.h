@@ -19,8 +19,10 @@ enum class MemoryCategory {
   kStaging,     ///< scratch of the reducer
   kRecords,     ///< records of what lies on disk, while they are used, on their way, or cached
   kCheckpoint,  ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
+  kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations")
+  kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
 };
-constexpr std::size_t kMemoryCategories = 9;
+constexpr std::size_t kMemoryCategories = 11;
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.

@@ -138,6 +138,7 @@ enum class Tier {
   kMemory,  ///< "memory": that of the device which trains
   kNvme,    ///< "nvme": files on a local disk
   kAuto,    ///< "auto": on disk as far as memory.limit makes it necessary; the plan says how far
+  kHost,    ///< "host": memory of the host whose GPU trains; of activations only
 };
 
 struct OffloadedState {
@@ -151,13 +152,16 @@ struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
   OffloadedState moments;               ///< optimizer states
-  std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them evenly
+  std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
   std::int64_t record_bytes = 4 << 20;  ///< "record": what is read and written with one operation
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
   std::int64_t queue_depth = 4;         ///< records that are read ahead, and as many that are written behind
   bool verify = false;                  ///< records are hashed, and compared when they come back
+  /// What forward keeps for backward: kMemory, kHost or kNvme.
+  Tier activations = Tier::kMemory;
+  std::int64_t activations_min_bytes = 1 << 20;  ///< "min": saved tensors smaller than this stay where they are
 
-  /// Whether some state lies below memory, or may.
+  /// Whether some training state lies below memory, or may.
   bool is_used() const {
     return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory;
   }
@@ -194,6 +198,18 @@ struct CheckpointConfig {
   bool async = false;  ///< it copies what this rank writes and returns; a thread writes the copy while training goes on
 };
 
+/// Which axes of the mesh send gradients in fewer bits.
+enum class CompressedAxes { kBoth, kReplicate, kShard };
+
+/// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in fp32.
+/// What ranks of one host pass to each other through shared memory stays as it is.
+struct CompressionConfig {
+  WireForm gradients = WireForm::kPlain;  ///< what ranks send to be summed
+  WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
+  CompressedAxes axes = CompressedAxes::kBoth;
+  bool error_feedback = false;  ///< what rounding took from a contribution is added to the next step's
+};
+
 /// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
 /// and the like, which each rank's forward writes.
 enum class BufferBroadcast {
@@ -225,6 +241,7 @@ struct Strategy {
   CheckConfig check;
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
   CheckpointConfig checkpoint = {};
+  CompressionConfig compression = {};
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

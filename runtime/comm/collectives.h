@@ -96,6 +96,22 @@ enum class Waits {
   kLater,  ///< after other calls, of this group too, or after computing: ranks need not meet to start it
 };
 
+/// How a reduction is made.
+struct ReduceOptions {
+  ReduceOptions() = default;
+  ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers say no more
+
+  Waits waits = Waits::kAtOnce;
+  /// Forms on the wire, for transports that send over a network; others ignore them. A rank's own contribution is rounded too, and
+  /// what all_reduce returns is the same on all ranks.
+  WireForm contributions = WireForm::kPlain;
+  WireForm sums = WireForm::kPlain;  ///< of all_reduce: what the rank that made a sum sends to the others
+  /// Error feedback: what rounding took from this rank's earlier contributions is added to this one, and replaced by what
+  /// it takes now (runs that are not finite leave it as it was). As many elements as this rank sends (Collectives::compressed_part);
+  /// the same memory at each reduction of the same gradients. Null: none.
+  float* feedback = nullptr;
+};
+
 /// One group of ranks and the operations every transport has, on flat buffers.
 ///
 /// Rules, the same for all transports:
@@ -135,6 +151,10 @@ class Collectives {
   /// nothing.
   virtual bool reduces_in_background() const { return false; }
 
+  /// How much of the input of a reduction this rank rounds where ReduceOptions say so: 1: all of it, L: the L-th part, rounded up
+  /// (ranks of a host were summed before). 0: nothing, since the transport ignores these options.
+  virtual int compressed_part() const { return 0; }
+
   /// Collective: every rank calls it with the same `bytes`, in the same order as its other calls. Zero-filled.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) = 0;
 
@@ -161,20 +181,20 @@ class Collectives {
   /// `visitor`, if any, sees `output` and must live until the Work is waited for. (`nccl` has no sums that the host
   /// could see, and refuses one.)
   ///
-  /// `waits` is kAtOnce where the next thing is to wait. With kLater every rank starts, advances and waits for its calls
+  /// `options.waits` is kAtOnce where the next thing is to wait. With kLater every rank starts, advances and waits for its calls
   /// (of all groups) in the same order, so that no two wait for each other. A Work that is dropped without a wait ends
   /// the group, but for those that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                      SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
-    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, waits);
+                      SumVisitor* visitor = nullptr, const ReduceOptions& options = {}) {
+    return do_reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32. `input`, `visitor` and `waits` as in reduce_scatter: the visitor sees
+  /// `output` may be `input` when dtype is fp32. `input`, `visitor` and `options` as in reduce_scatter: the visitor sees
   /// all of `output` on every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                  SumVisitor* visitor = nullptr, Waits waits = Waits::kAtOnce) {
-    return do_all_reduce(label, input, dtype, output, numel, visitor, waits);
+                  SumVisitor* visitor = nullptr, const ReduceOptions& options = {}) {
+    return do_all_reduce(label, input, dtype, output, numel, visitor, options);
   }
 
   /// `data` of `root` to all.
@@ -198,9 +218,9 @@ class Collectives {
 
  protected:
   virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                 std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) = 0;
+                                 std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) = 0;
   virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                             SumVisitor* visitor, Waits waits) = 0;
+                             SumVisitor* visitor, const ReduceOptions& options) = 0;
 };
 
 }  // namespace tessera

@@ -9,10 +9,24 @@ namespace {
 
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
 
-Condition with_nvme() {
-  return {"an offload tier nvme or auto",
+Condition with_state_below() {
+  return {"offload.parameters, masters or moments on tier nvme or auto",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
           [](const Strategy& s) { return s.offload.is_used(); }};
+}
+
+bool uses_files(const Strategy& s) { return s.offload.is_used() || s.offload.activations == Tier::kNvme; }
+
+Condition with_files() {
+  return {"an offload tier nvme or auto",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          uses_files};
+}
+
+Condition with_any_tier() {
+  return {"an offload tier other than memory",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          [](const Strategy& s) { return uses_files(s) || s.offload.activations == Tier::kHost; }};
 }
 
 Condition with_narrow_parameters() {
@@ -84,25 +98,50 @@ std::vector<StrategyKey> offload_keys() {
        .only_if = {"offload.moments.tier nvme",
                    {"/offload/moments/tier"},
                    [](const Strategy& s) { return uses_nvme(s.offload.moments); }}},
+      {.pointer = "/offload/activations/tier",
+       .field = choice_field(AT(offload.activations), activation_tiers()),
+       .default_json = R"("memory")",
+       .example_json = R"("nvme")",
+       .doc =
+           "Where tensors lie that forward saves for backward, the inputs of checkpoint regions among them. They are "
+           "written while forward goes on, and read ahead of backward, the last one first.",
+       .cost =
+           "host, nvme: memory of a microbatch's activations is that of the operators under way. Each is written and "
+           "read once a microbatch.",
+       .only_if = {}},
+      {.pointer = "/offload/activations/min",
+       .field = bytes_field(AT(offload.activations_min_bytes)),
+       .range = {1, 4611686018427387904.0},
+       .unit = "bytes",
+       .default_json = "1048576",
+       .example_json = R"("256KiB")",
+       .doc = "Saved tensors of fewer bytes stay where they are.",
+       .cost = "Raising it: their memory. Lowering it: more transfers, each with a latency of its own.",
+       .only_if = {"offload.activations.tier host or nvme",
+                   {"/offload/activations/tier"},
+                   [](const Strategy& s) { return s.offload.activations != Tier::kMemory; }}},
       {.pointer = "/offload/paths",
        .field = names_field(AT(offload.paths)),
        .default_json = "[]",
        .example_json = R"(["/mnt/nvme0", "/mnt/nvme1"])",
        .doc = "Directories on local disks, one a disk; each rank has a file in every one, and spreads its records over "
-              "them. The files have no name: they are gone when the run ends, however it ends.",
+              "them: evenly, and from 256 MiB a rank on in proportion to the disks' bandwidth, measured at the start. "
+              "The files have no name: they are gone when the run ends, however it ends.",
        .cost = "Disk space as the plan says.",
-       .only_if = with_nvme()},
+       .only_if = with_files()},
       {.pointer = "/offload/record",
        .field = bytes_field(AT(offload.record_bytes)),
        .range = {4096, 1 << 30},
        .unit = "bytes",
        .default_json = "4194304",
        .example_json = R"("4MiB")",
-       .doc = "The most that is read or written with one operation: a run of parameters, or the masters and states of "
-              "one.",
-       .cost = "Memory: 2 x queue_depth + 1 records, of parameters and of states each. Smaller ones cost time: a disk "
-               "is fast from about 1 MiB on.",
-       .only_if = with_nvme()},
+       .doc = "The most that is read or written with one operation: a run of parameters, the masters and states of "
+              "one, or "
+              "a piece of an activation.",
+       .cost =
+           "Memory: 2 x queue_depth + 1 records, of parameters, of states and of activations each. Smaller ones cost "
+           "time: a disk is fast from about 1 MiB on.",
+       .only_if = with_files()},
       {.pointer = "/offload/cache",
        .field = bytes_field(AT(offload.cache_bytes)),
        .range = {0, 4611686018427387904.0},
@@ -112,16 +151,18 @@ std::vector<StrategyKey> offload_keys() {
        .doc = "Memory of a rank for records that stay in memory from one step to the next, those of parameters first. "
               "Steps go through the records in alternate directions, so that what was last is first.",
        .cost = "The memory.",
-       .only_if = with_nvme()},
+       .only_if = with_state_below()},
       {.pointer = "/offload/queue_depth",
        .field = integer_field(AT(offload.queue_depth)),
        .range = {1, 32},
        .unit = "records",
        .default_json = "4",
        .example_json = "8",
-       .doc = "Records that are read ahead of the update, and as many that are written behind it.",
-       .cost = "Memory: two records each, of parameters and of states.",
-       .only_if = with_nvme()},
+       .doc = "Records that are read ahead of the update, and as many that are written behind it; of activations "
+              "likewise. "
+              "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
+       .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: the activations.",
+       .only_if = with_any_tier()},
       {.pointer = "/offload/verify",
        .field = boolean_field(AT(offload.verify)),
        .default_json = "false",
@@ -129,7 +170,7 @@ std::vector<StrategyKey> offload_keys() {
        .doc = "Hashes every record that is written and compares when it is read: finds disks and file systems that "
               "return other bytes.",
        .cost = "Reads each record once more in memory, before it is written and after it is read.",
-       .only_if = with_nvme()},
+       .only_if = with_files()},
   };
 }
 

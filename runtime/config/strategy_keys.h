@@ -17,6 +17,7 @@ std::vector<StrategyKey> schedule_keys();
 std::vector<StrategyKey> platform_keys();
 std::vector<StrategyKey> offload_keys();
 std::vector<StrategyKey> checkpoint_keys();
+std::vector<StrategyKey> compression_keys();
 
 /// The most that a count may be.
 inline constexpr double kMany = 1e12;

@@ -143,6 +143,30 @@ const std::vector<Named<Tier>>& tiers() {
   return list;
 }
 
+const std::vector<Named<WireForm>>& wire_forms() {
+  static const std::vector<Named<WireForm>> list = {
+      {WireForm::kPlain, "none", "as they are"},
+      {WireForm::kInt8, "int8", "one byte an element, and an fp32 scale for every 256 of them"},
+      {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"}};
+  return list;
+}
+
+const std::vector<Named<CompressedAxes>>& compressed_axes() {
+  static const std::vector<Named<CompressedAxes>> list = {
+      {CompressedAxes::kBoth, "both", "the shard and the replicate axis"},
+      {CompressedAxes::kReplicate, "replicate", "the replicate axis"},
+      {CompressedAxes::kShard, "shard", "the shard axis"}};
+  return list;
+}
+
+const std::vector<Named<Tier>>& activation_tiers() {
+  static const std::vector<Named<Tier>> list = {
+      {Tier::kMemory, "memory", "in the memory of the device that trains"},
+      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths, when the CPU trains"}};
+  return list;
+}
+
 const std::vector<Named<TransportChoice>>& transport_choices() {
   using enum TransportChoice;
   static const std::vector<Named<TransportChoice>> list = {

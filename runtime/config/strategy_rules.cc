@@ -177,10 +177,12 @@ StrategyRule schedule_length_rule() {
 }
 
 StrategyRule offload_paths_rule() {
-  return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
+  return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
+           "/offload/activations/tier"},
           "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
-            if (!s.offload.is_used() || !s.offload.paths.empty()) return "";
+            const bool uses_files = s.offload.is_used() || s.offload.activations == Tier::kNvme;
+            if (!uses_files || !s.offload.paths.empty()) return "";
             return "the tiers nvme and auto need \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
           }};
 }
@@ -215,6 +217,16 @@ StrategyRule offloaded_parameters_world_rule() {
           [](const Strategy& s) -> std::string {
             if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
             return "updated parameters cannot be gathered over replicas on disk yet: leave shard_over \"shard\"";
+          }};
+}
+
+StrategyRule feedback_rule() {
+  return {{"/compression/error_feedback", "/mixed_precision/param"},
+          "compression.error_feedback goes without mixed_precision.param fp16.",
+          [](const Strategy& s) -> std::string {
+            if (!s.compression.error_feedback || s.mixed_precision.param != DType::kF16) return "";
+            return "what rounding took from gradients scaled for fp16 does not fit the next scale: leave it out, or "
+                   "take bf16";
           }};
 }
 
@@ -303,6 +315,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       schedule_length_rule(),
       offload_paths_rule(),
       offload_limit_rule(),
+      feedback_rule(),
       groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),

@@ -10,7 +10,7 @@ namespace {
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
   for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
-                    checkpoint_keys, platform_keys}) {
+                    compression_keys, checkpoint_keys, platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -39,10 +39,12 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/optimizer/muon", "Muon's own numbers."},
       {"/ema", "An exponential moving average of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
-      {"/offload", "Training state on tiers below memory."},
+      {"/offload", "Training state and activations on tiers below memory."},
       {"/offload/parameters", "Each rank's part of the parameters."},
       {"/offload/masters", "What fp32 masters have beside bf16 or fp16 parameters."},
       {"/offload/moments", "Optimizer states, the average of the weights among them."},
+      {"/offload/activations", "Tensors that forward saves for backward."},
+      {"/compression", "Gradients in fewer bits, where they go over a network."},
       {"/checkpoint", "How checkpoints are saved."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
@@ -52,9 +54,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
 
 const std::vector<UnavailableKey>& unavailable_keys() {
   static const std::vector<UnavailableKey> keys = {{"/offload/gradients", "gradients in host memory or on NVMe"},
-                                                   {"/offload/activations", "activations in host memory or on NVMe"},
-                                                   {"/reproducible", "the same bits on any number of ranks"},
-                                                   {"/compression", "compressed gradients"}};
+                                                   {"/reproducible", "the same bits on any number of ranks"}};
   return keys;
 }
 

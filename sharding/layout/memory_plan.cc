@@ -31,6 +31,10 @@ std::string name_of(MemoryCategory category) {
       return "records";
     case MemoryCategory::kCheckpoint:
       return "checkpoint";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kFeedback:
+      return "feedback";
   }
   return "?";
 }
@@ -63,6 +67,8 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   if (input_.copies_checkpoints) plan_checkpoint();
+  plan_feedback();
+  plan_activations();
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -350,6 +356,35 @@ void MemoryPlan::plan_checkpoint() {
   use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
+FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
+  constexpr std::int64_t kLine = 16;
+  if (!input_.compression.error_feedback || !group.trainable) return {};
+  const auto part_of = [](std::int64_t numel, int part) {
+    return part == 0 ? 0 : (numel + part * kLine - 1) / (part * kLine) * kLine;
+  };
+  const std::int64_t numel = group.layout.numel();
+  const std::int64_t summed = owned({input_.placement.gradients.shard, false}, input_.mesh, numel).numel;
+  return {part_of(numel, input_.compressed_shard_part), part_of(summed, input_.compressed_replicate_part)};
+}
+
+void MemoryPlan::plan_feedback() {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      const FeedbackNumel kept = feedback_numel_of(group);
+      use_[MemoryCategory::kFeedback] += (kept.shard + kept.replicate) * 4;
+    }
+  }
+}
+
+/// On a GPU's host they take memory as they come, which no plan knows.
+void MemoryPlan::plan_activations() {
+  constexpr std::int64_t kPage = 4096;
+  const OffloadConfig& offload = input_.offload;
+  if (offload.activations != Tier::kNvme) return;
+  const std::int64_t piece = (offload.record_bytes + kPage - 1) / kPage * kPage;
+  use_[MemoryCategory::kActivations] = (2 * offload.queue_depth + 1) * piece;
+}
+
 std::string MemoryPlan::to_table() const {
   static const char* const kWhat[kMemoryCategories] = {"this rank's part of the parameters",
                                                        "units gathered for compute",
@@ -359,7 +394,9 @@ std::string MemoryPlan::to_table() const {
                                                        "optimizer state",
                                                        "scratch",
                                                        "records of what lies on disk, used, on their way, or cached",
-                                                       "copy of what an asynchronous save writes, in host memory"};
+                                                       "copy of what an asynchronous save writes, in host memory",
+                                                       "saved tensors on their way to and from their tier",
+                                                       "what rounding took from gradients, fp32"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
@@ -383,6 +420,12 @@ std::string MemoryPlan::to_table() const {
             format_bytes(std::max(parameter_records_.record_bytes, state_records_.record_bytes)) + "; a step reads " +
             format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
             "\n";
+  }
+  if (input_.offload.activations != Tier::kMemory) {
+    const bool on_disk = input_.offload.activations == Tier::kNvme;
+    text += std::string("activations: tensors of at least ") + format_bytes(input_.offload.activations_min_bytes) +
+            " that forward saves go to " + (on_disk ? "the disk" : "pinned memory of the host") +
+            "; how many bytes, the log says after the first step\n";
   }
   return text;
 }

@@ -49,7 +49,10 @@ struct PlanInput {
   /// Updates go over all state twice (lamb, lars). The first time parameters are only read, and states too unless they move.
   bool updates_twice = false, first_pass_moves_states = false;
   bool copies_checkpoints = false;  ///< CheckpointConfig::async
-  int filling_buckets = 1;          ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
+  CompressionConfig compression = {};
+  /// Of each axis's group: Collectives::compressed_part; 0 too where `compression` leaves the axis as it is.
+  int compressed_shard_part = 0, compressed_replicate_part = 0;
+  int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line. Large ones end such
@@ -59,6 +62,11 @@ struct StatePiece {
   std::int64_t bytes() const { return data_bytes + scale_bytes; }
 };
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
+
+/// What error feedback keeps of a group on each axis: as many fp32 as this rank rounds, up to a whole cache line.
+struct FeedbackNumel {
+  std::int64_t shard = 0, replicate = 0;
+};
 
 /// The records of one tier of a rank, of all its groups.
 struct RecordPool {
@@ -131,6 +139,9 @@ class MemoryPlan {
   const MatrixDeal& matrices() const { return matrices_; }
   std::int64_t matrix_bytes() const { return (2 * matrices_.exchange_numel() + matrices_.work_numel()) * 4; }
 
+  /// On each axis; 0 where nothing is kept.
+  FeedbackNumel feedback_numel_of(const GroupShape& group) const;
+
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
   /// And this rank's part of its parameters. Without records where they are in memory.
@@ -153,6 +164,8 @@ class MemoryPlan {
   void plan_optimizer();
   void plan_parameter_records();
   void plan_checkpoint();
+  void plan_activations();
+  void plan_feedback();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
   void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes);
 

@@ -35,13 +35,13 @@ class Slow : public LocalCollectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, Waits waits) override {
+                         SumVisitor* visitor, const ReduceOptions& options) override {
     for (int allowed = allowed_; allowed == 0; allowed = allowed_) allowed_.wait(0);
     --allowed_;
     thread_ = std::this_thread::get_id();
     note(label);
     if (label == failing_) return Work(make_error(ExitCode::kPeerLost, "rank 7 is gone"));
-    return LocalCollectives::do_reduce_scatter(label, input, dtype, output, numel, visitor, waits);
+    return LocalCollectives::do_reduce_scatter(label, input, dtype, output, numel, visitor, options);
   }
 
  private:

@@ -4,12 +4,17 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/wire_codec.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
@@ -74,6 +79,115 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{3, 3, TransportChoice::kAuto, "gloo"},
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
+
+/// What `all` becomes where it is encoded in one go.
+Bytes rounded(WireForm form, const Bytes& all, DType dtype) {
+  const std::size_t numel = all.size() / size_of(dtype);
+  if (form == WireForm::kPlain) return all;
+  std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4);
+  encode(form, all.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
+  Bytes result(numel * sizeof(float));
+  decode(form, reinterpret_cast<const std::byte*>(wire.data()), reinterpret_cast<float*>(result.data()), numel);
+  return result;
+}
+
+/// The pairwise tree over elements [begin, begin + numel) of each input.
+std::vector<float> sum_of(const std::vector<Bytes>& inputs, DType dtype, std::size_t begin, std::size_t numel) {
+  std::vector<const void*> sources;
+  for (const Bytes& input : inputs) sources.push_back(input.data() + begin * size_of(dtype));
+  std::vector<float> sum(numel);
+  pairwise_sum(sources, dtype, sum.data(), numel);
+  return sum;
+}
+
+Bytes bytes_of(const std::vector<float>& values) {
+  Bytes bytes(values.size() * sizeof(float));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+struct Forms {
+  WireForm contributions, sums;
+};
+
+/// Sums of compressed contributions to parts of `share` elements. Runs of the codec begin where they do when the whole input is
+/// encoded, under both operations; so bits do not depend on the strategy.
+void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
+  ReduceOptions options(waits);
+  options.contributions = forms.contributions;
+  options.sums = forms.sums;
+  const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
+  const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, share * ranks, 17);
+  const DType sent_as = forms.contributions == WireForm::kPlain ? dtype : DType::kF32;
+  // The second time the last run of the codec has fewer elements.
+  for (std::size_t numel : {share * ranks, share * ranks - 77}) {
+    std::vector<Bytes> sent;
+    for (const Bytes& input : inputs)
+      sent.push_back(rounded(forms.contributions, part(input, 0, numel * size_of(dtype)), dtype));
+    const Bytes expected = rounded(forms.sums, bytes_of(sum_of(sent, sent_as, 0, numel)), DType::kF32);
+    std::vector<float> output(numel);
+    RecordingVisitor visitor(numel);
+    Bytes input = inputs[mine];
+    require_ok(group.all_reduce("r", input.data(), dtype, output.data(), numel, &visitor, options).wait());
+    require(equal(reinterpret_cast<const std::byte*>(output.data()), expected),
+            at("reduce", dtype, numel, group.rank()));
+    require(visitor.seen() == output, "the visitor sees what all have");
+    if (numel < share * ranks) continue;
+    output.resize(share);
+    RecordingVisitor sees_part(share);
+    input = inputs[mine];
+    require_ok(group.reduce_scatter("s", input.data(), dtype, output.data(), share, &sees_part, options).wait());
+    require(same_bits(output, sum_of(sent, sent_as, mine * share, share)), at("scatter", dtype, share, group.rank()));
+    require(sees_part.seen() == output, "the visitor sees the sums");
+  }
+}
+
+TEST(CompressedSums, AreThoseOfWhatWasSent) {
+  for (int ranks : {2, 3}) {
+    const int port = free_port();
+    expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                               make_process_mesh(topology_of(rank, ranks, 1, port), quick(TransportChoice::kGloo)));
+      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
+      require(axes.reduce->compressed_part() == 1, "all is compressed");
+      using enum WireForm;
+      for (const Forms forms : {Forms{kInt8, kPlain}, Forms{kInt4, kInt8}, Forms{kPlain, kInt8}}) {
+        for (std::size_t share : {256, 5120}) {
+          check_compressed_sums(*axes.reduce, forms, Waits::kAtOnce, DType::kF32, share);
+          check_compressed_sums(*axes.reduce, forms, Waits::kLater, DType::kBF16, share);
+        }
+        check_compressed_sums(*axes.reduce, forms, Waits::kLater, DType::kF32, 600'064);  // three pieces
+      }
+      return axes.world->barrier("end").wait();
+    }));
+  }
+}
+
+// Two hosts of two ranks: those of a host are summed exactly, and what goes to the other host is rounded once.
+TEST(CompressedSums, RanksOfAHostAreSummedFirst) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 4, 2, port), quick()));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 4));
+    require(axes.reduce->compressed_part() == 2, "half of each rank's");
+    ReduceOptions options;
+    options.contributions = WireForm::kInt8;
+    constexpr std::size_t kPart = 2560;
+    const std::vector<Bytes> inputs = inputs_of_all(4, DType::kF32, 4 * kPart, 23);
+    std::vector<Bytes> hosts;
+    for (std::size_t host = 0; host < 2; ++host) {
+      const std::vector<float> sum = reference_sum({inputs[2 * host], inputs[2 * host + 1]}, DType::kF32, 0, 4 * kPart);
+      hosts.push_back(rounded(WireForm::kInt8, bytes_of(sum), DType::kF32));
+    }
+    Bytes input = inputs[static_cast<std::size_t>(rank)];
+    std::vector<float> output(kPart);
+    require_ok(
+        axes.reduce->reduce_scatter("s", input.data(), DType::kF32, output.data(), kPart, nullptr, options).wait());
+    require(same_bits(output, reference_sum(hosts, DType::kF32, static_cast<std::size_t>(rank) * kPart, kPart)),
+            "sums");
+    return axes.world->barrier("end").wait();
+  }));
+}
 
 TEST(ProcessMeshTest, OneRankNeedsNoPort) {
   Topology alone;
@@ -276,6 +390,124 @@ TEST(GlooFailures, OthersNameAKilledRank) {
                                    HasSubstr("rank " + std::to_string(2 - rank) + " was in all_reduce 'blocks.3'")));
   }
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(GlooFailures, OthersNameAKilledRankZeroWhichServesTheStore) {
+  ForkedRanks ranks(3, sum_until_failure(3, free_port(), 10));
+  wait_until_working(ranks, 3);
+  const auto begin = Clock::now();
+  ranks.signal(0, SIGKILL);
+  for (int rank : {1, 2}) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/3 blocks.3 all_reduce #"),
+                                   HasSubstr("not answer"), HasSubstr("; rank 0")));
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+}
+
+// F1: rank 1 has said that it is there, and dies before the ranks have met in a transport. Gloo does not tell which rank it is.
+TEST(ProcessMeshTest, ARankThatDiesBeforeTheFirstCallIsMissed) {
+  for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {
+    const int port = free_port();
+    CommConfig config = quick(transport);
+    config.init_timeout_s = 3;
+    const auto begin = Clock::now();
+    ForkedRanks ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
+      if (rank == 1) {
+        TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), 10));
+        ::raise(SIGKILL);
+      }
+      const auto calls = [&]() -> absl::Status {
+        TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 3, 1, port), config));
+        TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 3));
+        return axes.world->barrier("first").wait();
+      };
+      const absl::Status status = calls();
+      if (rank == 0) outside.get("end/2", std::chrono::seconds(20)).status().IgnoreError();
+      return status;
+    });
+    for (int rank : {2, 0}) {
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+      EXPECT_THAT(end.message, HasSubstr(transport == TransportChoice::kGloo ? "cannot connect" : "rank 1")) << rank;
+    }
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3 + 7));
+  }
+}
+
+/// Ports at which this process listens.
+std::vector<int> own_ports() {
+  std::vector<std::string> inodes;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string link = std::filesystem::read_symlink(entry.path(), error).string();
+    if (link.starts_with("socket:[")) inodes.push_back(" " + link.substr(8, link.size() - 9) + " ");
+  }
+  std::vector<int> ports;
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    const bool is_own =
+        std::any_of(inodes.begin(), inodes.end(), [&](const auto& inode) { return line.find(inode) != line.npos; });
+    if (is_own && line.find(" 00000000:0000 0A") != line.npos)
+      ports.push_back(std::stoi(line.substr(line.find(':', line.find(':') + 1) + 1, 4), nullptr, 16));
+  }
+  return ports;
+}
+
+// F21: a job over Gloo goes on, while strangers hold many connections to each of its ports and send random bytes.
+TEST(ProcessMeshTest, StrangersWhoKeepConnectionsOpenDisturbNobody) {
+  constexpr int kStrangers = 200;
+  const int port = free_port();
+  ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
+                             make_process_mesh(topology_of(rank, 2, 1, port), quick(TransportChoice::kGloo, 10)));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
+    TESSERA_RETURN_IF_ERROR(axes.world->barrier("first").wait());
+    std::string ports;
+    for (const int each : own_ports()) ports += std::to_string(each) + " ";
+    TESSERA_RETURN_IF_ERROR(outside.set("ports/" + std::to_string(rank), ports));
+    for (bool ends = false; !ends;) {
+      std::vector<float> data(5000, 1);
+      data[0] = rank == 0 && outside.get("stop", std::chrono::milliseconds(1)).ok() ? 1.0F : 0.0F;
+      TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
+      require(data[1] == 2 && data.back() == 2, "sums");
+      ends = data[0] > 0;
+    }
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // needs the store
+    return again.world->barrier("end").wait();
+  });
+  std::vector<int> strangers;
+  std::set<int> ports;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto text = ranks.store().get("ports/" + std::to_string(rank), std::chrono::seconds(20));
+    ASSERT_TRUE(text.ok()) << text.status();
+    std::istringstream words(*text);
+    for (int each = 0; words >> each;) ports.insert(each);
+  }
+  EXPECT_GE(ports.size(), 3u) << "the store's, and one of Gloo for each rank";
+  for (const int each : ports) {
+    for (int i = 0; i < kStrangers; ++i) {
+      const int fd = socket(AF_INET, SOCK_STREAM, 0);
+      ASSERT_GE(fd, 0);
+      strangers.push_back(fd);
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(static_cast<std::uint16_t>(each));
+      if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) continue;
+      const Bytes garbage = random_values(DType::kBF16, 100, i);
+      (void)!send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ASSERT_TRUE(ranks.store().set("stop", "yes").ok());
+  for (int rank = 0; rank < 2; ++rank) {
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+    EXPECT_EQ(end.signal, 0);
+  }
+  for (const int fd : strangers) close(fd);
 }
 
 TEST(GlooFailures, OthersNameAStoppedRankEvenIfItServesTheStore) {

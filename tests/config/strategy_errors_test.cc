@@ -68,7 +68,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, checkpoint, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
      "\n"
@@ -92,13 +92,11 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, checkpoint, memory, check, comm)"},
-    {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true, "compression": 1})",
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, memory, check, comm)"},
+    {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true})",
      R"(s.json:1:14: /offload/gradients: not available in this version (gradients in host memory or on NVMe); leave it out)"
      "\n"
-     R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"
-     "\n"
-     R"(s.json:1:53: /compression: not available in this version (compressed gradients); leave it out)"},
+     R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"},
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD"; did you mean "FULL_SHARD"?)"
      "\n"
@@ -239,6 +237,18 @@ const BadFile kCombinations[] = {
     {"OffloadOfLarsWithoutState",
      R"({"optimizer": {"type": "lars"}, "offload": {"paths": ["a"], "moments": {"tier": "nvme"}}})",
      R"(s.json:1:81: /offload/moments/tier: "nvme" has no effect: it needs an optimizer with states; leave it out, or change that)"},
+    {"ActivationsOnAuto", R"({"offload": {"activations": {"tier": "auto"}}})",
+     R"(s.json:1:38: /offload/activations/tier: must be one of memory, host, nvme, got the string "auto")"},
+    {"MomentsOnTheHost", R"({"offload": {"moments": {"tier": "host"}}})",
+     R"(s.json:1:34: /offload/moments/tier: must be one of memory, nvme, auto, got the string "host")"},
+    {"ActivationsWithoutPaths", R"({"offload": {"activations": {"tier": "nvme"}}})",
+     R"(s.json:1:38: /offload/activations/tier: the tiers nvme and auto need "paths": one directory on each local disk, such as ["/mnt/nvme0"])"},
+    {"PathsForActivationsOnTheHost", R"({"offload": {"paths": ["a"], "activations": {"tier": "host"}}})",
+     R"(s.json:1:23: /offload/paths: ["a"] has no effect: it needs an offload tier nvme or auto; leave it out, or change that)"},
+    {"CacheForActivations", R"({"offload": {"paths": ["a"], "cache": 1, "activations": {"tier": "nvme"}}})",
+     R"(s.json:1:39: /offload/cache: 1 has no effect: it needs offload.parameters, masters or moments on tier nvme or auto; leave it out, or change that)"},
+    {"MinWithoutTier", R"({"offload": {"activations": {"min": 4096}}})",
+     R"(s.json:1:37: /offload/activations/min: 4096 has no effect: it needs offload.activations.tier host or nvme; leave it out, or change that)"},
     {"StateDtypeWithoutStateOfLars", R"({"optimizer": {"type": "lars", "state_dtype": "bf16"}})",
      R"(s.json:1:47: /optimizer/state_dtype: lars without momentum keeps no state; leave state_dtype out)"},
     {"StateDtypeWithoutState", R"({"optimizer": {"type": "sgd", "state_dtype": "bf16"}})",
@@ -262,6 +272,13 @@ const BadFile kCombinations[] = {
      R"(s.json:1:71: /lr_schedule/warmup_steps: warmup_steps 11 + decay_steps 0 are more than total_steps 10)"},
     {"WsdWithoutDecay", R"({"lr_schedule": {"type": "wsd", "total_steps": 10}})",
      R"(s.json:1:26: /lr_schedule/type: wsd needs "decay_steps" above 0: the length of its final decay)"},
+    {"FeedbackWithFp16",
+     R"({"mixed_precision": {"param": "fp16"}, "compression": {"gradients": "int8", "error_feedback": true}})",
+     R"(s.json:1:95: /compression/error_feedback: what rounding took from gradients scaled for fp16 does not fit the next scale: leave it out, or take bf16)"},
+    {"AxesWithoutCompression", R"({"compression": {"axes": "shard"}})",
+     R"(s.json:1:26: /compression/axes: "shard" has no effect: it needs compression.gradients or compression.sums int8 or int4; leave it out, or change that)"},
+    {"SumsThatNobodyGets", R"({"compression": {"sums": "int8"}})",
+     R"(s.json:1:26: /compression/sums: "int8" has no effect: it needs a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD); leave it out, or change that)"},
     {"WsdTooLong", R"({"lr_schedule": {"type": "wsd", "total_steps": 10, "warmup_steps": 5, "decay_steps": 6}})",
      R"(s.json:1:68: /lr_schedule/warmup_steps: warmup_steps 5 + decay_steps 6 are more than total_steps 10)"},
     {"StepsOfAConstant", R"({"lr_schedule": {"total_steps": 10, "min_ratio": 0.5}})",

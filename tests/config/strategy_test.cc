@@ -40,11 +40,14 @@ const std::vector<std::string>& surroundings() {
       R"({"optimizer": {"type": "own"}})",
       R"({"strategy": "HYBRID_SHARD"})",
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
+      R"({"compression": {"gradients": "int4"}})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",
       R"({"lr_schedule": {"type": "wsd", "total_steps": 5000, "decay_steps": 10}})",
       R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}}})",
       R"({"offload": {"paths": ["a"], "parameters": {"tier": "nvme"}}})",
-      R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})"};
+      R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})",
+      R"({"offload": {"paths": ["a"], "activations": {"tier": "nvme"}}})",
+      R"({"offload": {"activations": {"tier": "host"}}})"};
   return files;
 }
 

@@ -408,6 +408,51 @@ TEST(Checkpoint, OfAnotherModelIsRefusedWithAllNames) {
               AllOf(HasSubstr("is fp32 in the checkpoint"), HasSubstr("wants 8bit")));
 }
 
+struct OneLayer : torch::nn::Module {
+  explicit OneLayer(const std::string& name) { register_module(name, torch::nn::Linear(3, 5)); }
+};
+
+TEST(Checkpoint, TheNearestNameIsOffered) {
+  const TestFolder folder;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Strategy strategy;
+    strategy.strategy = ShardingStrategy::kNoShard;
+    Engine saved(std::make_shared<OneLayer>("projection"), strategy, mesh);
+    save_checkpoint(saved, folder.path());
+    Engine engine(std::make_shared<OneLayer>("projektion"), strategy, mesh);
+    try {
+      load_checkpoint(engine, folder.path());
+      ADD_FAILURE() << "loaded another model";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+      EXPECT_THAT(error.message(),
+                  AllOf(HasSubstr("\"projektion.bias\" of the model is not in the checkpoint; did you mean "
+                                  "\"projection.bias\"?"),
+                        HasSubstr("\"projection.bias\" of the checkpoint is not in the model; did you mean "
+                                  "\"projektion.bias\"?")));
+    }
+  });
+}
+
+// F32: what somebody put into the folder of a checkpoint is not looked at, and goes with it.
+TEST(Checkpoint, AFileTooManyIsNotLookedAt) {
+  const TestFolder folder;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    const std::string path = save_checkpoint(session.engine, folder.path());
+    for (const char* name : {"rank-00001.safetensors", "notes.txt", ".tmp-manifest.json"})
+      std::ofstream(path + "/" + name) << "nothing of this checkpoint";
+    const Values before = session.values();
+    session.train(0);
+    load_checkpoint(session.engine, folder.path());
+    EXPECT_TRUE(all_same_bits(session.values(), before));
+    EXPECT_TRUE(fs::exists(path + "/notes.txt"));
+    session.train(0);
+    save_checkpoint(session.engine, folder.path(), {}, {.keep = 1});
+    EXPECT_FALSE(fs::exists(path));
+  });
+}
+
 TEST(Checkpoint, MissingOnesAreNamed) {
   const TestFolder folder;
   EXPECT_THAT(refusal_of(folder / "nowhere", {}, nullptr, ExitCode::kNoInput), HasSubstr("nowhere"));

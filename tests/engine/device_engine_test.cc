@@ -1,6 +1,8 @@
 // The Engine's way on a GPU, on an emulated one: the same bits as on the CPU, however late the device is.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
@@ -98,6 +100,65 @@ TEST(DeviceEngine, AccumulatesUnshardedAsTheCpuDoes) {
     strategy.gradient_sync = GradientSync::kLastMicrobatch;
     expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), name_of(Placed(kind)));
   }
+}
+
+/// Copies out and back that come as late as they may, with device memory that is used again meanwhile.
+TEST(DeviceEngine, ActivationsInHostMemoryChangeNothing) {
+  for (const Placed& placed : kStrategies) {
+    for (const bool recompute : {false, true}) {
+      TrainOptions options = short_run();
+      options.model.recompute = recompute;
+      Strategy strategy = strategy_of(placed, DType::kBF16, 2);
+      const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
+      const EmulatedGpus gpus;
+      strategy.offload.activations = Tier::kHost;
+      strategy.offload.activations_min_bytes = 1;
+      for (const std::int64_t queue_depth : {1, 4, 32}) {
+        strategy.offload.queue_depth = queue_depth;
+        const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
+        expect_same_bits(trained, on_cpu, name_of(placed) + ", queue_depth " + std::to_string(queue_depth));
+        EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << name_of(placed);
+      }
+    }
+  }
+}
+
+/// A GPU's activations on disk are refused; two losses of one forward, and a graph that outlives its Engine.
+TEST(DeviceEngine, ActivationsInHostMemoryAreThereAsLongAsTheirGraph) {
+  const auto train = [](bool offloads) {
+    std::vector<at::Tensor> seen;
+    run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
+      const at::Tensor input = at::ones({32, 32}).requires_grad_();
+      at::Tensor kept;
+      {
+        Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
+                          if (offloads) s.offload.activations = Tier::kHost;
+                          s.offload.activations_min_bytes = offloads ? 1 : s.offload.activations_min_bytes;
+                        }));
+        const at::Tensor loss = session.loss(0);
+        session.engine.backward(loss, {.retain_graph = true});
+        session.engine.backward(loss * loss);
+        session.engine.step().wait();
+        for (const auto& [name, value] : session.values()) seen.push_back(value);
+        kept = (input * 2).sin().exp().sum();
+      }
+      seen.push_back(torch::autograd::grad({kept}, {input})[0]);
+    });
+    return seen;
+  };
+  const EmulatedGpus gpus;
+  const auto wanted = train(false), got = train(true);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], wanted[i])) << i;
+  EXPECT_THAT(error_of([] {
+                run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+                  const Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [](Strategy& s) {
+                                          s.offload.activations = Tier::kNvme;
+                                          s.offload.paths = {"/tmp"};
+                                        }));
+                });
+              }),
+              ::testing::HasSubstr("cannot lie on disk yet"));
 }
 
 TEST(DeviceEngine, RoundsMomentsAsTheCpuDoes) {

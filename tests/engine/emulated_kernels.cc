@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <utility>
@@ -50,37 +52,65 @@ class EmulatedKernels : public DeviceKernels {
     void join() override {}
     bool done = false;
   };
+  /// A copy to the host, once what is computed comes after it. Until the host waits, its bytes are nowhere that it looks.
+  struct Arrival {
+    Arrival(std::byte* pinned, const void* device, std::size_t bytes) : to(pinned), from(device), arrived(bytes) {}
+    void read() {
+      if (!std::exchange(is_read, true)) std::memcpy(arrived.data(), from, arrived.size());
+    }
+    void arrive() {
+      if (!std::exchange(is_done, true)) std::memcpy(to, arrived.data(), arrived.size());
+    }
+    bool is_read_by(const UploadPiece& piece) const {
+      return is_read && to < piece.pinned + piece.bytes && piece.pinned < to + arrived.size();
+    }
+    std::byte* const to;
+    const void* const from;
+    std::vector<std::byte> arrived;
+    bool is_read = false, is_done = false;
+  };
   struct LateUpload : LateMark {
-    explicit LateUpload(std::span<const UploadPiece> all) : pieces(all.begin(), all.end()) {}
+    LateUpload(std::span<const UploadPiece> all, std::vector<std::shared_ptr<Arrival>> behind)
+        : pieces(all.begin(), all.end()), before(std::move(behind)) {}
     void join() override {
+      for (const auto& arrival : before) arrival->arrive();
       for (const UploadPiece& piece : pieces) std::memcpy(piece.device, piece.pinned, piece.bytes);
+      before.clear();
       pieces.clear();
       done = true;
     }
     void wait() override { join(); }
     std::vector<UploadPiece> pieces;
+    std::vector<std::shared_ptr<Arrival>> before;
   };
   struct LateDownload : LateMark {
-    LateDownload(std::byte* pinned, const void* device, std::size_t bytes) : to(pinned), from(device), arrived(bytes) {}
-    void join() override {
-      if (!std::exchange(is_read, true)) std::memcpy(arrived.data(), from, arrived.size());
-    }
+    explicit LateDownload(std::shared_ptr<Arrival> copy) : arrival(std::move(copy)) {}
+    bool passed() override { return arrival->is_done; }
+    void join() override { arrival->read(); }
     void wait() override {
-      join();
-      if (!std::exchange(done, true)) std::memcpy(to, arrived.data(), arrived.size());
+      arrival->read();
+      arrival->arrive();
     }
-    std::byte* const to;
-    const void* const from;
-    std::vector<std::byte> arrived;
-    bool is_read = false;
+    const std::shared_ptr<Arrival> arrival;
   };
   std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(); }
-  std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark*) override {
-    return std::make_unique<LateUpload>(pieces);
+  std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
+    // Behind a mark of the current stream come the copies that were joined to it.
+    std::vector<std::shared_ptr<Arrival>> before;
+    for (const auto& weak : after ? downloads : std::vector<std::weak_ptr<Arrival>>()) {
+      const auto arrival = weak.lock();
+      const auto reads = [&](const UploadPiece& piece) { return arrival->is_read_by(piece); };
+      if (arrival && std::ranges::any_of(pieces, reads)) before.push_back(arrival);
+    }
+    return std::make_unique<LateUpload>(pieces, std::move(before));
   }
   std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) override {
-    return std::make_unique<LateDownload>(pinned, device, bytes);
+    std::erase_if(downloads, [](const std::weak_ptr<Arrival>& each) { return each.expired(); });
+    const auto arrival = std::make_shared<Arrival>(pinned, device, bytes);
+    downloads.push_back(arrival);
+    return std::make_unique<LateDownload>(arrival);
   }
+  std::vector<std::weak_ptr<Arrival>> downloads;
 
   /// A device on which every stretch takes a second.
   struct Second : Interval {

@@ -260,5 +260,23 @@ TEST(MemoryPlan, StatesOfAGroupDoNotLieAMultipleOf128MiBApart) {
   }
 }
 
+TEST(MemoryPlan, ActivationsOnDiskTakeSlotsAndNothingElse) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  const MemoryPlan without(input);
+  EXPECT_EQ(without.use()[MemoryCategory::kActivations], 0);
+  input.offload.queue_depth = 3;
+  input.offload.record_bytes = 10000;  // of which a slot has whole pages
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+    input.offload.activations = tier;
+    MemoryUse wanted = without.use();
+    wanted[MemoryCategory::kActivations] = tier == Tier::kNvme ? 7 * 12288 : 0;
+    const MemoryPlan plan(input);
+    EXPECT_EQ(plan.use(), wanted);
+    EXPECT_EQ(plan.disk(), without.disk());
+    EXPECT_NE(plan.to_table().find("that forward saves go to"), std::string::npos);
+  }
+  EXPECT_EQ(without.to_table().find("that forward saves go to"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -44,6 +44,21 @@ TEST(Misuse, WrongCallsAreTheCallersMistakeAndHarmless) {
       {linear_units});
 }
 
+TEST(Misuse, PatternsThatFitNothingAreHarmless) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        const auto trainer = scene.trainer(model);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          scene.refused([&] { trainer->engine()->set_trainable("no.such", true); }, {{"matches no parameter"}});
+          trainer->backward(loss_of(scene, model, step));
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
+}
+
 TEST(Misuse, MissingSamplesAreHarmless) {
   // The scaled rate is the strategy's own: 12 samples of 12.
   const Adjust adjust = [](Strategy& s) {

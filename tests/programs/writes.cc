@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
+#include <cstring>
+
+#include "runtime/comm/shared/run_ranks.h"
 #include "tests/programs/models.h"
 
 namespace tessera::testing {
@@ -39,6 +43,131 @@ TEST(Parameters, OtherDataUnderAGuardIsTakenIn) {
     train(scene, *trainer, model, 2, 4);
     scene.note(*trainer, *model);
   });
+}
+
+/// What torch's share_memory_() does, and sending a parameter to another process: the same storage, elsewhere.
+void move_storage(const at::Tensor& tensor) {
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const std::size_t bytes = storage->nbytes();
+  c10::DataPtr memory = c10::GetAllocator(c10::kCPU)->allocate(bytes);
+  const void* const before = storage->_mutable_data_ptr_no_checks().get();
+  if (before) std::memcpy(memory.get(), before, bytes);
+  storage->set_data_ptr_noswap(std::move(memory));
+}
+
+TEST(Parameters, AStorageThatMovesIsNoticed) {
+  expect_noticed([](Tiny& model) { move_storage(model->blocks->ptr<BlockImpl>(1)->up->weight); },
+                 {{"was given other memory", "share_memory"}});
+}
+
+TEST(Parameters, AStorageThatMovesUnderAGuardIsTakenIn) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 2);
+    trainer->write([&] {
+      const at::Tensor weight = model->blocks->ptr<BlockImpl>(0)->up->weight;
+      move_storage(weight);
+      const at::NoGradGuard no_grad;
+      weight.mul_(0.5);
+    });
+    train(scene, *trainer, model, 2, 4);
+    scene.note(*trainer, *model);
+  });
+}
+
+// A view that reads no number gathers nothing: it would show other numbers when the memory has gone to another unit.
+TEST(Parameters, ViewsOfParametersThatAreNotGatheredHaveNoMemory) {
+  for_each_cell([](const Cell& cell) {
+    run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(cell.placed));
+      session.train(0);
+      const at::Tensor& weight = session.model->blocks->ptr<BlockImpl>(1)->up->weight;
+      const at::Tensor view = weight.detach().cpu().contiguous().to(at::kFloat);
+      EXPECT_EQ(view.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl(), weight.storage().unsafeGetStorageImpl());
+      const at::Tensor copy = weight.detach().clone(), sum = view.sum();
+      {
+        const Gathered guard(session.engine);
+        EXPECT_TRUE(copy.equal(weight.detach())) << cell.name();
+        EXPECT_TRUE(sum.equal(copy.sum())) << cell.name();
+      }
+      const bool is_there = session.engine.traffic().gathers == 0;
+      session.train(1);
+      if (is_there) return;
+      const std::string refused = error_of([&] { static_cast<void>(weight.detach().cpu().data_ptr()); });
+      EXPECT_NE(refused.find("not gathered"), std::string::npos) << cell.name() << ": " << refused;
+    });
+  });
+}
+
+/// Two linear layers, and a buffer.
+struct SharingImpl : torch::nn::Module {
+  SharingImpl() {
+    a = register_module("a", torch::nn::Linear(4, 4));
+    b = register_module("b", torch::nn::Linear(4, 4));
+    copy = register_buffer("copy", at::zeros({4, 4}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return b->forward(a->forward(x)).add(copy.sum()); }
+  torch::nn::Linear a = nullptr, b = nullptr;
+  at::Tensor copy;
+};
+TORCH_MODULE(Sharing);
+
+TEST(Parameters, MemoryOfTwoTensorsThatTrainIsRefused) {
+  for_each_cell([](const Cell& cell) {
+    run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_for(cell.placed, linear_units);
+      const auto refusal_of = [&](Sharing& module) {
+        return usage_error_of([&] { const Engine engine(module.ptr(), strategy, mesh); });
+      };
+      Sharing tied;
+      tied->b->weight.set_data(tied->a->weight.detach());
+      EXPECT_NE(refusal_of(tied).find("parameter a.weight and parameter b.weight share memory"), std::string::npos);
+      Sharing buffer;
+      buffer->copy.set_data(buffer->b->weight.detach());
+      EXPECT_NE(refusal_of(buffer).find("share memory"), std::string::npos);
+      // Parts of one tensor, and what does not train, are as they were.
+      Sharing parts;
+      const at::Tensor both = at::randn({8, 4});
+      parts->a->weight.set_data(both.narrow(0, 0, 4));
+      parts->b->weight.set_data(both.narrow(0, 4, 4));
+      EXPECT_EQ(refusal_of(parts), "");
+      Sharing columns;
+      columns->a->weight.set_data(both.t().narrow(1, 0, 4));
+      columns->b->weight.set_data(both.t().narrow(1, 4, 4));
+      EXPECT_EQ(refusal_of(columns), "");
+      Sharing frozen;
+      frozen->a->weight.requires_grad_(false);
+      frozen->copy.set_data(frozen->a->weight.detach());
+      EXPECT_EQ(refusal_of(frozen), "");
+    });
+  });
+}
+
+TEST(Parameters, BytesAreNotMistakenForOtherTypes) {
+  for (const at::ScalarType type : {at::kChar, at::kBool, at::kShort}) {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      auto module = std::make_shared<SharingImpl>();
+      module->register_parameter("mask", at::ones({5}, type), /*requires_grad=*/false);
+      const std::string text =
+          error_of([&] { const Engine engine(module, strategy_for(ShardingStrategy::kNoShard), mesh); });
+      EXPECT_NE(text.find("mask"), std::string::npos) << text;
+      EXPECT_NE(text.find("make it a buffer"), std::string::npos) << text;
+    });
+  }
+}
+
+TEST(Parameters, ExpandedBuffersAreBuffersToo) {
+  expect_like_plain(
+      [](Scene& scene) {
+        Mlp model = mlp(5, 9, 3);
+        model->register_buffer("scale", at::full({}, 0.5).expand({4}));
+        const auto trainer = scene.trainer(model);
+        train(scene, *trainer, model, 0, 3);
+        scene.note(model->named_buffers()["scale"].sum().item<double>());
+        scene.note(*trainer, *model);
+      },
+      {linear_units});
 }
 
 TEST(Parameters, WritesInPlaceOutsideGatheredAreNoticed) {

@@ -1,6 +1,7 @@
 #include "runtime/comm/c10d/c10d_collectives.h"
 
 #include <ATen/ops/from_blob.h>
+#include <absl/container/inlined_vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
+#include "runtime/comm/sum/wire_codec.h"
 
 namespace tessera {
 namespace {
@@ -39,6 +41,22 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
+/// Bytes of one rank's `numel` elements on the wire.
+std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel) {
+  return form == WireForm::kPlain ? numel * size_of(dtype) : encoded_bytes(form, numel);
+}
+
+/// Writes `input[begin, begin + numel)` as it is sent.
+void write_part(const std::byte* input, DType dtype, std::size_t begin, std::size_t numel, std::byte* to,
+                const ReduceOptions& options) {
+  const std::byte* const from = input + begin * size_of(dtype);
+  if (options.contributions == WireForm::kPlain) {
+    std::memcpy(to, from, numel * size_of(dtype));
+  } else {
+    encode(options.contributions, from, dtype, numel, to, options.feedback ? options.feedback + begin : nullptr);
+  }
+}
+
 class C10dCollectives : public Collectives {
  public:
   C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store)
@@ -51,6 +69,7 @@ class C10dCollectives : public Collectives {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
   TransportKind kind() const override { return kind_; }
+  int compressed_part() const override { return 1; }
   std::string transport() const override { return name_; }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {
@@ -73,9 +92,9 @@ class C10dCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits) override;
+                         SumVisitor* visitor, const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override;
+                     SumVisitor* visitor, const ReduceOptions& options) override;
 
  private:
   class Pending;
@@ -93,14 +112,15 @@ class C10dCollectives : public Collectives {
 
   Started gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const;
   Started exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const;
-  void sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel, SumVisitor* visitor = nullptr,
-                 std::size_t offset = 0) const;
+  /// Sums `size()` parts, one every `stride` bytes; 0: as many as `numel` elements take.
+  void sum_parts(const std::byte* parts, DType dtype, WireForm form, float* output, std::size_t numel,
+                 SumVisitor* visitor = nullptr, std::size_t offset = 0, std::size_t stride = 0) const;
   absl::Status scatter(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                       SumVisitor* visitor);
-  absl::Status reduce_small(const CallSignature& call, const void* input, float* output, std::size_t numel,
-                            SumVisitor* visitor);
+                       SumVisitor* visitor, const ReduceOptions& options);
+  absl::Status reduce_small(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
+                            SumVisitor* visitor, const ReduceOptions& options);
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                            SumVisitor* visitor);
+                            SumVisitor* visitor, const ReduceOptions& options);
 
   const Group group_;
   const TransportKind kind_;
@@ -248,44 +268,53 @@ std::byte* C10dCollectives::staging(std::size_t bytes) {
   return staging_.data();
 }
 
-void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, float* output, std::size_t numel,
-                                SumVisitor* visitor, std::size_t offset) const {
-  std::vector<const void*> sources;
-  for (int q = 0; q < size(); ++q) sources.push_back(parts + q * numel * size_of(dtype));
+void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, WireForm form, float* output, std::size_t numel,
+                                SumVisitor* visitor, std::size_t offset, std::size_t stride) const {
+  if (stride == 0) stride = wire_bytes(form, dtype, numel);
+  absl::InlinedVector<const std::byte*, 16> wires;
+  for (int q = 0; q < size(); ++q) wires.push_back(parts + static_cast<std::size_t>(q) * stride);
+  if (form != WireForm::kPlain) return sum_encoded(form, wires, output, numel, visitor, offset);
+  const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
   visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
 }
 
 Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
+                                        std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  return Work(scatter(call, static_cast<const std::byte*>(input), output, numel_per_rank, visitor));
+  return Work(scatter(call, static_cast<const std::byte*>(input), output, numel_per_rank, visitor, options));
 }
 
 Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                    SumVisitor* visitor, Waits) {
+                                    SumVisitor* visitor, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
-  if (numel * size_of(dtype) <= kSmallBytes) return Work(reduce_small(call, input, output, numel, visitor));
-  return Work(reduce_large(call, static_cast<const std::byte*>(input), output, numel, visitor));
+  const auto* const bytes = static_cast<const std::byte*>(input);
+  const bool is_small = numel * size_of(dtype) <= kSmallBytes;
+  return Work(is_small ? reduce_small(call, bytes, output, numel, visitor, options)
+                       : reduce_large(call, bytes, output, numel, visitor, options));
 }
 
 // Piece by piece of every rank's part: exchange, then add. The next piece is on the wire meanwhile.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
-                                      std::size_t numel, SumVisitor* visitor) {
+                                      std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+  const WireForm form = options.contributions;
   const std::size_t ranks = size(), element = size_of(call.dtype);
-  const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = most * element * ranks;
-  const bool is_whole = most == numel;  // then its parts lie one behind the other where they are
-  std::byte* const received = staging((is_whole ? 1 : 4) * most_bytes);
+  const std::size_t most = piece_numel(numel, element * ranks, 1),
+                    most_bytes = wire_bytes(form, call.dtype, most) * ranks;
+  // Then the parts lie one behind the other where they are.
+  const bool is_sent_in_place = most == numel && form == WireForm::kPlain;
+  std::byte* const received = staging((is_sent_in_place ? 1 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
   Work exchanges[2];
   const auto begin_piece = [&](std::size_t first) {
-    const std::size_t turn = first / most % 2, bytes = std::min(most, numel - first) * element;
+    const std::size_t turn = first / most % 2, count = std::min(most, numel - first);
+    const std::size_t bytes = wire_bytes(form, call.dtype, count);
     const std::byte* from = input;
-    if (!is_whole) {
+    if (!is_sent_in_place) {
       std::byte* const parts = sent + turn * most_bytes;
       for (std::size_t q = 0; q < ranks; ++q)
-        std::memcpy(parts + q * bytes, input + (q * numel + first) * element, bytes);
+        write_part(input, call.dtype, q * numel + first, count, parts + q * bytes, options);
       from = parts;
     }
     std::byte* const to = received + turn * most_bytes;
@@ -297,62 +326,125 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     if (first + most < numel) begin_piece(first + most);
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    sum_parts(received + turn * most_bytes, call.dtype, output + first, std::min(most, numel - first), visitor, first);
+    sum_parts(received + turn * most_bytes, call.dtype, form, output + first, std::min(most, numel - first), visitor,
+              first);
   }
   return absl::OkStatus();
 }
 
-absl::Status C10dCollectives::reduce_small(const CallSignature& call, const void* input, float* output,
-                                           std::size_t numel, SumVisitor* visitor) {
-  const std::size_t bytes = numel * size_of(call.dtype);
-  std::byte* const all = staging(bytes * size());
-  return start(
-             call, [&](c10d::Backend& backend) { return gather(backend, input, all, bytes); },
-             [&] { sum_parts(all, call.dtype, output, numel, visitor); })
-      .wait();
+// What reduce_large returns, from all contributions: this rank makes every sum.
+absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
+                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+  const WireForm form = options.contributions;
+  const std::size_t bytes = wire_bytes(form, call.dtype, numel);
+  const bool has_rounded_sums = options.sums != WireForm::kPlain;
+  const std::size_t sums_bytes = has_rounded_sums ? encoded_bytes(options.sums, numel) : 0;
+  std::byte* const all = staging(bytes * size() + std::max(bytes, sums_bytes));
+  std::byte* const own = all + bytes * size();
+  const std::byte* from = input;
+  if (form != WireForm::kPlain) {
+    write_part(input, call.dtype, 0, numel, own, options);
+    from = own;
+  }
+  TESSERA_RETURN_IF_ERROR(
+      start(call, [&](c10d::Backend& backend) { return gather(backend, from, all, bytes); }).wait());
+  sum_parts(all, call.dtype, form, output, numel, has_rounded_sums ? nullptr : visitor);
+  if (!has_rounded_sums) return absl::OkStatus();
+  encode(options.sums, output, DType::kF32, numel, own);
+  decode(options.sums, own, output, numel);
+  visit_sums(visitor, 0, output, numel);
+  return absl::OkStatus();
 }
 
 // Piece by piece, each in equal parts (of the last piece, some may be padding): exchange, add this rank's part, gather. While a sum
-// is made and gathered, the next piece is exchanged. The order of calls is the same on all ranks.
+// is made and gathered, the next piece is exchanged. The order of calls is the same on all ranks. Parts of compressed pieces are
+// whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
-                                           std::size_t numel, SumVisitor* visitor) {
-  const std::size_t ranks = size(), element = size_of(call.dtype);
-  const std::size_t most = piece_numel(numel, element, ranks), most_part = (most + ranks - 1) / ranks;
+                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+  const WireForm form = options.contributions, sums_form = options.sums;
+  const bool is_compressed = form != WireForm::kPlain || sums_form != WireForm::kPlain;
+  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_compressed ? kCodecBlock : 1;
+  const std::size_t most = piece_numel(numel, element, ranks);
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
-  const auto part_of = [&](std::size_t first) { return (numel_of(first) + ranks - 1) / ranks; };
-  // Of each turn: what comes from the others, and this rank's sums. Of a piece that does not divide evenly: a padded copy.
-  const std::size_t received_bytes = most_part * ranks * element, sums_bytes = most_part * sizeof(float);
-  std::byte* const received = staging(2 * (received_bytes + sums_bytes) + most_part * ranks * sizeof(float));
-  std::byte* const sums = received + 2 * received_bytes;
-  std::byte* const padded = sums + 2 * sums_bytes;
+  const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
+  const std::size_t most_part = part_of(most);
+  // Of each turn: what comes from the others, what goes to them, and this rank's sums. Where sums are compressed, those of all ranks.
+  // Of a piece that does not divide evenly: a padded copy.
+  const std::size_t received_bytes = wire_bytes(form, call.dtype, most_part) * ranks;
+  const std::size_t sent_bytes = form == WireForm::kPlain ? 0 : received_bytes;
+  const std::size_t sums_bytes = most_part * sizeof(float);
+  const std::size_t encoded = sums_form == WireForm::kPlain ? 0 : encoded_bytes(sums_form, most_part);
+  std::byte* const received =
+      staging(2 * (received_bytes + sent_bytes + sums_bytes + (1 + ranks) * encoded) + sums_bytes * ranks);
+  std::byte* const sent = received + 2 * received_bytes;
+  std::byte* const sums = sent + 2 * sent_bytes;
+  std::byte* const own_encoded = sums + 2 * sums_bytes;
+  std::byte* const all_encoded = own_encoded + 2 * encoded;
+  std::byte* const padded = all_encoded + 2 * ranks * encoded;
   Work exchanges[2], gathers[2];
   const auto begin_exchange = [&](std::size_t first) {
-    const std::size_t turn = first / most % 2, part = part_of(first), count = numel_of(first);
+    const std::size_t turn = first / most % 2, count = numel_of(first), part = part_of(count);
+    const std::size_t bytes = wire_bytes(form, call.dtype, part);
     const std::byte* from = input + first * element;
-    if (part * ranks != count) {  // the last piece
+    if (form != WireForm::kPlain) {
+      std::byte* const parts = sent + turn * sent_bytes;
+      for (std::size_t q = 0; q < ranks; ++q) {
+        const std::size_t begin = std::min(q * part, count), length = std::min(part, count - begin);
+        write_part(input, call.dtype, first + begin, length, parts + q * bytes, options);
+      }
+      from = parts;
+    } else if (part * ranks != count) {  // the last piece
       std::memcpy(padded, from, count * element);
       std::memset(padded + count * element, 0, (part * ranks - count) * element);
       from = padded;
     }
     std::byte* const to = received + turn * received_bytes;
-    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, part * element); });
+    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, bytes); });
+  };
+  // Of the piece at `first`, the elements that the rank sums.
+  const auto begin_of = [&](std::size_t first, std::size_t q) {
+    return std::min(q * part_of(numel_of(first)), numel_of(first));
+  };
+  const auto length_of = [&](std::size_t first, std::size_t q) { return begin_of(first, q + 1) - begin_of(first, q); };
+  const auto sums_wire_bytes = [&](std::size_t first) { return encoded_bytes(sums_form, part_of(numel_of(first))); };
+  const auto end_gather = [&](std::size_t first) -> absl::Status {
+    const std::size_t turn = first / most % 2;
+    TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
+    if (sums_form == WireForm::kPlain) return absl::OkStatus();
+    for (std::size_t q = 0; q < ranks; ++q) {
+      const std::byte* const from = all_encoded + turn * ranks * encoded + q * sums_wire_bytes(first);
+      decode(sums_form, from, output + first + begin_of(first, q), length_of(first, q));
+    }
+    return absl::OkStatus();
   };
   begin_exchange(0);
   for (std::size_t first = 0; first < numel; first += most) {
     if (first + most < numel) begin_exchange(first + most);
-    const std::size_t turn = first / most % 2, part = part_of(first);
+    const std::size_t turn = first / most % 2, part = part_of(numel_of(first));
     const bool is_padded = part * ranks != numel_of(first);
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    TESSERA_RETURN_IF_ERROR(gathers[turn].wait());  // of the piece before the last, whose sums lie here
+    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie here
     float* const own = reinterpret_cast<float*>(sums + turn * sums_bytes);
-    sum_parts(received + turn * received_bytes, call.dtype, own, part);
+    const std::size_t length = form == WireForm::kPlain ? part : length_of(first, static_cast<std::size_t>(rank()));
+    sum_parts(received + turn * received_bytes, call.dtype, form, own, length, nullptr, 0,
+              wire_bytes(form, call.dtype, part));
+    if (sums_form != WireForm::kPlain) {
+      std::byte* const from = own_encoded + turn * encoded;
+      std::byte* const to = all_encoded + turn * ranks * encoded;
+      encode(sums_form, own, DType::kF32, length_of(first, static_cast<std::size_t>(rank())), from);
+      const std::size_t bytes = sums_wire_bytes(first);
+      gathers[turn] = start(call, [&](c10d::Backend& backend) { return gather(backend, from, to, bytes); });
+      continue;
+    }
     void* const to = is_padded ? static_cast<void*>(padded) : output + first;
     gathers[turn] = start(call, [&](c10d::Backend& backend) { return gather(backend, own, to, part * sizeof(float)); });
     if (!is_padded) continue;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
     std::memcpy(output + first, padded, numel_of(first) * sizeof(float));
   }
-  for (Work& gather : gathers) TESSERA_RETURN_IF_ERROR(gather.wait());
+  const std::size_t pieces = (numel + most - 1) / most;
+  for (std::size_t piece = pieces > 2 ? pieces - 2 : 0; piece < pieces; ++piece)
+    TESSERA_RETURN_IF_ERROR(end_gather(piece * most));
   visit_sums(visitor, 0, output, numel);
   return absl::OkStatus();
 }

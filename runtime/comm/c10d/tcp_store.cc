@@ -112,7 +112,7 @@ class RollCall {
       : topology_(topology), store_(store), deadline_(deadline) {}
 
   absl::Status run() {
-    const absl::Status status = call();
+    absl::Status status = call();
     if (exit_code_of(status) != ExitCode::kUnavailable) return status;
     return make_error(ExitCode::kPeerLost, self(topology_) + ": the store of " + endpoint(topology_) +
                                                " ended while ranks were joining: " + message_of(status));

@@ -22,6 +22,7 @@ struct Reduction {
   DType dtype;
   float* output;
   std::size_t numel;
+  ReduceOptions options;  ///< but for `waits`: the thread waits at once
 };
 
 /// Reductions of one group, made in their order by a thread that begins with the first and ends with the object.
@@ -80,9 +81,11 @@ class ReductionThread {
   }
 
   absl::Status make(const Reduction& next) {
+    ReduceOptions options = next.options;
+    options.waits = Waits::kAtOnce;
     if (next.operation == Operation::kAllReduce)
-      return group_.all_reduce(next.label, next.input, next.dtype, next.output, next.numel).wait();
-    return group_.reduce_scatter(next.label, next.input, next.dtype, next.output, next.numel).wait();
+      return group_.all_reduce(next.label, next.input, next.dtype, next.output, next.numel, nullptr, options).wait();
+    return group_.reduce_scatter(next.label, next.input, next.dtype, next.output, next.numel, nullptr, options).wait();
   }
 
   Collectives& group_;
@@ -105,6 +108,7 @@ class BackgroundCollectives final : public Collectives {
   std::string transport() const override { return group_->transport(); }
   int gpu() const override { return group_->gpu(); }
   bool reduces_in_background() const override { return true; }
+  int compressed_part() const override { return group_->compressed_part(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return idle().allocate(bytes); }
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override {
@@ -123,14 +127,16 @@ class BackgroundCollectives final : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits waits) override {
-    if (waits == Waits::kAtOnce) return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, visitor);
-    return start({Operation::kReduceScatter, std::string(label), input, dtype, output, numel_per_rank}, visitor);
+                         SumVisitor* visitor, const ReduceOptions& options) override {
+    if (options.waits == Waits::kAtOnce)
+      return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
+    return start({Operation::kReduceScatter, std::string(label), input, dtype, output, numel_per_rank, options},
+                 visitor);
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits waits) override {
-    if (waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, visitor);
-    return start({Operation::kAllReduce, std::string(label), input, dtype, output, numel}, visitor);
+                     SumVisitor* visitor, const ReduceOptions& options) override {
+    if (options.waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, visitor, options);
+    return start({Operation::kAllReduce, std::string(label), input, dtype, output, numel, options}, visitor);
   }
 
  private:

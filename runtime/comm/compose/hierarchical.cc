@@ -24,6 +24,8 @@ class HierarchicalCollectives : public Collectives {
     return "hierarchical(" + inside_->transport() + ", " + across_->transport() + ")";
   }
 
+  int compressed_part() const override { return across_->compressed_part() * places_; }
+
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inside_->allocate(bytes); }
 
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
@@ -48,21 +50,29 @@ class HierarchicalCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, Waits) override {
-    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor)));
+                         SumVisitor* visitor, const ReduceOptions& options) override {
+    return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor, on_wire(options))));
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override {
-    const absl::Status status = ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel));
+                     SumVisitor* visitor, const ReduceOptions& options) override {
+    const absl::Status status =
+        ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options)));
     if (status.ok()) visit_sums(visitor, 0, output, numel);
     return Work(status);
   }
 
  private:
+  /// Of the part that goes across. Calls are over when they return.
+  static ReduceOptions on_wire(ReduceOptions options) {
+    options.waits = Waits::kAtOnce;
+    return options;
+  }
+
   absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
-                       SumVisitor* visitor);
-  absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
+                       SumVisitor* visitor, const ReduceOptions& options);
+  absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
+                      const ReduceOptions& options);
   absl::Status reduce_whole(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel);
   absl::Status spread(std::string_view label, void* data, std::size_t bytes, int root);
   absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes);
@@ -103,26 +113,26 @@ absl::Status HierarchicalCollectives::gather(std::string_view label, const void*
 
 // Inside: for each host, the slice of its rank at this place, summed over our host. Across: those sums.
 absl::Status HierarchicalCollectives::scatter(std::string_view label, std::byte* input, DType dtype, float* output,
-                                              std::size_t numel, SumVisitor* visitor) {
+                                              std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
   auto* sums = reinterpret_cast<float*>(memory);
   const std::size_t host_bytes = places_ * numel * size_of(dtype);
   for (int host = 0; host < hosts_; ++host)
     TESSERA_RETURN_IF_ERROR(
         inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
-  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor).wait();
+  return across_->reduce_scatter(label, sums, DType::kF32, output, numel, visitor, options).wait();
 }
 
 // Every rank sums one of L equal parts over its host, then over the hosts; the fewer than L elements left go
-// whole.
+// whole, and are never compressed.
 absl::Status HierarchicalCollectives::reduce(std::string_view label, std::byte* input, DType dtype, float* output,
-                                             std::size_t numel) {
+                                             std::size_t numel, const ReduceOptions& options) {
   const std::size_t part = numel / places_, done = part * places_;
   if (part > 0) {
     TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(part * sizeof(float)));
     auto* sums = reinterpret_cast<float*>(memory);
     TESSERA_RETURN_IF_ERROR(inside_->reduce_scatter(label, input, dtype, sums, part).wait());
-    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part).wait());
+    TESSERA_RETURN_IF_ERROR(across_->all_reduce(label, sums, DType::kF32, sums, part, nullptr, options).wait());
     TESSERA_RETURN_IF_ERROR(reduce_whole(label, input + done * size_of(dtype), dtype, output + done, numel - done));
     return inside_->all_gather(label, sums, output, part * sizeof(float)).wait();
   }

@@ -77,9 +77,9 @@ class CudaHostCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits) override;
+                         SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override;
+                     SumVisitor* visitor, const ReduceOptions&) override;
 
  private:
   /// Calls that may be under way. An event is recorded again so many calls later.
@@ -277,7 +277,7 @@ Work CudaHostCollectives::barrier(std::string_view label) {
 }
 
 Work CudaHostCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
+                                            std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
   const CallSignature call = make_signature(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
   const std::size_t mine = static_cast<std::size_t>(rank()) * numel_per_rank * size_of(dtype);
@@ -305,7 +305,7 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
 
 /// In place, no rank may write before all have read: the sum waits in scratch until then.
 Work CudaHostCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                        std::size_t numel, SumVisitor* visitor, Waits) {
+                                        std::size_t numel, SumVisitor* visitor, const ReduceOptions&) {
   const CallSignature call = make_signature(Operation::kAllReduce, label, dtype, numel);
   if (absl::Status usable = check_device_sum(label, dtype, visitor); !usable.ok()) return Work(fail(call, usable));
   const auto sum_into = [this, dtype, numel](float* to) {

@@ -41,11 +41,11 @@ class DeviceSolo : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                         SumVisitor* visitor, Waits) override {
+                         SumVisitor* visitor, const ReduceOptions&) override {
     return widen(label, input, dtype, output, numel, visitor);
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override {
+                     SumVisitor* visitor, const ReduceOptions&) override {
     return widen(label, input, dtype, output, numel, visitor);
   }
 

@@ -66,9 +66,9 @@ class QueuedCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits) override;
+                         SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override;
+                     SumVisitor* visitor, const ReduceOptions&) override;
 
  private:
   class Pending;
@@ -175,7 +175,7 @@ Work QueuedCollectives::all_gather(std::string_view label, const void* shard, vo
 }
 
 Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                          std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
+                                          std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
   if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const auto numel = static_cast<std::int64_t>(numel_per_rank);
   at::Tensor addends = tensor(input, numel_per_rank * size(), sum_type_of(dtype));
@@ -190,7 +190,7 @@ Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, D
 }
 
 Work QueuedCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                      std::size_t numel, SumVisitor* visitor, Waits) {
+                                      std::size_t numel, SumVisitor* visitor, const ReduceOptions&) {
   if (auto status = check_device_sum(label, dtype, visitor); !status.ok()) return Work(status);
   const at::Tensor addend = tensor(input, numel, sum_type_of(dtype));
   const at::Tensor wide = tensor(output, numel, at::kFloat);

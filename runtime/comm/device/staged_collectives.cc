@@ -55,10 +55,12 @@ class StagedCollectives : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
  protected:
-  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
+  Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*,
+                         const ReduceOptions&) override {
     return refuse(label);
   }
-  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*, Waits) override {
+  Work do_all_reduce(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*,
+                     const ReduceOptions&) override {
     return refuse(label);
   }
 

@@ -1,6 +1,7 @@
 #include "runtime/comm/local/fake_mesh.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,11 +20,21 @@ class FakeGroupFactory : public GroupFactory {
                                                     GroupUse) override {
     const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     const bool one_host = ranks.front() / ranks_per_host_ == ranks.back() / ranks_per_host_;
-    return std::shared_ptr<Collectives>(
-        std::make_shared<LocalCollectives>(static_cast<int>(place), static_cast<int>(ranks.size()), one_host));
+    return std::shared_ptr<Collectives>(std::make_shared<LocalCollectives>(
+        static_cast<int>(place), static_cast<int>(ranks.size()), one_host, one_host ? 0 : ranks_of_host(ranks)));
   }
 
  private:
+  /// Of a group whose ranks are evenly spread over hosts, so that those of a host are summed first; else 1.
+  int ranks_of_host(const std::vector<int>& ranks) const {
+    std::map<int, int> counts;
+    for (int rank : ranks) ++counts[rank / ranks_per_host_];
+    const int count = counts.begin()->second;
+    const bool is_even =
+        std::all_of(counts.begin(), counts.end(), [&](const auto& host) { return host.second == count; });
+    return is_even ? count : 1;
+  }
+
   const int rank_, ranks_per_host_;
 };
 

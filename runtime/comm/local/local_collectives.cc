@@ -55,14 +55,14 @@ Work LocalCollectives::widened(std::string_view label, const void* input, DType 
 }
 
 Work LocalCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                         std::size_t numel_per_rank, SumVisitor* visitor, Waits) {
+                                         std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions&) {
   bytes_received_ += (size_ - 1) * numel_per_rank * size_of(dtype);
   const auto* mine = static_cast<const std::byte*>(input) + rank_ * numel_per_rank * size_of(dtype);
   return widened(label, mine, dtype, output, numel_per_rank, visitor);
 }
 
 Work LocalCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                                     SumVisitor* visitor, Waits) {
+                                     SumVisitor* visitor, const ReduceOptions&) {
   bytes_received_ += (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
   return widened(label, input, dtype, output, numel, visitor);
 }

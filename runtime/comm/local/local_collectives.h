@@ -11,11 +11,11 @@ namespace tessera {
 /// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what
 /// the others would have moved. Size 1 ("solo") is exact, and free where output is input; any larger size is
 /// "fake": a gathered buffer holds this rank's shard only, a sum this rank's addend only.
-/// `one_host`: whether the group it stands for could share memory.
+/// `one_host`: whether the group it stands for could share memory. `compressed_part`: as that group would answer.
 class LocalCollectives : public Collectives {
  public:
-  explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true)
-      : rank_(rank), size_(size), one_host_(one_host) {}
+  explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true, int compressed_part = 0)
+      : rank_(rank), size_(size), one_host_(one_host), compressed_part_(compressed_part) {}
 
   /// Bytes this rank would have received from peers so far, were each collective done with the least traffic:
   /// (size - 1) parts a gather, scatter or exchange; both halves of an all_reduce.
@@ -28,6 +28,7 @@ class LocalCollectives : public Collectives {
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
   bool shares_memory() const override { return one_host_; }
+  int compressed_part() const override { return compressed_part_; }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
@@ -37,9 +38,9 @@ class LocalCollectives : public Collectives {
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits) override;
+                         SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits) override;
+                     SumVisitor* visitor, const ReduceOptions&) override;
 
  private:
   Work widened(std::string_view label, const void* input, DType dtype, float* output, std::size_t numel,
@@ -48,6 +49,7 @@ class LocalCollectives : public Collectives {
 
   const int rank_, size_;
   const bool one_host_;
+  const int compressed_part_;
   std::atomic<std::uint64_t> bytes_received_ = 0;
   std::atomic<bool> aborted_ = false;  ///< reason_ is written before, and never after
   std::atomic<bool> aborting_ = false;

@@ -228,10 +228,11 @@ std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round
 }
 
 Work SharedMemoryCollectives::do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
-                                                std::size_t numel_per_rank, SumVisitor* visitor, Waits waits) {
+                                                std::size_t numel_per_rank, SumVisitor* visitor,
+                                                const ReduceOptions& options) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kReduceScatter, label, dtype, numel_per_rank);
   const std::size_t bytes = numel_per_rank * size() * size_of(dtype);
-  if (waits == Waits::kLater) {
+  if (options.waits == Waits::kLater) {
     CallDescriptor call = describe(Operation::kReduceScatter, label, dtype, numel_per_rank);
     call.input = space_->locate(input, bytes);
     return started_.start(call, bytes_of(input), output, visitor);
@@ -268,13 +269,13 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
 }
 
 Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
-                                            std::size_t numel, SumVisitor* visitor, Waits waits) {
+                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   if (!is_reducible(dtype)) return refuse_dtype(Operation::kAllReduce, label, dtype, numel);
   const auto locate = [&](CallDescriptor& call) {
     call.input = space_->locate(input, numel * size_of(dtype));
     call.output = space_->locate(output, numel * sizeof(float));
   };
-  if (waits == Waits::kLater) {
+  if (options.waits == Waits::kLater) {
     CallDescriptor call = describe(Operation::kAllReduce, label, dtype, numel);
     locate(call);
     return started_.start(call, bytes_of(input), output, visitor);

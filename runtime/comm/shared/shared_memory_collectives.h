@@ -56,9 +56,9 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
-                         SumVisitor* visitor, Waits waits) override;
+                         SumVisitor* visitor, const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
-                     SumVisitor* visitor, Waits waits) override;
+                     SumVisitor* visitor, const ReduceOptions& options) override;
   absl::Status reduce_blocking(const CallDescriptor& call, const std::byte* input, float* output,
                                SumVisitor* visitor) override;
 

@@ -7,14 +7,7 @@
 #include <bit>
 #include <cstdint>
 
-// One copy of each kernel per instruction set, chosen when the program is loaded. Sanitizers' run-times are
-// not up yet when that choice is made, so their builds have the portable copy only.
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define TESSERA_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TESSERA_CPU_CLONES
-#endif
-#define TESSERA_INLINE [[gnu::always_inline]] inline
+#include "runtime/comm/sum/cpu_clones.h"
 
 namespace tessera {
 namespace {

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "engine/activations/activation_tier.h"
+#include "optim/device_kernels.h"
+#include "sharding/compute_device.h"
+
+namespace tessera {
+
+/// Activations of a GPU in pinned memory of its host. Copies run on queues of their own beside what is computed, and no call
+/// waits for the device.
+///
+/// **Out.** The tensor's storage is held until the copy out has been joined: what is computed later, in memory that it gave
+/// back, then comes after the copy. At most `queue_depth` copies are on their way out so; the next `put` joins the oldest.
+/// **Back.** `get` joins the copy back, and begins those of the `queue_depth` values put before it. Each takes device memory
+/// when it begins.
+/// **Host memory** is taken as it is needed, and used again for values that are no larger, so a steady loop takes none.
+class HostActivations final : public ActivationTier {
+ public:
+  /// `kernels` are used until `close`.
+  HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth);
+  ~HostActivations() override;
+
+  Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) override;
+  StoredBytes get(Id id) override;
+  void drop(Id id) override;
+  ActivationCounts counts() const override { return counts_; }
+  std::int64_t memory_bytes() const override { return 0; }
+  /// Waits for the copies under way.
+  void close() override;
+
+ private:
+  using Mark = DeviceKernels::Mark;
+  /// Pinned memory, and the last copy from or to it.
+  struct Block {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes = 0;
+    std::shared_ptr<Mark> last;
+  };
+  struct Value {
+    Block block;
+    std::size_t bytes = 0, phase = 0;
+    StoredBytes leaving;  ///< read by a copy out that was not joined
+    StoredBytes coming;   ///< written by a copy back that was not joined
+  };
+
+  Block idle_block(std::size_t bytes);
+  static void let_go(Value& value);
+  void bring_back(Value& value);
+
+  const ComputeDevice device_;
+  DeviceKernels* kernels_;  ///< null when closed
+  const std::size_t queue_depth_;
+  std::map<Id, Value> values_;
+  std::deque<Id> leaving_;  ///< values whose copy out was not joined, oldest first
+  std::vector<Block> idle_;
+  Id next_ = 0;
+  ActivationCounts counts_;
+};
+
+}  // namespace tessera

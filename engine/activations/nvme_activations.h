@@ -1,0 +1,34 @@
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "engine/activations/activation_tier.h"
+#include "offload/spill.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// Activations of a CPU in scratch files. `put` copies into the spill's slots, so memory may go when it returns.
+class NvmeActivations final : public ActivationTier {
+ public:
+  /// Throws tessera::Error: those of Spill::create.
+  NvmeActivations(const OffloadConfig& offload, int rank);
+
+  Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) override;
+  StoredBytes get(Id id) override;
+  void drop(Id id) override;
+  ActivationCounts counts() const override;
+  std::int64_t memory_bytes() const override { return static_cast<std::int64_t>(spill_->memory_bytes()); }
+
+ private:
+  struct Value {
+    std::size_t bytes = 0, phase = 0;
+  };
+
+  std::unique_ptr<Spill> spill_;
+  std::map<Id, Value> values_;
+  ActivationCounts counts_;  ///< without the disk's
+};
+
+}  // namespace tessera

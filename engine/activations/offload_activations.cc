@@ -1,0 +1,31 @@
+#include "engine/activations/offload_activations.h"
+
+#include <utility>
+
+#include "engine/activations/host_activations.h"
+#include "engine/activations/nvme_activations.h"
+
+namespace tessera {
+
+std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const torch::nn::Module& module,
+                                                      const Accelerator& accelerator, int rank) {
+  if (offload.activations == Tier::kMemory) return nullptr;
+  std::unique_ptr<ActivationTier> tier;
+  if (offload.activations == Tier::kHost) {
+    tier = std::make_unique<HostActivations>(accelerator.device, *accelerator.kernels,
+                                             static_cast<std::size_t>(offload.queue_depth));
+  } else {
+    tier = std::make_unique<NvmeActivations>(offload, rank);
+  }
+  SavedActivationsOptions options;
+  options.device = accelerator.device.device;
+  options.min_bytes = static_cast<std::size_t>(offload.activations_min_bytes);
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined() && buffer.has_storage()) options.staying.push_back(buffer.storage());
+  }
+  auto activations = std::make_shared<SavedActivations>(std::move(tier), std::move(options));
+  hook_saved_tensors(activations);
+  return activations;
+}
+
+}  // namespace tessera

@@ -1,0 +1,269 @@
+#include "engine/activations/saved_activations.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/log.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+namespace {
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+/// From the first to behind the last byte of what a tensor views, in its storage.
+struct ByteRange {
+  std::size_t begin = 0, end = 0;
+  std::size_t bytes() const { return end - begin; }
+  bool contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
+};
+
+ByteRange range_of(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const std::size_t element = tensor.element_size();
+  const std::size_t begin = static_cast<std::size_t>(tensor.storage_offset()) * element;
+  return {begin, begin + static_cast<std::size_t>(last + 1) * element};
+}
+
+/// The storage, if it still lives.
+std::optional<c10::Storage> living(const WeakStorage& weak) {
+  if (auto storage = weak.lock()) return c10::Storage(std::move(storage));
+  return std::nullopt;
+}
+
+}  // namespace
+
+/// What a SavedActivations shares with the graphs. Any thread may call it.
+class SavedActivations::Store : public std::enable_shared_from_this<SavedActivations::Store> {
+ public:
+  /// Bytes on the tier, until the last tensor in them goes.
+  struct Put {
+    ~Put() { store->drop(*this); }
+    std::shared_ptr<Store> store;
+    ActivationTier::Id id = 0;
+    WeakStorage original;  ///< keeps the address of the StorageImpl from being given out again, and no memory
+    std::uint32_t version = 0;
+    ByteRange range;                          ///< in `original`
+    std::optional<WeakStorage> brought_back;  ///< where they were got last
+    std::size_t begin = 0;                    ///< in that
+  };
+
+  Store(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
+      : tier_(std::move(tier)), options_(std::move(options)) {
+    for (const c10::Storage& storage : options_.staying) staying_.push_back(storage.getWeakStorageImpl());
+    options_.staying.clear();
+  }
+
+  /// Puts what `tensor` views. Null if it is to be kept.
+  std::shared_ptr<Put> put(const at::Tensor& tensor);
+  /// Where bytes of `put` are, brought back if need be, and how far they have moved.
+  StoredBytes get(Put& put);
+
+  ActivationCounts counts() const {
+    const std::lock_guard lock(mutex_);
+    return tier_->counts();
+  }
+  std::int64_t memory_bytes() const { return tier_->memory_bytes(); }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    if (!forked_) tier_->close();
+  }
+  void enter_forked_process() {
+    const std::lock_guard lock(mutex_);
+    forked_ = shared_from_this();
+  }
+
+ private:
+  bool is_offloaded(const at::Tensor& tensor) const;
+  std::optional<ByteRange> range_to_put(const at::Tensor& tensor) const;
+  void drop(const Put& put);
+
+  mutable std::mutex mutex_;
+  const std::unique_ptr<ActivationTier> tier_;
+  SavedActivationsOptions options_;
+  std::vector<WeakStorage> staying_;
+  std::unordered_multimap<const c10::StorageImpl*, std::weak_ptr<Put>> by_storage_;
+  /// Brought back last, the latest first: who shares them comes next as a rule.
+  struct Recent {
+    const Put* put = nullptr;
+    c10::Storage storage;
+  };
+  std::array<Recent, 2> recent_;
+  std::shared_ptr<Store> forked_;  ///< itself, in a forked process: the tier is the parent's, and must not be destroyed
+};
+
+namespace {
+
+/// Saves one tensor.
+class Hooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(std::shared_ptr<SavedActivations::Store> store) : store_(std::move(store)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    version_ = torch::autograd::impl::version_counter(tensor);
+    saved_version_ = version_.current_version();
+    put_ = store_->put(tensor);
+    store_.reset();
+    if (!put_) {
+      // A tensor that its own graph holds would never go.
+      kept_ = tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
+      return;
+    }
+    options_ = tensor.options();
+    sizes_ = tensor.sizes().vec();
+    strides_ = tensor.strides().vec();
+    begin_ = range_of(tensor).begin - put_->range.begin;
+  }
+
+  at::Tensor call_unpack_hook() override {
+    TORCH_CHECK(
+        version_.current_version() == saved_version_,
+        "one of the variables needed for gradient computation has been modified by an inplace operation: it is at "
+        "version ",
+        version_.current_version(), "; expected version ", saved_version_,
+        " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient.");
+    if (kept_.defined()) return kept_;
+    const StoredBytes bytes = put_->store->get(*put_);
+    const at::AutoDispatchBelowADInplaceOrView no_graph;
+    at::Tensor tensor = at::empty({0}, options_);
+    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(bytes.storage);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+        sizes_, strides_, static_cast<std::int64_t>((bytes.begin + begin_) / tensor.element_size()));
+    // Who writes it in place has written all that share its storage, as in LibTorch.
+    torch::autograd::impl::set_version_counter(tensor, version_);
+    return tensor;
+  }
+
+ private:
+  std::shared_ptr<SavedActivations::Store> store_;  ///< until the tensor is saved
+  c10::VariableVersion version_;
+  std::uint32_t saved_version_ = 0;
+  at::Tensor kept_;  ///< if it was not put
+  std::shared_ptr<SavedActivations::Store::Put> put_;
+  at::TensorOptions options_;
+  std::vector<std::int64_t> sizes_, strides_;
+  std::size_t begin_ = 0;  ///< in what was put
+};
+
+}  // namespace
+
+// ---- What is offloaded -----------------------------------------------------------------------------------------------
+
+bool SavedActivations::Store::is_offloaded(const at::Tensor& tensor) const {
+  if (tensor.layout() != at::kStrided || at::isTensorSubclassLike(tensor) || !tensor.has_storage()) return false;
+  if (tensor.device() != options_.device || tensor.numel() == 0 || tensor.is_conj() || tensor.is_neg()) return false;
+  if (tensor.is_quantized() || (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor)) return false;
+  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const auto is_it = [storage](const WeakStorage& staying) { return staying._unsafe_get_target() == storage; };
+  return storage->data() != nullptr && std::ranges::none_of(staying_, is_it);
+}
+
+std::optional<ByteRange> SavedActivations::Store::range_to_put(const at::Tensor& tensor) const {
+  if (!is_offloaded(tensor)) return std::nullopt;
+  ByteRange range = range_of(tensor);
+  const std::size_t storage_bytes = tensor.storage().nbytes();
+  if (tensor.nbytes() < range.bytes()) {  // with gaps
+    if (4 * tensor.nbytes() < storage_bytes) return std::nullopt;
+    range = {0, storage_bytes};
+  }
+  if (range.bytes() < options_.min_bytes || range.end > storage_bytes) return std::nullopt;
+  return range;
+}
+
+std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const at::Tensor& tensor) {
+  const std::optional<ByteRange> range = range_to_put(tensor);
+  if (!range) return nullptr;
+  const c10::Storage& storage = tensor.storage();
+  const auto version = static_cast<std::uint32_t>(tensor._version());
+  std::vector<std::shared_ptr<Put>> others;  // go when the lock has gone
+  const std::lock_guard lock(mutex_);
+  if (forked_) return nullptr;
+  const auto [first, last] = by_storage_.equal_range(storage.unsafeGetStorageImpl());
+  for (auto each = first; each != last; ++each) {
+    std::shared_ptr<Put> put = each->second.lock();
+    if (!put) continue;
+    others.push_back(put);
+    const bool is_aligned = (range->begin - put->range.begin) % tensor.element_size() == 0;
+    if (put->version == version && put->range.contains(*range) && is_aligned) return put;
+  }
+  const ActivationTier::Id id = tier_->put(storage, range->begin, range->bytes());
+  std::shared_ptr<Put> put(new Put{.store = shared_from_this(),
+                                   .id = id,
+                                   .original = storage.getWeakStorageImpl(),
+                                   .version = version,
+                                   .range = *range,
+                                   .brought_back = std::nullopt});
+  by_storage_.emplace(storage.unsafeGetStorageImpl(), put);
+  return put;
+}
+
+StoredBytes SavedActivations::Store::get(Put& put) {
+  Recent goes;  // when the lock has gone
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(!forked_,
+              "activations of the training process are wanted in a process that was forked from it. hint: run backward "
+              "where forward ran");
+  if (auto storage = living(put.original)) return {*std::move(storage), put.range.begin};
+  if (put.brought_back) {
+    if (auto storage = living(*put.brought_back)) return {*std::move(storage), put.begin};
+  }
+  goes = std::exchange(recent_[1], std::exchange(recent_[0], {}));
+  StoredBytes bytes = tier_->get(put.id);
+  recent_[0] = {&put, bytes.storage};
+  put.brought_back = bytes.storage.getWeakStorageImpl();
+  put.begin = bytes.begin;
+  return bytes;
+}
+
+/// Called by destructors, so it does not throw.
+void SavedActivations::Store::drop(const Put& put) {
+  Recent goes;  // when the lock has gone
+  try {
+    const std::lock_guard lock(mutex_);
+    for (Recent& recent : recent_) {
+      if (recent.put == &put) goes = std::exchange(recent, {});
+    }
+    const auto [first, last] = by_storage_.equal_range(put.original._unsafe_get_target());
+    for (auto each = first; each != last;) each = each->second.expired() ? by_storage_.erase(each) : std::next(each);
+    if (!forked_) tier_->drop(put.id);
+  } catch (const std::exception& error) {
+    log_error(std::string("activations: ") + error.what());
+  }
+}
+
+// ---- The object itself -----------------------------------------------------------------------------------------------
+
+SavedActivations::SavedActivations(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options)
+    : store_(std::make_shared<Store>(std::move(tier), std::move(options))) {}
+
+SavedActivations::~SavedActivations() {
+  try {
+    store_->close();
+  } catch (const std::exception& error) {
+    log_error(std::string("activations: ") + error.what());
+  }
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> SavedActivations::make() {
+  return std::make_unique<Hooks>(store_);
+}
+
+void SavedActivations::enter_forked_process() { store_->enter_forked_process(); }
+
+ActivationCounts SavedActivations::counts() const { return store_->counts(); }
+std::int64_t SavedActivations::memory_bytes() const { return store_->memory_bytes(); }
+
+}  // namespace tessera

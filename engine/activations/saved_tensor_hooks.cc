@@ -1,0 +1,68 @@
+#include "engine/activations/saved_tensor_hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+namespace autograd = torch::autograd;
+
+thread_local std::vector<std::weak_ptr<SavedTensorHooks>> hooks_of_thread;
+
+/// The last of this thread's hooks that live, or null.
+std::shared_ptr<SavedTensorHooks> current_hooks() {
+  while (!hooks_of_thread.empty()) {
+    if (auto hooks = hooks_of_thread.back().lock()) return hooks;
+    hooks_of_thread.pop_back();
+  }
+  return nullptr;
+}
+
+class HookingEngine final : public autograd::Engine {
+ public:
+  explicit HookingEngine(autograd::Engine& inner) : inner_(inner) {}
+
+  autograd::variable_list execute(const autograd::edge_list& roots, const autograd::variable_list& inputs,
+                                  bool keep_graph, bool create_graph, bool accumulate_grad,
+                                  const autograd::edge_list& outputs) override {
+    return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<autograd::GraphTask>& task,
+                                                                 std::shared_ptr<autograd::Node> root,
+                                                                 autograd::InputBuffer&& input) override {
+    return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
+  }
+  std::unique_ptr<autograd::AnomalyMetadata> make_anomaly_metadata() override { return inner_.make_anomaly_metadata(); }
+
+  std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (auto others = inner_.get_default_saved_variable_hooks()) return others;
+    if (hooks_of_thread.empty() || autograd::get_current_graph_task_id() != -1) return nullptr;
+    const std::shared_ptr<SavedTensorHooks> hooks = current_hooks();
+    return hooks ? hooks->make() : nullptr;
+  }
+
+ private:
+  autograd::Engine& inner_;
+};
+
+HookingEngine* hooking_engine = nullptr;  // never destroyed: LibTorch may ask it until the process ends
+autograd::Engine& engine_with_hooks() { return *hooking_engine; }
+
+}  // namespace
+
+void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    hooking_engine = new HookingEngine(autograd::Engine::get_default_engine());
+    autograd::set_default_engine_stub(&engine_with_hooks);
+  });
+  const auto are_these = [&](const std::weak_ptr<SavedTensorHooks>& each) { return each.lock() == hooks; };
+  if (std::ranges::none_of(hooks_of_thread, are_these)) hooks_of_thread.emplace_back(hooks);
+}
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <memory>
+
+namespace tessera {
+
+/// Makes the hooks through which autograd saves a tensor and gets it back.
+class SavedTensorHooks {
+ public:
+  virtual ~SavedTensorHooks() = default;
+  /// For the tensor that is saved next, whichever it is.
+  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make() = 0;
+};
+
+/// From now on, and while it lives, `hooks` makes those of every tensor that an operator on this thread saves for a backward.
+/// Of several, the one given last does; giving one again changes nothing. Nothing happens to what is saved inside a backward: recomputation, or a backward that
+/// is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
+///
+/// LibTorch asks its autograd engine for such hooks. The first call puts one of ours in its place, which passes everything
+/// else on to the one that was there: LibTorch's own, or that of the Python package torch.
+void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
+
+}  // namespace tessera

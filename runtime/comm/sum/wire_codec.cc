@@ -1,0 +1,172 @@
+#include "runtime/comm/sum/wire_codec.h"
+
+#include <absl/container/inlined_vector.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "runtime/comm/sum/cpu_clones.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
+/// Added to a float of magnitude below 2^22, it leaves the nearest whole number (ties to even) in the low bits.
+constexpr float kRounder = 12582912.0f;
+constexpr std::int32_t kRounderBits = std::bit_cast<std::int32_t>(kRounder);
+
+constexpr float largest_code(WireForm form) { return form == WireForm::kInt8 ? 127.0f : 7.0f; }
+
+constexpr std::size_t blocks_of(std::size_t numel) { return (numel + kCodecBlock - 1) / kCodecBlock; }
+
+/// Bytes of the codes of `numel` elements of one block.
+constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
+  return form == WireForm::kInt8 ? numel : (numel + 1) / 2;
+}
+
+TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t numel) {
+  std::uint32_t largest = 0;  // of a NaN above that of an infinity above all others
+  for (std::size_t i = 0; i < numel; ++i)
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kMagnitude);
+  return largest;
+}
+
+TESSERA_INLINE std::int32_t rounded(float value) {
+  return std::bit_cast<std::int32_t>(value + kRounder) - kRounderBits;
+}
+
+struct Scale {
+  float unit = 0, inverse = 0;
+};
+
+/// Of a block whose largest magnitude has the bits `largest`.
+TESSERA_INLINE Scale scale_of(WireForm form, std::uint32_t largest) {
+  if (largest >= kInfinity) return {std::numeric_limits<float>::quiet_NaN(), 0};
+  const float magnitude = std::bit_cast<float>(largest), most = largest_code(form);
+  if (magnitude < 127 * std::numeric_limits<float>::min()) return {};
+  float unit = magnitude / most;
+  if (unit * most > std::numeric_limits<float>::max()) unit = std::nextafterf(unit, 0.0f);
+  return {unit, most / magnitude};
+}
+
+/// Element i of the first half is in the low bits of byte i, element i of the second half in its high bits.
+TESSERA_INLINE void pack_nibbles(const std::int8_t* codes, std::size_t numel, std::byte* wire) {
+  const std::size_t half = (numel + 1) / 2;
+  for (std::size_t i = 0; i < numel / 2; ++i)
+    wire[i] = static_cast<std::byte>((codes[i] & 0xf) | ((codes[half + i] & 0xf) << 4));
+  if (numel % 2 == 1) wire[half - 1] = static_cast<std::byte>(codes[half - 1] & 0xf);
+}
+
+TESSERA_INLINE void unpack_nibbles(const std::byte* wire, std::size_t numel, std::int8_t* codes) {
+  const std::size_t half = (numel + 1) / 2;
+  const auto* bytes = reinterpret_cast<const std::int8_t*>(wire);
+  for (std::size_t i = 0; i < half; ++i)
+    codes[i] = static_cast<std::int8_t>(static_cast<std::int8_t>(static_cast<std::uint8_t>(bytes[i]) << 4) >> 4);
+  for (std::size_t i = 0; i < numel - half; ++i) codes[half + i] = static_cast<std::int8_t>(bytes[i] >> 4);
+}
+
+TESSERA_CPU_CLONES float encode_block(WireForm form, const float* values, std::size_t numel, std::byte* wire) {
+  const Scale scale = scale_of(form, largest_magnitude(values, numel));
+  std::array<std::int8_t, kCodecBlock> codes;
+  if (scale.inverse == 0) {  // values that are not finite times 0 are not 0
+    std::fill_n(codes.begin(), numel, std::int8_t{0});
+  } else {
+    for (std::size_t i = 0; i < numel; ++i) codes[i] = static_cast<std::int8_t>(rounded(values[i] * scale.inverse));
+  }
+  if (form == WireForm::kInt8) {
+    std::memcpy(wire, codes.data(), numel);
+  } else {
+    pack_nibbles(codes.data(), numel, wire);
+  }
+  return scale.unit;
+}
+
+TESSERA_CPU_CLONES void decode_block(WireForm form, float scale, const std::byte* wire, float* output,
+                                     std::size_t numel) {
+  if (form == WireForm::kInt8) {
+    const auto* codes = reinterpret_cast<const std::int8_t*>(wire);
+    for (std::size_t i = 0; i < numel; ++i) output[i] = static_cast<float>(codes[i]) * scale;
+    return;
+  }
+  std::array<std::int8_t, kCodecBlock> codes;
+  unpack_nibbles(wire, numel, codes.data());
+  for (std::size_t i = 0; i < numel; ++i) output[i] = static_cast<float>(codes[i]) * scale;
+}
+
+/// residual = values - decoded.
+TESSERA_CPU_CLONES void subtract(const float* values, const float* decoded, float* residual, std::size_t numel) {
+  for (std::size_t i = 0; i < numel; ++i) residual[i] = values[i] - decoded[i];
+}
+
+float scale_at(const std::byte* wire, std::size_t block) {
+  float scale;
+  std::memcpy(&scale, wire + block * sizeof scale, sizeof scale);
+  return scale;
+}
+
+/// Where the codes of a block begin.
+std::size_t codes_at(WireForm form, std::size_t blocks, std::size_t block) {
+  return blocks * sizeof(float) + block * code_bytes(form, kCodecBlock);
+}
+
+}  // namespace
+
+std::size_t encoded_bytes(WireForm form, std::size_t numel) {
+  const std::size_t codes = numel / kCodecBlock * code_bytes(form, kCodecBlock) + code_bytes(form, numel % kCodecBlock);
+  return blocks_of(numel) * sizeof(float) + (codes + 3) / 4 * 4;
+}
+
+void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire, float* residual) {
+  const std::size_t blocks = blocks_of(numel);
+  alignas(64) std::array<float, kCodecBlock> values, decoded;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
+    const void* const from = static_cast<const std::byte*>(input) + begin * size_of(dtype);
+    if (residual) {
+      pairwise_sum(std::array<const void*, 1>{from}, dtype, values.data(), count);
+      pairwise_sum(std::array<const void*, 2>{values.data(), residual + begin}, DType::kF32, values.data(), count);
+    } else if (dtype != DType::kF32) {
+      pairwise_sum(std::array<const void*, 1>{from}, dtype, values.data(), count);
+    }
+    const float* const block_values =
+        residual || dtype != DType::kF32 ? values.data() : static_cast<const float*>(from);
+    std::byte* const codes = wire + codes_at(form, blocks, block);
+    const float scale = encode_block(form, block_values, count, codes);
+    std::memcpy(wire + block * sizeof scale, &scale, sizeof scale);
+    if (!residual || scale != scale) continue;
+    decode_block(form, scale, codes, decoded.data(), count);
+    subtract(values.data(), decoded.data(), residual + begin, count);
+  }
+}
+
+void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel) {
+  const std::size_t blocks = blocks_of(numel);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
+    decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), output + begin, count);
+  }
+}
+
+void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
+                 SumVisitor* visitor, std::size_t offset) {
+  const std::size_t blocks = blocks_of(numel);
+  absl::InlinedVector<float, 8 * kCodecBlock> decoded(wires.size() * kCodecBlock);
+  absl::InlinedVector<const void*, 8> sources;
+  for (std::size_t q = 0; q < wires.size(); ++q) sources.push_back(decoded.data() + q * kCodecBlock);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
+    const std::size_t at = codes_at(form, blocks, block);
+    for (std::size_t q = 0; q < wires.size(); ++q)
+      decode_block(form, scale_at(wires[q], block), wires[q] + at, decoded.data() + q * kCodecBlock, count);
+    pairwise_sum(sources, DType::kF32, output + begin, count);
+    if (visitor) visitor->visit(offset + begin, output + begin, count);
+  }
+}
+
+}  // namespace tessera

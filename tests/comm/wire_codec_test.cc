@@ -1,0 +1,156 @@
+#include "runtime/comm/sum/wire_codec.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/comm/reference.h"
+
+namespace tessera {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// What `encode` and then `decode` must make of a run of at most 256 values, as plainly as possible.
+std::vector<float> rounded_slowly(WireForm form, const std::vector<float>& values) {
+  const float most = form == WireForm::kInt8 ? 127 : 7;
+  float largest = 0;
+  for (float value : values) largest = std::max(largest, std::fabs(value));
+  if (largest < 127 * std::numeric_limits<float>::min()) return std::vector<float>(values.size(), 0.0f);
+  std::vector<float> rounded;
+  for (float value : values) rounded.push_back(std::nearbyintf(value * (most / largest)) * (largest / most));
+  return rounded;
+}
+
+std::vector<float> values_of(const Bytes& data, DType dtype) {
+  std::vector<float> values(data.size() / size_of(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_at(data, dtype, i);
+  return values;
+}
+
+std::vector<float> round_trip(WireForm form, const Bytes& data, DType dtype, float* residual = nullptr) {
+  const std::size_t numel = data.size() / size_of(dtype);
+  std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4 + 1, 0xabcdef01u);
+  encode(form, data.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()), residual);
+  EXPECT_EQ(wire.back(), 0xabcdef01u) << "encode wrote beyond encoded_bytes";
+  std::vector<float> values(numel);
+  decode(form, reinterpret_cast<const std::byte*>(wire.data()), values.data(), numel);
+  return values;
+}
+
+Bytes bytes_of(const std::vector<float>& values) {
+  Bytes data(values.size() * 4);
+  if (!values.empty()) std::memcpy(data.data(), values.data(), data.size());
+  return data;
+}
+
+class WireCodec : public testing::TestWithParam<WireForm> {};
+
+TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (std::size_t numel : {0, 1, 2, 3, 7, 255, 256, 257, 511, 1023, 4096, 5001}) {
+      const Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
+      const std::vector<float> values = values_of(data, dtype), decoded = round_trip(GetParam(), data, dtype);
+      for (std::size_t begin = 0; begin < numel; begin += kCodecBlock) {
+        const auto end = values.begin() + static_cast<std::ptrdiff_t>(std::min(numel, begin + kCodecBlock));
+        const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);
+        const std::vector<float> expected = rounded_slowly(GetParam(), {first, end});
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          ASSERT_EQ(decoded[begin + i], expected[i]) << name_of(dtype) << " element " << begin + i << " of " << numel;
+      }
+    }
+  }
+}
+
+TEST_P(WireCodec, TakesTheBytesThatItSays) {
+  const bool is_int8 = GetParam() == WireForm::kInt8;
+  EXPECT_EQ(encoded_bytes(GetParam(), 0), 0u);
+  EXPECT_EQ(encoded_bytes(GetParam(), 256), is_int8 ? 260u : 132u);
+  EXPECT_EQ(encoded_bytes(GetParam(), 1000), is_int8 ? 1016u : 516u);
+  EXPECT_EQ(encoded_bytes(GetParam(), 257), is_int8 ? 268u : 140u);
+}
+
+TEST_P(WireCodec, RunsThatAreNotFiniteBecomeNanAndOthersStay) {
+  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<float> values(3 * kCodecBlock, 1.0f);
+    values[kCodecBlock + 17] = bad;
+    const std::vector<float> decoded = round_trip(GetParam(), bytes_of(values), DType::kF32);
+    for (std::size_t i = 0; i < decoded.size(); ++i) ASSERT_EQ(std::isnan(decoded[i]), i / kCodecBlock == 1) << i;
+  }
+}
+
+TEST_P(WireCodec, ValuesNearTheEndsOfTheRangeStayFinite) {
+  for (const float large : {std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
+                            std::numeric_limits<float>::denorm_min()}) {
+    const std::vector<float> decoded = round_trip(GetParam(), bytes_of({large, -large, large / 3}), DType::kF32);
+    for (float value : decoded) ASSERT_TRUE(std::isfinite(value)) << large;
+    if (large > 1) {
+      EXPECT_NEAR(decoded[0] / large, 1, 1e-6);
+    }
+  }
+}
+
+TEST_P(WireCodec, WhatRoundingTookComesBackLater) {
+  constexpr std::size_t kNumel = 700;
+  const std::vector<float> values = values_of(random_values(DType::kF32, kNumel, 5), DType::kF32);
+  std::vector<float> residual(kNumel, 0.0f);
+  std::vector<double> sent(kNumel), wanted(kNumel);
+  constexpr int kTimes = 50;
+  for (int time = 0; time < kTimes; ++time) {
+    const std::vector<float> decoded = round_trip(GetParam(), bytes_of(values), DType::kF32, residual.data());
+    for (std::size_t i = 0; i < kNumel; ++i) {
+      sent[i] += decoded[i];
+      wanted[i] += values[i];
+    }
+  }
+  // All that is missing is what is kept for the next time, up to fp32's own rounding.
+  float largest = 0;
+  for (float value : values) largest = std::max(largest, std::fabs(value));
+  for (std::size_t i = 0; i < kNumel; ++i) ASSERT_NEAR(sent[i] + residual[i], wanted[i], largest * kTimes * 1e-6) << i;
+}
+
+TEST_P(WireCodec, RunsThatAreNotFiniteLeaveWhatIsKept) {
+  std::vector<float> values(2 * kCodecBlock, 1.0f), residual(2 * kCodecBlock, 0.25f);
+  values[3] = kInfinity;
+  round_trip(GetParam(), bytes_of(values), DType::kF32, residual.data());
+  for (std::size_t i = 0; i < kCodecBlock; ++i) ASSERT_EQ(residual[i], 0.25f) << i;
+  for (std::size_t i = kCodecBlock; i < residual.size(); ++i) ASSERT_NEAR(residual[i], 0, 1e-6) << i;
+}
+
+class Seen : public SumVisitor {
+ public:
+  void visit(std::size_t offset, const float* values, std::size_t numel) override {
+    EXPECT_EQ(offset, 1024 + seen.size());
+    seen.insert(seen.end(), values, values + numel);
+  }
+  std::vector<float> seen;
+};
+
+TEST_P(WireCodec, SumsAreTheTreeOfWhatWasDecoded) {
+  for (int ranks : {1, 2, 3, 5, 8, 9, 17}) {
+    for (std::size_t numel : {0, 5, 256, 1000}) {
+      std::vector<Bytes> decoded;
+      std::vector<std::vector<std::uint32_t>> wires;
+      std::vector<const std::byte*> pointers;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Bytes data = random_values(DType::kF32, numel, static_cast<std::uint32_t>(100 * ranks + rank));
+        decoded.push_back(bytes_of(round_trip(GetParam(), data, DType::kF32)));
+        auto& wire = wires.emplace_back(encoded_bytes(GetParam(), numel) / 4 + 1);
+        encode(GetParam(), data.data(), DType::kF32, numel, reinterpret_cast<std::byte*>(wire.data()));
+      }
+      for (const auto& wire : wires) pointers.push_back(reinterpret_cast<const std::byte*>(wire.data()));
+      std::vector<float> sum(numel);
+      Seen visitor;
+      sum_encoded(GetParam(), pointers, sum.data(), numel, &visitor, 1024);
+      EXPECT_TRUE(same_bits(sum, reference_sum(decoded, DType::kF32, 0, numel))) << ranks << " x " << numel;
+      EXPECT_EQ(visitor.seen, sum);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, WireCodec, testing::Values(WireForm::kInt8, WireForm::kInt4),
+                         [](const auto& info) { return info.param == WireForm::kInt8 ? "int8" : "int4"; });
+
+}  // namespace
+}  // namespace tessera

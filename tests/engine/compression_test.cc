@@ -1,0 +1,205 @@
+// Gradients in fewer bits over a network: ranks are processes joined by Gloo.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/border/throw.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/init.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
+#include "tests/support/session.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+void join_as(int rank, int ranks, int port, int hosts) {
+  const int per_host = ranks / hosts;
+  const std::pair<const char*, int> variables[] = {{"RANK", rank},
+                                                   {"WORLD_SIZE", ranks},
+                                                   {"LOCAL_RANK", rank % per_host},
+                                                   {"LOCAL_WORLD_SIZE", per_host},
+                                                   {"MASTER_PORT", port}};
+  for (const auto& [name, value] : variables) setenv(name, std::to_string(value).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw Error(ExitCode::kInternal, what);
+}
+
+/// Runs `body` on `ranks` processes, on `hosts` hosts: gloo joins hosts, shared memory the ranks of one.
+void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
+  const int port = free_port();
+  const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+    join_as(rank, ranks, port, hosts);
+    body(init());
+    return absl::OkStatus();
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
+}
+
+Adjust compressed(WireForm gradients, WireForm sums = WireForm::kPlain, bool feedback = false) {
+  return [=](Strategy& strategy) { strategy.compression = {gradients, sums, CompressedAxes::kBoth, feedback}; };
+}
+
+/// How far values are from others, beside how far those are from 0.
+double distance(const Values& values, const Values& others) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    difference += (values[i].second.to(at::kDouble) - others[i].second.to(at::kDouble)).square().sum().item<double>();
+    size += others[i].second.to(at::kDouble).square().sum().item<double>();
+  }
+  return std::sqrt(difference / size);
+}
+
+constexpr std::size_t kSteps = 4;
+
+// The strategies cut gradients into parts in different ways, and reduce them by different calls.
+TEST(Compression, EveryStrategyHasTheSameBits) {
+  for (const auto& [ranks, form] : {std::pair(2, WireForm::kInt4), {3, WireForm::kInt8}}) {
+    on_hosts(ranks, ranks, [&, form = form](const Mesh& mesh) {
+      FirstValues first;
+      const Values exact = trained(mesh, strategy_for(ShardingStrategy::kFullShard), kSteps);
+      for (const ShardingStrategy kind :
+           {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kShardGradients,
+            ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
+        const Values values = trained(mesh, strategy_for(kind, compressed(form)), kSteps);
+        require(first.same_bits(values), name_of(kind) + " has other bits than FULL_SHARD");
+        const double far = distance(values, exact);
+        require(far > 0, name_of(kind) + " was not compressed");
+        require(far < (form == WireForm::kInt8 ? 0.02 : 0.2), name_of(kind) + " is " + std::to_string(far) + " away");
+      }
+    });
+  }
+}
+
+TEST(Compression, SumsAreTheSameOnAllRanks) {
+  on_hosts(3, 3, [&](const Mesh& mesh) {
+    FirstValues first;
+    for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer}) {
+      Strategy strategy = strategy_for(kind, compressed(WireForm::kInt8, WireForm::kInt8));
+      strategy.check.replica_hash_every = 1;
+      require(first.same_bits(trained(mesh, strategy, kSteps)), name_of(kind));
+    }
+  });
+}
+
+/// What kSteps steps leave, of as many microbatches as the strategy says.
+Values trained_on_microbatches(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy);
+  for (std::size_t i = 0; i < kSteps; ++i) {
+    for (std::int64_t k = 0; k < strategy.gradient_accumulation; ++k) {
+      session.engine.backward(session.loss((i + static_cast<std::size_t>(k)) % session.batches.size()));
+    }
+    session.engine.step();
+  }
+  return session.values();
+}
+
+TEST(Compression, WorksWithEverythingThatMovesGradients) {
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    const Adjust int8 = compressed(WireForm::kInt8, WireForm::kPlain, /*feedback=*/true);
+    const auto expect_near = [&](const std::string& what, ShardingStrategy kind, DType dtype, const Adjust& adjust) {
+      const auto both = [&](Strategy& strategy) {
+        adjust(strategy);
+        int8(strategy);
+      };
+      const Values exact = trained_on_microbatches(mesh, strategy_for(kind, adjust, dtype)),
+                   values = trained_on_microbatches(mesh, strategy_for(kind, both, dtype));
+      const double far = distance(values, exact);
+      require(far > 0 && far < 0.03, what + " is " + std::to_string(far) + " away");
+    };
+    for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
+      expect_near("bf16", kind, DType::kBF16, [](Strategy& s) { s.mixed_precision.reduce = DType::kBF16; });
+      expect_near("accumulation", kind, DType::kF32, [](Strategy& s) { s.gradient_accumulation = 2; });
+      expect_near("late sync", kind, DType::kF32, [](Strategy& s) {
+        s.gradient_accumulation = 2;
+        s.gradient_sync = GradientSync::kLastMicrobatch;
+      });
+      expect_near("in backward", kind, DType::kF32, update_in_backward);
+      expect_near("one after the other", kind, DType::kF32, [](Strategy& s) { s.reductions_ahead = 0; });
+    }
+  });
+}
+
+// Two hosts of two ranks: the replicate axis goes over the network, the shard axis does not.
+TEST(Compression, CompressesTheAxesThatGoOverTheNetwork) {
+  on_hosts(4, 2, [&](const Mesh& mesh) {
+    const auto trained_with = [&](CompressedAxes axes) {
+      Strategy strategy = strategy_for(ShardingStrategy::kHybridShard, compressed(WireForm::kInt8));
+      strategy.mesh = {2, 2};
+      strategy.compression.axes = axes;
+      return trained(mesh, strategy, kSteps);
+    };
+    Strategy plain = strategy_for(ShardingStrategy::kHybridShard);
+    plain.mesh = {2, 2};
+    const Values exact = trained(mesh, plain, kSteps), shard = trained_with(CompressedAxes::kShard),
+                 replicate = trained_with(CompressedAxes::kReplicate), both = trained_with(CompressedAxes::kBoth);
+    require(all_same_bits(shard, exact), "the shard axis is in shared memory");
+    require(all_same_bits(replicate, both), "only the replicate axis is compressed");
+    require(!all_same_bits(both, exact) && distance(both, exact) < 0.02, "the replicate axis is compressed");
+  });
+}
+
+TEST(Compression, HasNoEffectInSharedMemory) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
+      Session session(mesh, strategy_for(kind, compressed(WireForm::kInt8, WireForm::kPlain, true)));
+      EXPECT_EQ(session.engine.allocated()[MemoryCategory::kFeedback], 0);
+      for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
+      EXPECT_TRUE(all_same_bits(session.values(), trained(mesh, strategy_for(kind), kSteps)));
+    }
+  });
+}
+
+TEST(Compression, FeedbackIsPlannedAndBringsBackWhatRoundingTook) {
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    constexpr std::size_t kMany = 24;
+    const auto steady = [](const Adjust& adjust) {
+      return [adjust](Strategy& strategy) {
+        if (adjust) adjust(strategy);
+        strategy.gradient_clipping = 0;
+        strategy.optimizer.type = OptimizerType::kSgd;  // Adam divides what is small by itself
+        strategy.optimizer.lr = 0.05;
+        strategy.optimizer.weight_decay = 0;
+      };
+    };
+    const auto run = [&](const Adjust& adjust) {
+      return trained(mesh, strategy_for(ShardingStrategy::kFullShard, steady(adjust)), kMany);
+    };
+    const Values exact = run(nullptr), rounded = run(compressed(WireForm::kInt4)),
+                 kept = run(compressed(WireForm::kInt4, WireForm::kPlain, true));
+    const double without = distance(rounded, exact), with = distance(kept, exact);
+    require(with < 0.5 * without,
+            std::to_string(with) + " away with feedback, " + std::to_string(without) + " without");
+    for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
+      Session session(mesh, strategy_for(kind, compressed(WireForm::kInt8, WireForm::kPlain, true)));
+      Session plain(mesh, strategy_for(kind));
+      const MemoryUse use = session.engine.allocated(), less = plain.engine.allocated();
+      require(use[MemoryCategory::kFeedback] > 0 && less[MemoryCategory::kFeedback] == 0, "feedback is in the plan");
+      require(use.total() - less.total() == use[MemoryCategory::kFeedback], "nothing else is");
+    }
+  });
+}
+
+TEST(Compression, ASkippedStepForgetsWhatRoundingTook) {
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session session(mesh,
+                    strategy_for(ShardingStrategy::kFullShard, compressed(WireForm::kInt8, WireForm::kPlain, true)));
+    session.train(0);
+    session.engine.backward(session.loss(1) * std::numeric_limits<float>::infinity());
+    require(session.engine.step().overflow, "an infinite loss is skipped");
+    for (std::size_t i = 1; i < kSteps; ++i) require(std::isfinite(session.train(i).loss), "training goes on");
+    for (const auto& [name, value] : session.values()) require(value.isfinite().all().item<bool>(), name);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,5 +1,7 @@
 #include "app/agreement.h"
 
+#include <torch/version.h>
+
 #include <chrono>
 #include <utility>
 
@@ -98,6 +100,8 @@ class Exchange {
 };
 
 }  // namespace
+
+nlohmann::json this_build() { return {{"tessera", TESSERA_VERSION}, {"libtorch", TORCH_VERSION}}; }
 
 std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s) {
   const nlohmann::json left = mine.flatten(), right = rank_0s.flatten();

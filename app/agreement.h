@@ -27,6 +27,9 @@ struct AgreementOptions {
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
 
+/// Versions of Tessera and LibTorch, which belong to what must be alike.
+nlohmann::json this_build();
+
 /// "/strategy/optimizer/lr: 0.002, rank 0 has 0.001", one a key that differs; at most five, and how many more.
 std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s);
 

@@ -17,6 +17,7 @@
 #include "app/commands.h"
 #include "app/exit_code_after.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/reshard.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
@@ -53,7 +54,7 @@ std::string states_text(const Manifest& manifest) {
 
 absl::StatusOr<int> list(const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, kWho));
-  const absl::StatusOr<std::string> latest = latest_checkpoint(folder, kWho);
+  const absl::StatusOr<std::string> latest = latest_checkpoint(folder, kWho), best = best_checkpoint(folder, kWho);
   for (const ListedCheckpoint& each : there) {
     const auto checkpoint = SavedCheckpoint::open(folder + "/" + each.name, kWho);
     std::string about = "damaged: " + message_of(checkpoint.status());
@@ -62,7 +63,9 @@ absl::StatusOr<int> list(const std::string& folder) {
       about = c10::str(format_bytes(bytes_of(manifest)), "  ", manifest.ranks, " ranks  ", manifest.parameters.size(),
                        " parameters");
     }
-    print(each.name + "  " + about + (latest.ok() && *latest == each.name ? "  latest\n" : "\n"));
+    if (latest.ok() && *latest == each.name) about += "  latest";
+    if (best.ok() && *best == each.name) about += "  best";
+    print(each.name + "  " + about + "\n");
   }
   if (there.empty()) print("no checkpoints in " + folder + "\n");
   if (!there.empty() && !latest.ok()) return latest.status();
@@ -218,11 +221,22 @@ absl::StatusOr<int> diff(const CheckpointCommand& command) {
   return differing == 0 ? 0 : kDiffers;
 }
 
+absl::StatusOr<int> reshard(const CheckpointCommand& command) {
+  TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, open_at(command.path));
+  TESSERA_ASSIGN_OR_RETURN(const std::string path,
+                           reshard_checkpoint(*checkpoint, command.to, command.files, "tessera checkpoint reshard"));
+  TESSERA_ASSIGN_OR_RETURN(const auto written, open_at(path));
+  print(c10::str(path, ": ", format_bytes(bytes_of(written->manifest())), " in ", command.files,
+                 command.files == 1 ? " file\n" : " files\n"));
+  return 0;
+}
+
 }  // namespace
 
 int run_checkpoint_ls(const CheckpointCommand& command) { return report(list(command.path)); }
 int run_checkpoint_show(const CheckpointCommand& command) { return report(show(command)); }
 int run_checkpoint_verify(const CheckpointCommand& command) { return report(verify(command.path)); }
 int run_checkpoint_diff(const CheckpointCommand& command) { return report(diff(command)); }
+int run_checkpoint_reshard(const CheckpointCommand& command) { return report(reshard(command)); }
 
 }  // namespace tessera::app

@@ -22,7 +22,9 @@ struct CheckpointOptions {
   std::int64_t every_steps = 0;  ///< 0: not by steps
   double every_minutes = 0;      ///< 0: not by time
   std::int64_t keep = 0;         ///< 0: all
+  bool keep_best = false;        ///< the one of the least loss on held-out data
   std::string resume = "auto";   ///< auto, none or a path (training_checkpoints.h)
+  int signal_exit_code = 0;      ///< of a run that saved and ended since a signal came
 };
 
 struct TrainCommand {
@@ -34,9 +36,10 @@ struct TrainCommand {
   std::string data_format = "auto";
   std::vector<std::string> extensions;  ///< of a folder's text files; empty: all files
   std::int64_t steps = 0;
-  std::int64_t batch = 0;    ///< samples of one rank's microbatch
-  std::int64_t seq_len = 0;  ///< 0: the model's
-  std::uint64_t seed = 0;    ///< of the weights and of the order of the data
+  std::int64_t batch = 0;         ///< samples of one rank's microbatch
+  std::int64_t global_batch = 0;  ///< samples of a step, over all ranks; 0: as many as gradient_accumulation makes
+  std::int64_t seq_len = 0;       ///< 0: the model's
+  std::uint64_t seed = 0;         ///< of the weights and of the order of the data
   std::string
       tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
   bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
@@ -78,6 +81,16 @@ struct TokenizeCommand {
 };
 /// Turns text into tokens on disk, in Megatron's format.
 int run_tokenize(const TokenizeCommand& command);
+
+struct ImportConfigCommand {
+  std::string file;           ///< of DeepSpeed, Accelerate or transformers
+  std::string format;         ///< a name of import_formats(); empty: the keys tell
+  std::string out;            ///< strategy file; empty: stdout
+  bool overwrite = false;     ///< replace the strategy file
+  bool skip_refused = false;  ///< leave refused keys out, instead of writing nothing
+};
+/// Turns another program's configuration into a strategy file, and says on stderr what became of every key.
+int run_import_config(const ImportConfigCommand& command);
 
 struct PlanCommand {
   std::string model;
@@ -130,6 +143,8 @@ struct CheckpointCommand {
   std::string folder;          ///< export: for the model
   std::string dtype = "fp32";  ///< export: of the weights
   bool overwrite = false;      ///< export
+  std::string to;              ///< reshard: folder for the new checkpoint
+  std::int64_t files = 0;      ///< reshard
 };
 /// Look at checkpoints without a model. They read files only.
 /// The checkpoints of a folder, a line each.
@@ -140,6 +155,8 @@ int run_checkpoint_show(const CheckpointCommand& command);
 int run_checkpoint_verify(const CheckpointCommand& command);
 /// Tensors that differ between two, and by how much. 1 if some do.
 int run_checkpoint_diff(const CheckpointCommand& command);
+/// Writes one anew, cut into another number of files.
+int run_checkpoint_reshard(const CheckpointCommand& command);
 /// Writes the weights of one that `tessera train` made as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
 

@@ -13,6 +13,7 @@
 
 #include "app/command_line.h"
 #include "app/commands.h"
+#include "app/import/translate.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/config/strategy_docs.h"
@@ -21,6 +22,7 @@
 namespace tessera::app {
 namespace {
 
+constexpr std::int64_t kMostShards = 65536;
 constexpr std::int64_t kMostSteps = 1'000'000'000'000;
 constexpr std::int64_t kMostBatch = 1 << 20;
 constexpr std::int64_t kMostTokens = 1 << 27;
@@ -64,6 +66,11 @@ void add_training(CLI::App& command, TrainCommand& train) {
   command.add_option("--batch", train.batch, "samples of one rank's microbatch")
       ->required()
       ->transform(integer_from(1, kMostBatch));
+  command
+      .add_option("--global-batch", train.global_batch,
+                  "samples of a step over all ranks, whatever their number: gradients of as many microbatches are "
+                  "accumulated as it takes; default: what gradient_accumulation makes")
+      ->transform(integer_from(1, kMostSteps));
   command.add_option("--seq-len", train.seq_len, "tokens of a sample; default: the model's")
       ->transform(integer_from(1, kMostTokens));
   command.add_option("--seed", train.seed, "of weights and data order; sampling takes it too")
@@ -88,6 +95,14 @@ void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
       ->capture_default_str();
   command.add_option("--keep", checkpoints.keep, "checkpoints that stay, the newest; 0: all")
       ->transform(integer_from(0, kMostSteps))
+      ->capture_default_str();
+  command.add_flag(
+      "--keep-best", checkpoints.keep_best,
+      "a checkpoint too whenever the loss on --eval-data is the least so far; it stays, and `best` names it");
+  command
+      .add_option("--signal-exit-code", checkpoints.signal_exit_code,
+                  "of a run that SIGTERM or SIGUSR1 ended, after its checkpoint; 75: schedulers may start it again")
+      ->transform(integer_from(0, 255))
       ->capture_default_str();
   command
       .add_option("--resume", checkpoints.resume, "auto: from the latest in --checkpoint-dir; none; or a checkpoint")
@@ -178,6 +193,17 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
   command->add_flag("--json", plan.json, "for programs");
 }
 
+void add_import_config(CLI::App& app, ImportConfigCommand& config) {
+  CLI::App* command =
+      app.add_subcommand("import-config", "a configuration of DeepSpeed, Accelerate or FSDP as a strategy file");
+  command->add_option("file", config.file, "JSON or YAML (docs/import-config.md)")->required()->check(not_empty());
+  command->add_option("--format", config.format, "deepspeed, accelerate or fsdp; default: the keys tell")
+      ->check(CLI::IsMember(import_format_names()));
+  command->add_option("--out", config.out, "strategy file; default: stdout")->check(not_empty());
+  command->add_flag("--overwrite", config.overwrite, "replace a file that exists; otherwise it is kept, an error");
+  command->add_flag("--skip-refused", config.skip_refused, "leave out keys that the strategy cannot say");
+}
+
 void add_launch(CLI::App& app, LaunchOptions& launch) {
   CLI::App* command = app.add_subcommand("launch", "start ranks on this machine: tessera launch -n 4 -- program args");
   command->add_option("-n,--ranks", launch.ranks, "ranks to start")
@@ -217,6 +243,7 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
                                                        {"show", "what a checkpoint holds"},
                                                        {"verify", "read and hash every byte"},
                                                        {"diff", "what differs between two"},
+                                                       {"reshard", "write one anew, in another number of files"},
                                                        {"export", "the weights, as a model of Hugging Face"}};
   for (const auto& [name, text] : kinds) {
     CLI::App* each = command->add_subcommand(name, text);
@@ -225,6 +252,12 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
         ->check(not_empty());
     if (std::string_view(name) == "show") each->add_flag("--json", checkpoint.json, "the manifest, for programs");
     if (std::string_view(name) == "export") add_export(*each, checkpoint);
+    if (std::string_view(name) == "reshard") {
+      each->add_option("to", checkpoint.to, "folder for the new checkpoint")->required()->check(not_empty());
+      each->add_option("--files", checkpoint.files, "of about as many elements each")
+          ->required()
+          ->transform(integer_from(1, kMostShards));
+    }
     if (std::string_view(name) != "diff") continue;
     each->add_option("other", checkpoint.other, "likewise")->required()->check(not_empty());
   }
@@ -316,6 +349,7 @@ int run(int argc, char** argv) {
   TrainCommand train;
   SampleCommand sample;
   TokenizeCommand tokenize;
+  ImportConfigCommand import_config;
   PlanCommand plan;
   BenchCommand bench;
   CheckpointCommand checkpoint;
@@ -324,6 +358,7 @@ int run(int argc, char** argv) {
   add_sample(app, sample);
   add_tokenize(app, tokenize);
   add_plan(app, plan);
+  add_import_config(app, import_config);
   add_bench(app, bench);
   add_checkpoint(app, checkpoint);
   add_launch(app, launching);
@@ -349,6 +384,7 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("sample")) return run_sample(sample);
   if (app.got_subcommand("tokenize")) return run_tokenize(tokenize);
   if (app.got_subcommand("plan")) return run_plan(plan);
+  if (app.got_subcommand("import-config")) return run_import_config(import_config);
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
     const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
@@ -363,6 +399,7 @@ int run(int argc, char** argv) {
     if (command->got_subcommand("ls")) return run_checkpoint_ls(checkpoint);
     if (command->got_subcommand("show")) return run_checkpoint_show(checkpoint);
     if (command->got_subcommand("verify")) return run_checkpoint_verify(checkpoint);
+    if (command->got_subcommand("reshard")) return run_checkpoint_reshard(checkpoint);
     if (command->got_subcommand("export")) return run_checkpoint_export(checkpoint);
     return run_checkpoint_diff(checkpoint);
   }

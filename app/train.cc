@@ -16,6 +16,7 @@
 #include "app/threads.h"
 #include "app/train_report.h"
 #include "app/training_checkpoints.h"
+#include "checkpoint/checkpoint_folder.h"
 #include "engine/token_stream.h"
 #include "models/hf_config.h"
 #include "models/language_model.h"
@@ -24,6 +25,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/strategy_file.h"
 #include "runtime/data/dataset_stats.h"
 #include "tessera/tessera.h"
 #include "tessera/token_batches.h"
@@ -43,6 +45,7 @@ struct Prepared {
   ChosenTokenizer tokenizer;  ///< of text
   RunOutputs outputs;
   std::string resumes;  ///< a checkpoint; empty: none
+  FolderLock lock;      ///< rank 0's, of the folder for checkpoints
   std::int64_t seq_len = 0;
 };
 
@@ -60,6 +63,8 @@ absl::Status check_numbers(const TrainCommand& command) {
   if (command.log_every < 1) return refuse("--log-every must be 1 or more");
   if (command.eval_data.empty() && (command.eval_every > 0 || command.eval_batches > 0))
     return refuse("--eval-every and --eval-batches want --eval-data, the file to evaluate on");
+  if (command.eval_data.empty() && command.checkpoints.keep_best)
+    return refuse("--keep-best wants --eval-data, the file by whose loss the best checkpoint is told");
   return absl::OkStatus();
 }
 
@@ -87,6 +92,28 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   };
   at::manual_seed(seed);
   return deferred_init([&] { return models::make_language_model(config, recompute); });
+}
+
+/// With --global-batch: as many microbatches a step as it takes on so many ranks.
+Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks) {
+  if (command.global_batch == 0) return strategy;
+  const std::int64_t at_once = command.batch * ranks;
+  if (command.global_batch % at_once != 0) {
+    throw Error(ExitCode::kConfig, "--global-batch " + std::to_string(command.global_batch) +
+                                       " is no multiple of the " + std::to_string(at_once) + " samples that " +
+                                       counted(ranks, "rank") + " with --batch " + std::to_string(command.batch) +
+                                       " take at once. hint: another --batch, or another number of ranks");
+  }
+  const std::int64_t microbatches = command.global_batch / at_once, said = strategy.gradient_accumulation;
+  if (said != 1 && said != microbatches) {
+    throw Error(ExitCode::kConfig, "gradient_accumulation is " + std::to_string(said) + ", but --global-batch " +
+                                       std::to_string(command.global_batch) + " on " + counted(ranks, "rank") +
+                                       " makes it " + std::to_string(microbatches) +
+                                       ". hint: leave gradient_accumulation out of the strategy file");
+  }
+  strategy.gradient_accumulation = microbatches;
+  throw_if_error(check_strategy(strategy));
+  return strategy;
 }
 
 absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh,
@@ -145,19 +172,24 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints));
   if (!command.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
   run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty());
-  if (mesh.rank() == 0) TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
+  if (mesh.rank() != 0) return run;
+  TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
+  if (!command.checkpoints.folder.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(command.checkpoints.folder, "--checkpoint-dir"));
+  }
   return run;
 }
 
 /// What must be the same on every rank.
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run) {
-  return {{"tessera", TESSERA_VERSION},
+  return {{"build", this_build()},
           {"strategy", nlohmann::json::parse(strategy.to_json())},
           {"model", nlohmann::json::parse(models::to_json(run.config))},
           {"data", {{"tokens", run.batches->num_tokens()}, {"tokenizer", run.tokenizer.hash}}},
           {"options",
            {{"steps", command.steps},
             {"batch", command.batch},
+            {"global-batch", command.global_batch},
             {"seq-len", run.seq_len},
             {"seed", command.seed},
             {"tail", command.pad_tail ? "pad" : "drop"},
@@ -169,6 +201,7 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"checkpoint-dir", command.checkpoints.folder},
             {"every-steps", command.checkpoints.every_steps},
             {"every-minutes", command.checkpoints.every_minutes},
+            {"keep-best", command.checkpoints.keep_best},
             {"resume", run.resumes},
             {"init-from", !command.init_from.empty()},
             {"export-hf", !run.outputs.hf.empty()},
@@ -303,7 +336,8 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   }
 }
 
-void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
+/// Returns the exit code.
+int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   TrainingCheckpoints checkpoints(command.checkpoints, run.config, mesh);
   if (run.resumes.empty() && !command.init_from.empty()) import_hf(engine, command.init_from, run.config);
   const std::int64_t done = checkpoints.resume(run.resumes, engine, *run.batches);
@@ -332,12 +366,15 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, step + 1);
     now.result.is_known() || evaluates ? report_step(now) : void(unknown = std::move(now));
+    std::optional<double> held_out;
     if (evaluates) {
       const EvaluationResult result = run.evaluation->run(*run.model, engine);
+      held_out = result.loss;
       if (speaks) report.add(result, step + 1, engine.traffic());
     }
     // A signal: what is made at the end of training is made by the run that goes on.
-    if (checkpoints.after_step(step + 1, command.steps, engine, batches.cursor())) return;
+    if (checkpoints.after_step(step + 1, command.steps, engine, batches.cursor(), held_out))
+      return command.checkpoints.signal_exit_code;
   }
   if (unknown) report_step(*unknown);
   // What took longest to make is made safe first.
@@ -349,9 +386,10 @@ void train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine&
   if (speaks) report.finish(entropy);
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
+  return 0;
 }
 
-void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
+int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   absl::StatusOr<Prepared> run = prepare(command, strategy, mesh);
   absl::StatusOr<nlohmann::json> mine =
       run.ok() ? description(command, strategy, *run) : absl::StatusOr<nlohmann::json>(run.status());
@@ -360,17 +398,19 @@ void train_on(const TrainCommand& command, const Strategy& strategy, const Mesh&
   Engine engine(run->model, strategy, mesh);
   // Weights are alike everywhere; what is drawn while training (dropout) is not.
   at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
-  train(command, mesh, *run, engine, threads);
+  return train(command, mesh, *run, engine, threads);
 }
 
 }  // namespace
 
 int run_train(const TrainCommand& command) {
-  return run([&] {
+  int code = 0;
+  const int failed = run([&] {
     const Strategy strategy = Strategy::from_file(command.strategy);
     const Mesh mesh = init(strategy);
-    train_on(command, strategy, mesh);
+    code = train_on(command, with_global_batch(strategy, command, mesh.world_size()), mesh);
   });
+  return failed != 0 ? failed : code;
 }
 
 }  // namespace tessera::app

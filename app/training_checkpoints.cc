@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace tessera::app {
 namespace {
 
 constexpr int kStopping[] = {SIGTERM, SIGUSR1};
+/// The item of a checkpoint that holds the least loss on held-out data so far.
+constexpr const char* kLeastLoss = "least_loss";
 
 std::atomic<int> received_signal{0};
 
@@ -33,8 +36,11 @@ constexpr unsigned char kMinutesAreOver = 0x80;  // the other bits: a signal's n
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
   const bool has_folder = !options.folder.empty();
-  if (!has_folder && (options.every_steps > 0 || options.every_minutes > 0 || options.keep > 0))
-    return refuse("--every-steps, --every-minutes and --keep want --checkpoint-dir, the folder for checkpoints");
+  if (!has_folder && (options.every_steps > 0 || options.every_minutes > 0 || options.keep > 0 || options.keep_best ||
+                      options.signal_exit_code > 0))
+    return refuse(
+        "--every-steps, --every-minutes, --keep, --keep-best and --signal-exit-code want --checkpoint-dir, the folder "
+        "for checkpoints");
   if (options.resume == "none" || (!has_folder && options.resume == "auto")) return "";
   if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
   std::error_code error;
@@ -81,6 +87,7 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, Engine& engine
                     " does not say where its data goes on. hint: it was saved by another program; "
                     "load it there");
   batches.resume(*loaded.items.data);
+  take_best(loaded.items);
   if (rank_ == 0) {
     std::printf("resumes %s after step %lld (%.3f s)\n", loaded.path.c_str(), static_cast<long long>(loaded.step),
                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -89,13 +96,28 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, Engine& engine
   return loaded.step;
 }
 
-bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data) {
+/// A checkpoint of a program that measured nothing has no such item.
+void TrainingCheckpoints::take_best(const CheckpointItems& items) {
+  const auto item = items.json.find(kLeastLoss);
+  if (item == items.json.end()) return;
+  const nlohmann::json loss = nlohmann::json::parse(item->second, nullptr, /*allow_exceptions=*/false);
+  if (!loss.is_number())
+    throw Error(ExitCode::kCorruptData, std::string("the checkpoint's item ") + kLeastLoss + " is no number");
+  least_loss_ = loss.get<double>();
+}
+
+bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data,
+                                     std::optional<double> held_out) {
   if (!ranks_) return false;
   report_end(engine);
   const Agreed agreed = agree();
   const bool is_regular = options_.every_steps > 0 && step % options_.every_steps == 0;
   const bool is_last = agreed.signal != 0 || step == steps;
-  if (is_regular || agreed.minutes_are_over || is_last) save(step, engine, data);
+  // A loss that is NaN is no less than any other.
+  const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
+  if (is_less) least_loss_ = held_out;
+  const bool is_best = is_less && options_.keep_best;
+  if (is_regular || agreed.minutes_are_over || is_last || is_best) save(step, engine, data, is_best);
   if (is_last) {
     finish_checkpoint(engine);
     report_end(engine);
@@ -125,16 +147,17 @@ TrainingCheckpoints::Agreed TrainingCheckpoints::agree() const {
   return agreed;
 }
 
-void TrainingCheckpoints::save(std::int64_t step, Engine& engine, const SamplerCursor& data) {
+void TrainingCheckpoints::save(std::int64_t step, Engine& engine, const SamplerCursor& data, bool is_best) {
   const auto start = std::chrono::steady_clock::now();
   CheckpointItems items;
   items.json["model"] = model_;
+  if (least_loss_) items.json[kLeastLoss] = nlohmann::json(*least_loss_).dump();
   items.data = data;
   if (checkpoint_progress(engine)) {
     finish_checkpoint(engine);
     report_end(engine);
   }
-  const std::string path = save_checkpoint(engine, options_.folder, items, {.keep = options_.keep});
+  const std::string path = save_checkpoint(engine, options_.folder, items, {.keep = options_.keep, .is_best = is_best});
   last_save_ = std::chrono::steady_clock::now();
   const double seconds = std::chrono::duration<double>(last_save_ - start).count();
   if (checkpoint_progress(engine)) {

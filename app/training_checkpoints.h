@@ -11,6 +11,7 @@
 
 #include "app/commands.h"
 #include "models/model_config.h"
+#include "tessera/checkpoint.h"
 #include "tessera/engine.h"
 #include "tessera/mesh.h"
 #include "tessera/token_batches.h"
@@ -47,7 +48,7 @@ class StopSignals {
 /// The checkpoints of a training run: when they are made, and that all ranks agree when.
 ///
 /// A checkpoint is made every --every-steps steps, every --every-minutes minutes by rank 0's clock, when a signal asks for the end, and
-/// after the last step. Ranks agree with an all-gather of one byte a step. Without --checkpoint-dir nothing happens, and signals do what
+/// after the last step; with --keep-best also when held-out data had their least loss so far. Ranks agree with an all-gather of one byte a step. Without --checkpoint-dir nothing happens, and signals do what
 /// they do without this.
 class TrainingCheckpoints {
  public:
@@ -58,12 +59,15 @@ class TrainingCheckpoints {
   /// Loads `path`, unless it is empty, and lets `batches` go on behind it. Returns the steps that are done. Collective.
   std::int64_t resume(const std::string& path, Engine& engine, TokenBatches& batches);
 
-  /// After step number `step` of `steps`: saves if it is time. `data`: behind the step's last microbatch. True: training ends here,
-  /// since a signal came. Collective; throws tessera::Error where a checkpoint cannot be written.
-  bool after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data);
+  /// After step number `step` of `steps`: saves if it is time. `data`: behind the step's last microbatch. `held_out`: the loss on
+  /// held-out data after this step, the same on every rank, if it was measured. True: training ends here, since a signal came.
+  /// Collective; throws tessera::Error where a checkpoint cannot be written.
+  bool after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data,
+                  std::optional<double> held_out);
 
  private:
-  void save(std::int64_t step, Engine& engine, const SamplerCursor& data);
+  void save(std::int64_t step, Engine& engine, const SamplerCursor& data, bool is_best);
+  void take_best(const CheckpointItems& items);
   struct Agreed {
     int signal = 0;
     bool minutes_are_over = false;
@@ -86,6 +90,7 @@ class TrainingCheckpoints {
   std::shared_ptr<Collectives> ranks_;
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
+  std::optional<double> least_loss_;  ///< on held-out data, of this run and those that it goes on from
 };
 
 }  // namespace tessera::app

@@ -1,8 +1,6 @@
 #include "checkpoint/checkpoint_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -35,6 +34,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-", kUnfinished = ".tmp-";
+constexpr const char* kLatest = "latest";
+constexpr const char* kBest = "best";
 constexpr std::int64_t kMostLatestBytes = 4096;
 constexpr int kMostGenerations = 1000;
 constexpr std::size_t kNamedCheckpoints = 10;
@@ -139,9 +140,13 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
   return checkpoints;
 }
 
-absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who) {
+namespace {
+
+/// What the one line of `folder`/`pointer` names.
+absl::StatusOr<std::string> named_checkpoint(const std::string& folder, const char* pointer, const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, who));
-  const std::string path = folder + "/latest", hint = ". hint: name a checkpoint itself; there are: " + text_of(there);
+  const std::string path = folder + "/" + pointer,
+                    hint = ". hint: name a checkpoint itself; there are: " + text_of(there);
   absl::StatusOr<std::string> name = read_regular_text(path, kMostLatestBytes, who);
   if (!name.ok()) return make_error(exit_code_of(name.status()), message_of(name.status()) + hint);
   if (name->ends_with('\n')) name->pop_back();
@@ -153,10 +158,33 @@ absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const s
   return *name;
 }
 
+}  // namespace
+
+absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who) {
+  return named_checkpoint(folder, kLatest, who);
+}
+
+absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who) {
+  return named_checkpoint(folder, kBest, who);
+}
+
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who) {
   if (is_there(path + "/manifest.json")) return path;
+  if (const fs::path pointer(path); pointer.filename() == kBest && !fs::is_directory(pointer)) {
+    const std::string folder = pointer.has_parent_path() ? pointer.parent_path().string() : ".";
+    TESSERA_ASSIGN_OR_RETURN(const std::string name, best_checkpoint(folder, who));
+    return folder + "/" + name;
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::string name, latest_checkpoint(path, who));
   return path + "/" + name;
+}
+
+absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::string& who) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return failed(who, "create", folder, error.value());
+  // A run that is being killed may take a while to go.
+  return FolderLock::take(folder + "/run.lock", "trains with checkpoints in " + folder, who, std::chrono::seconds(3));
 }
 
 absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begin(const std::string& folder,
@@ -168,7 +196,8 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
   fs::create_directories(folder, error);
   if (error) return failed(who, "create", folder, error.value());
   std::unique_ptr<UnfinishedCheckpoint> checkpoint(new UnfinishedCheckpoint(folder, who));
-  TESSERA_RETURN_IF_ERROR(checkpoint->take_lock());
+  TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,
+                           FolderLock::take(folder + "/lock", "saves a checkpoint to " + folder, who));
   TESSERA_RETURN_IF_ERROR(checkpoint->remove_leftovers());
   // A committed checkpoint is never replaced: a run that comes to the same step again takes the next name.
   int generation = 0;
@@ -183,26 +212,12 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
   return checkpoint;
 }
 
-absl::Status UnfinishedCheckpoint::take_lock() {
-  const std::string path = folder_ + "/lock";
-  const int got = retried([&] { return file_calls::open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600); });
-  if (got < 0) return failed(who_, "create", path, -got);
-  lock_ = got;
-  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
-  if (errno == EWOULDBLOCK)
-    return make_error(ExitCode::kUnavailable, who_ + ": another process saves a checkpoint to " + folder_ +
-                                                  " now (it holds " + path +
-                                                  "). hint: give each run a folder of its own");
-  log_warning(fmt::format("{}: {} cannot be locked here ({}); see to it that one run alone saves there", who_, path,
-                          errno_text(errno)));
-  return absl::OkStatus();
-}
-
 absl::Status UnfinishedCheckpoint::remove_leftovers() const {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder_, who_));
   for (const std::string& name : names) {
     const std::size_t end = name.find(kUnfinished);
-    const bool is_ours = end != std::string::npos && (step_of(name.substr(0, end)) || name.substr(0, end) == "latest");
+    const bool is_ours = end != std::string::npos && (step_of(name.substr(0, end)) || name.substr(0, end) == kLatest ||
+                                                      name.substr(0, end) == kBest);
     if (!is_ours) continue;
     log_info(who_ + ": removes " + folder_ + "/" + name + ", which a process that was killed has left");
     TESSERA_RETURN_IF_ERROR(remove_tree(folder_ + "/" + name, who_));
@@ -216,12 +231,9 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
     if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have failed the first
     if (!status.ok()) log_warning(message_of(status));
   }
-  if (lock_ < 0) return;
-  ::flock(lock_, LOCK_UN);  // a process that was forked meanwhile has a copy of the file, whose close leaves it locked
-  ::close(lock_);
 }
 
-absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest) {
+absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest, bool is_best) {
   // This syncs the folder too, and so the names of all its files.
   TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
   const std::string committed = committed_path();
@@ -230,21 +242,31 @@ absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& mani
   exists_ = false;
   absl::Status status = sync_folder(folder_, who_);
   const std::string line = name_ + "\n";
-  if (status.ok()) status = write_file_atomically(folder_ + "/latest", std::as_bytes(std::span(line)), who_);
+  for (const char* const pointer : {kLatest, kBest}) {
+    if (pointer == kBest && !is_best) continue;
+    if (status.ok()) status = write_file_atomically(folder_ + "/" + pointer, std::as_bytes(std::span(line)), who_);
+  }
   if (!status.ok())
     return make_error(exit_code_of(status), message_of(status) + ". The checkpoint " + committed +
                                                 " is whole, but a power loss might undo it, and " + folder_ +
-                                                "/latest may name an earlier one");
+                                                "/latest may name an earlier one" + (is_best ? ", as may best" : ""));
   return committed;
 }
 
 absl::Status UnfinishedCheckpoint::prune(std::int64_t keep) const {
   TESSERA_ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> there, list_checkpoints(folder_, who_));
   TESSERA_ASSIGN_OR_RETURN(const std::string latest, latest_checkpoint(folder_, who_));
+  std::string best;
+  if (is_there(folder_ + "/" + kBest)) {
+    TESSERA_ASSIGN_OR_RETURN(best, best_checkpoint(folder_, who_));
+    std::erase_if(there, [&](const ListedCheckpoint& checkpoint) {
+      return checkpoint.name == best && checkpoint.name != latest;
+    });
+  }
   auto left = static_cast<std::int64_t>(there.size());
   for (const ListedCheckpoint& checkpoint : there) {
     if (left <= std::max<std::int64_t>(keep, 1)) break;
-    if (checkpoint.name == latest) continue;
+    if (checkpoint.name == latest || checkpoint.name == best) continue;
     // Under this name a half-removed one is taken for what it is.
     const std::string path = folder_ + "/" + checkpoint.name, gone = path + std::string(kUnfinished) + "pruned";
     const int got = retried([&] { return file_calls::rename(path, gone); });

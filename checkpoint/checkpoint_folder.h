@@ -8,16 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folder_lock.h"
+
 namespace tessera {
 
 /// A folder of checkpoints:
 ///
 ///   latest                         one line: the name of the checkpoint that was committed last
+///   best                           likewise: of the best one, by whatever the program measures; not in every folder
 ///   step-000000000100/             a committed checkpoint, which nobody writes any more
 ///     manifest.json
 ///     rank-00000.safetensors ...
 ///   step-000000000200.tmp-.../     a save under way, or what a killed one left: nobody reads it
 ///   lock                           held by a save under way
+///   run.lock                       held by a run of `tessera train` that saves there
 ///
 /// A checkpoint is committed by the rename of its folder, after all it holds has reached the disk. `latest` follows, also by a
 /// rename. So at any moment, through errors, kill -9 and power loss, `latest` names a whole checkpoint, if any was committed.
@@ -33,8 +37,16 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 /// a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
 
-/// The checkpoint that a user means by `path`: itself if it holds a manifest, else the latest one of that folder. 66, 65.
+/// What `best` names, with the same errors.
+absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std::string& who);
+
+/// The checkpoint that a user means by `path`: itself if it holds a manifest, the best one for `folder`/best, else the latest one of
+/// that folder. 66, 65.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
+
+/// Makes `folder` if it is not there, and keeps other runs out of it: for a program that saves there until it ends. 69 if another one
+/// does, 73, 77, 71.
+absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::string& who);
 
 /// A checkpoint in the making, by one rank for all. Holds the folder's lock while it lives. Unless it was committed, the
 /// destructor removes what was written.
@@ -53,22 +65,23 @@ class UnfinishedCheckpoint {
   /// Where they will be after it.
   std::string committed_path() const { return folder_ + "/" + name_; }
 
-  /// Writes the manifest, syncs, renames, and makes `latest` name the new checkpoint, whose path it returns. REQUIRES: all files
-  /// are written and synced. An error after the rename says that the checkpoint is whole but not the latest.
-  absl::StatusOr<std::string> commit(const std::string& manifest);
+  /// Writes the manifest, syncs, renames, and makes `latest`, and with `is_best` then `best`, name the new checkpoint, whose path it
+  /// returns. REQUIRES: all files are written and synced. An error after the rename says that the checkpoint is whole but perhaps
+  /// neither the latest nor the best.
+  absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
-  /// After `commit`: removes the oldest checkpoints until `keep` are left, which is at least 1. Never the one that `latest` names.
+  /// After `commit`: removes the oldest checkpoints until `keep` are left, which is at least 1. Never those that `latest` and `best`
+  /// name; the best one is not counted.
   absl::Status prune(std::int64_t keep) const;
 
  private:
   UnfinishedCheckpoint(std::string folder, std::string who) : folder_(std::move(folder)), who_(std::move(who)) {}
-  absl::Status take_lock();
   absl::Status remove_leftovers() const;
 
   const std::string folder_, who_;
   std::string name_;  ///< when committed
   std::string path_;
-  int lock_ = -1;
+  FolderLock lock_;
   bool exists_ = false;
 };
 

@@ -44,6 +44,21 @@ TEST(Agreement, NamesTheRankAndTheKeyThatDiffer) {
   }
 }
 
+TEST(Agreement, NamesTheVersionThatDiffers) {
+  for (const char* library : {"tessera", "libtorch"}) {
+    const auto build_of = [&](int rank) {
+      json build = this_build();
+      EXPECT_NE(build.at(library), "") << library;
+      if (rank == 1) build[library] = "0.0.1";
+      return json{{"build", build}};
+    };
+    for (const absl::Status& end : agree_on(2, build_of)) {
+      EXPECT_EQ(exit_code_of(end), ExitCode::kConfig);
+      EXPECT_THAT(message_of(end), HasSubstr(std::string("rank 1/2: /build/") + library + ": \"0.0.1\", rank 0 has"));
+    }
+  }
+}
+
 TEST(Agreement, ARankThatFailedEndsAllOthersWithoutAWait) {
   for (int failing : {0, 1}) {
     const auto ends = agree_on(3, [&](int rank) -> absl::StatusOr<json> {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -48,6 +49,67 @@ class Checkpoints : public Workplace {
     while (read_file(file).find(text) == std::string::npos) {
       ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << job.out() << job.err();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  /// Until a save to path("parts") is under way.
+  void wait_for_a_save(Program& job) const {
+    const auto start = std::chrono::steady_clock::now();
+    for (bool saves = false; !saves; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      for (const auto& entry : std::filesystem::directory_iterator(path("parts")))
+        saves = saves || entry.path().string().find(".tmp-") != std::string::npos;
+      ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << job.out() << job.err();
+    }
+  }
+  /// Kills one rank, or with -1 all processes. True: the job ended by it, and left whole checkpoints; false: it had come to its end.
+  bool kill_some(Program& job, int rank) const {
+    const std::vector<pid_t> processes = job.descendants();
+    const pid_t one = rank < 0 ? -1 : job.rank_pid(rank);
+    if (one > 0) {
+      kill(one, SIGKILL);
+    } else {
+      for (const pid_t pid : processes) kill(pid, SIGKILL);
+      if (processes.empty()) kill(job.pid(), SIGKILL);  // a rank alone, without a launcher
+    }
+    const Ended ended = job.wait(30);
+    if (ended.code == 0) return false;
+    EXPECT_EQ(ended.code, 137) << ended.err;
+    if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
+    return true;
+  }
+  /// A run that goes on from a copy of path("before") to `steps` steps, in which each rank dies at its n-th operation of a kind on the
+  /// files of checkpoints. What is there afterwards is whole. False: there were no n operations, and the run came to its end.
+  bool dies_in_a_save(const std::string& site, int n, const std::string& steps, const Words& more = {}) const {
+    std::filesystem::remove_all(path("parts"));
+    std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
+    const std::string rule = site + " path=parts nth=" + std::to_string(n) + " crash";
+    const Ended ended =
+        run_program(run_of(2, steps, "parts", "died.jsonl", more), path("run"), 60, {{"TESSERA_TEST_FAULTS", rule}});
+    const bool died = ended.code != 0;
+    EXPECT_EQ(ended.code, died ? 137 : 0) << rule << ended.err;
+    EXPECT_LT(ended.seconds, 30) << rule;
+    look({"verify", path("parts")});
+    return died;
+  }
+  /// A run in fp32 of steps of 12 samples, whatever the number of ranks.
+  Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
+                    const Words& more = {}) const {
+    const std::string file = path("elastic.json");
+    write_file(file, R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
+                         "gradient_clipping": 1.0})");
+    return (ranks > 1 ? launch(ranks) : Words{}) +
+           train(file, metrics,
+                 Words{"--steps", std::to_string(steps), "--checkpoint-dir", path(folder), "--global-batch", "12"} +
+                     more);
+  }
+  /// The steps' losses of two runs, of which one may have taken some steps twice.
+  void expect_same_losses(const std::string& metrics, const std::string& wanted, double tolerance) const {
+    std::map<std::int64_t, double> got;
+    for (const nlohmann::json& step : steps(metrics)) got[step.at("step")] = step.at("loss");
+    const std::vector<nlohmann::json> all = steps(wanted);
+    EXPECT_EQ(got.size(), all.size());
+    for (const nlohmann::json& step : all) {
+      const double loss = step.at("loss");
+      EXPECT_NEAR(got[step.at("step")], loss, tolerance * loss) << "step " << step.at("step");
     }
   }
   /// Steps by number, the last line of each: a run that goes on takes some steps again.
@@ -122,18 +184,8 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
         run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"}),
         path("job"));
     std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
-    const std::vector<pid_t> processes = job.descendants();
-    const pid_t rank = job.rank_pid(up_to(1));
-    if (up_to(2) > 0 && rank > 0) {
-      kill(rank, SIGKILL);
-    } else {
-      for (const pid_t pid : processes) kill(pid, SIGKILL);
-    }
-    const Ended ended = job.wait(30);
-    if (ended.code != 0) {
-      EXPECT_EQ(ended.code, 137) << ended.err;
+    if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
       ++killed;
-      if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
     } else {  // it had come to its end
       look({"diff", path("whole"), path("parts")});
       std::filesystem::remove_all(path("parts"));
@@ -146,24 +198,109 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   look({"diff", path("whole"), path("parts")});
 }
 
+// F7: the exit code is 0, or what a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   run(run_of(2, "60", "whole", "whole.jsonl"));
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const std::string folder = "parts" + std::to_string(signal), metrics = folder + ".jsonl";
-    Program job(run_of(2, "60", folder, metrics), path("job"));
+    const int code = signal == SIGTERM ? 0 : 75;
+    Program job(run_of(2, "60", folder, metrics, {"--signal-exit-code", std::to_string(code)}), path("job"));
     wait_for(job, path(metrics), "\"step\":9,");
     // One rank alone is told, or the launcher tells all.
     const pid_t whom = signal == SIGTERM ? job.rank_pid(1) : job.pid();
     ASSERT_GT(whom, 0);
     ASSERT_EQ(kill(whom, signal), 0);
     const Ended ended = job.wait(30);
-    EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
+    EXPECT_EQ(ended.code, code) << ended.out << ended.err;
     EXPECT_THAT(ended.out, AllOf(HasSubstr("training ends after step"), HasSubstr("checkpoint after step")));
     EXPECT_LT(by_step(metrics).size(), 60u);
     run(run_of(2, "60", folder, metrics));
     EXPECT_EQ(by_step(metrics), by_step("whole.jsonl"));
     look({"diff", path("whole"), path(folder)});
   }
+}
+
+// F7: the second signal ends a rank at once, here in the save that the first one asked for, which never ends by itself.
+TEST_F(Checkpoints, TheSecondSignalEndsARankAtOnce) {
+  run(run_of(2, "4", "parts", "parts.jsonl"));
+  Program job(run_of(2, "1000000", "parts", "more.jsonl"), path("job"),
+              {{"TESSERA_TEST_FAULTS", "fsync path=parts every=1 delay=600000"}});
+  wait_for(job, path("more.jsonl"), "\"step\":9,");
+  const pid_t rank = job.rank_pid(1);
+  ASSERT_GT(rank, 0);
+  ASSERT_EQ(kill(rank, SIGTERM), 0);
+  wait_for_a_save(job);
+  ASSERT_EQ(kill(rank, SIGTERM), 0);
+  const Ended ended = job.wait(30);
+  EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGTERM")));
+  EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
+}
+
+// F20, F28: what a save would need is tried before training: that this run may write there, and that no other run does.
+TEST_F(Checkpoints, TheFolderIsTriedBeforeTraining) {
+  write_file(path("file"), "x");
+  const Ended no_folder = run_program(run_of(2, "3", "file/parts", "none.jsonl"), path("run"));
+  EXPECT_EQ(no_folder.code, 73) << no_folder.err;
+  EXPECT_THAT(no_folder.err, AllOf(HasSubstr("--checkpoint-dir"), HasSubstr("file/parts"), HasSubstr("hint:")));
+  EXPECT_FALSE(std::filesystem::exists(path("none.jsonl")));
+
+  Program first(run_of(2, "1000000", "parts", "first.jsonl"), path("job"));
+  wait_for(first, path("first.jsonl"), "\"step\":3,");
+  const Ended second = run_program(run_of(2, "3", "parts", "none.jsonl"), path("run"));
+  EXPECT_EQ(second.code, 69) << second.err;
+  EXPECT_THAT(second.err, AllOf(HasSubstr("another process trains with checkpoints in"),
+                                HasSubstr("process " + std::to_string(first.rank_pid(0)) + " on "),
+                                HasSubstr("run.lock"), HasSubstr("hint:")));
+  EXPECT_FALSE(std::filesystem::exists(path("none.jsonl")));
+  kill(first.pid(), SIGTERM);
+  EXPECT_EQ(first.wait(30).code, 0) << first.err();
+}
+
+// F22: a file system that is really full, and too small for a second checkpoint.
+TEST_F(Checkpoints, AFullFileSystemKeepsTheCheckpointBefore) {
+  std::filesystem::create_directory(path("small"));
+  std::string train;
+  for (const std::string& word : run_of(2, "6", "small/parts", "full.jsonl", {"--every-steps", "3"}))
+    train += "'" + word + "' ";
+  const std::string tool = std::string(TESSERA_PROGRAM) + " checkpoint verify ";
+  const Ended ended =
+      run_program({"unshare", "-m", "/bin/sh", "-c",
+                   "mount -t tmpfs -o size=900k none " + path("small") + " || exit 99; " + train + "; code=$?; " +
+                       tool + path("small/parts") + " && ls -a " + path("small/parts") + " && exit $code"},
+                  path("run"));
+  if (ended.code == 99 || ended.err.find("unshare") != std::string::npos) GTEST_SKIP() << "no right to mount here";
+  EXPECT_EQ(ended.code, 74) << ended.out << ended.err;
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("rank "), HasSubstr("small/parts/"), HasSubstr("errno 28"), HasSubstr("hint:")));
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("step-000000000003 is whole"), Not(HasSubstr(".tmp-"))));
+}
+
+// F27: while a save goes on beside training, the memory of the job's group runs out, and the kernel kills a rank.
+TEST_F(Checkpoints, ARankThatTheKernelKillsForItsMemoryIsExplained) {
+  const std::string group = "/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid());
+  std::error_code error;
+  if (!std::filesystem::create_directory(group, error)) GTEST_SKIP() << "no right to make a group: " << group;
+  run(run_of(2, "4", "parts", "parts.jsonl"));
+  saves_beside_training_ = true;
+  const Words in_group = {"/bin/sh", "-c", "echo $$ > " + group + "/cgroup.procs; exec \"$@\"", "sh"};
+  const Words first_to_go = {"/bin/sh", "-c", "echo 1000 > /proc/self/oom_score_adj; exec \"$@\"", "sh"};
+  {
+    Program job(
+        in_group + launch(2) + first_to_go + run_of(1, "1000000", "parts", "more.jsonl", {"--every-steps", "5"}),
+        path("job"), {{"TESSERA_TEST_FAULTS", "write path=parts every=1 delay=600000"}});
+    wait_for_a_save(job);
+    const std::string limit = std::to_string(std::stoll(read_file(group + "/memory.usage_in_bytes")) + (8 << 20));
+    write_file(group + "/memory.limit_in_bytes", limit);
+    run_program(in_group + Words{"tail", "/dev/zero"}, path("hog"));
+    const Ended ended = job.wait(30);
+    EXPECT_EQ(ended.code, 137) << ended.out << ended.err;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("first cause: rank "), HasSubstr("signal 9 (SIGKILL)"),
+                                 HasSubstr("out-of-memory killer; its peak was "),
+                                 HasSubstr("the memory limit of this group 0."), HasSubstr("hint:")));
+  }
+  EXPECT_TRUE(std::filesystem::remove(group, error)) << error.message();
+  EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
 // F2: a rank dies at any operation of a save. The others end too, the old checkpoint or the new one is whole, and what the next
@@ -175,20 +312,57 @@ TEST_F(Checkpoints, ARankThatDiesInASaveLeavesAWholeCheckpoint) {
     int n = 1;
     for (bool died = true; died; ++n) {
       if (!tests_are_long() && n % 3 == 2) continue;
-      std::filesystem::remove_all(path("parts"));
-      std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
-      const std::string rule = site + " path=parts nth=" + std::to_string(n) + " crash";
-      const Ended ended =
-          run_program(run_of(2, "3", "parts", "died.jsonl"), path("run"), 60, {{"TESSERA_TEST_FAULTS", rule}});
-      died = ended.code != 0;
-      EXPECT_EQ(ended.code, died ? 137 : 0) << rule << ended.err;
-      EXPECT_LT(ended.seconds, 30) << rule;
-      look({"verify", path("parts")});
+      died = dies_in_a_save(site, n, "3");
     }
     EXPECT_GT(n, 2) << site;
     run(run_of(2, "3", "parts", "died.jsonl"));
     look({"diff", path("whole"), path("parts")});
   }
+}
+
+// F3: the same of saves that go on beside training. Two follow each other, of which the first is beside a step.
+TEST_F(Checkpoints, ARankThatDiesInASaveBesideTrainingLeavesAWholeCheckpoint) {
+  run(run_of(2, "2", "before", "before.jsonl"));
+  run(run_of(2, "4", "whole", "whole.jsonl"));
+  saves_beside_training_ = true;
+  for (const auto& [site, some] : {std::pair("open", 4), {"write", 2}, {"fsync", 3}, {"rename", 2}, {"mkdir", 1}}) {
+    EXPECT_TRUE(dies_in_a_save(site, some, "4", {"--every-steps", "1"})) << site;
+    for (int n = 1; tests_are_long() && dies_in_a_save(site, n, "4", {"--every-steps", "1"}); ++n) continue;
+    run(run_of(2, "4", "parts", "died.jsonl", {"--every-steps", "1"}));
+    look({"diff", path("whole"), path("parts")});
+  }
+}
+
+// F3: rank 1 dies at any operation of a load. Rank 0 ends too, the checkpoint stays as it is, and the next run loads it.
+TEST_F(Checkpoints, ARankThatDiesInALoadLeavesTheCheckpointAsItIs) {
+  run(run_of(2, "2", "parts", "parts.jsonl"));
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path("parts")))
+      if (entry.is_regular_file() && entry.path().extension() != ".lock") files[entry.path()] = read_file(entry.path());
+    return files;
+  };
+  const auto before = contents();
+  for (const auto& [site, some] : {std::pair("read", 3), {"open", 2}}) {
+    bool died = true;
+    for (int n = tests_are_long() ? 1 : some; died; ++n) {
+      const Words dying = {"/bin/sh", "-c",
+                           "if [ $RANK = 1 ]; then export TESSERA_TEST_FAULTS=\"" + std::string(site) +
+                               " path=parts/step-000000000002/ nth=" + std::to_string(n) + " crash\"; fi; exec \"$@\"",
+                           "sh"};
+      const Ended ended = run_program(launch(2) + dying + run_of(1, "2", "parts", "died.jsonl"), path("run"));
+      died = ended.code != 0;
+      EXPECT_EQ(ended.code, died ? 137 : 0) << site << n << ended.err;
+      EXPECT_LT(ended.seconds, 30) << site << n;
+      EXPECT_TRUE(contents() == before) << site << n;
+      EXPECT_THAT(ended.err, HasSubstr(died ? "rank 1" : "")) << site << n;
+      EXPECT_TRUE(died || n > some) << site << n;
+      if (!tests_are_long()) break;
+    }
+  }
+  run(run_of(2, "4", "whole", "whole.jsonl"));
+  run(run_of(2, "4", "parts", "parts.jsonl"));
+  look({"diff", path("whole"), path("parts")});
 }
 
 // F1, F2: a rank dies in a save, twice. The launcher starts all again, and they go on from the last whole checkpoint.
@@ -213,6 +387,94 @@ TEST_F(Checkpoints, OtherRanksGoOn) {
   const Ended ended = run(launch(3) + train(file, "more.jsonl", {"--steps", "8", "--resume", path("parts")}));
   EXPECT_THAT(ended.out, HasSubstr("after step 4"));
   EXPECT_EQ(steps("more.jsonl").size(), 4u);
+}
+
+TEST_F(Checkpoints, OneInAnotherNumberOfFilesGoesOnWithTheSameBits) {
+  run(run_of(2, "5", "whole", "whole.jsonl"));
+  run(run_of(2, "3", "parts", "parts.jsonl"));
+  EXPECT_THAT(look({"reshard", path("parts"), path("one"), "--files", "1"}).out, HasSubstr("in 1 file\n"));
+  look({"diff", path("parts"), path("one")});
+  look({"verify", path("one")});
+  run(run_of(2, "5", "one", "parts.jsonl"));
+  look({"diff", path("whole"), path("one")});
+  EXPECT_EQ(by_step("parts.jsonl"), by_step("whole.jsonl"));
+  look({"reshard", path("parts"), path("none"), "--files", "0"}, 64);
+}
+
+// A step has the same samples on any number of ranks: they accumulate as many microbatches as it takes.
+TEST_F(Checkpoints, OtherRanksGoOnWithTheSameGlobalBatch) {
+  run(elastic_run(2, 6, "whole", "whole.jsonl"));
+  int steps = 0;
+  for (const int ranks : {2, 3, 1}) {
+    const Ended ended = run(elastic_run(ranks, steps += 2, "parts", "parts.jsonl"));
+    EXPECT_THAT(ended.out, HasSubstr("12 samples of"));
+  }
+  expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);  // sums are made in another order
+  EXPECT_EQ(steps, 6);
+  const Ended uneven = run_program(elastic_run(1, 8, "parts", "parts.jsonl", {"--batch", "5"}), path("run"));
+  EXPECT_EQ(uneven.code, 78);
+  EXPECT_THAT(uneven.err, AllOf(HasSubstr("--global-batch 12"), HasSubstr("5 samples")));
+  const Ended said = run_program(train(strategy("FULL_SHARD"), "m", {"--global-batch", "12"}), path("run"));
+  EXPECT_EQ(said.code, 78);
+  EXPECT_THAT(said.err, AllOf(HasSubstr("gradient_accumulation is 2"), HasSubstr("makes it 6")));
+}
+
+// Ranks are killed at random moments, and each time another number of them goes on.
+TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
+  const char* const given = std::getenv("TESSERA_SOAK_SEED");
+  const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
+  SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  const int kills = tests_are_long() ? 50 : 2, all = tests_are_long() ? 400 : 60;
+  run(elastic_run(2, all, "whole", "whole.jsonl"), 600);
+  for (int killed = 0; killed < kills;) {
+    if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
+    const int ranks = 1 + up_to(2);
+    Program job(
+        elastic_run(ranks, all, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(4)), "--keep", "2"}),
+        path("job"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
+    if (kill_some(job, up_to(2) > 0 && ranks > 1 ? up_to(ranks - 1) : -1)) {
+      ++killed;
+    } else {
+      expect_same_losses("parts.jsonl", "whole.jsonl", 0.01);
+      std::filesystem::remove_all(path("parts"));
+    }
+  }
+  if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
+  run(elastic_run(1 + up_to(2), all, "parts", "parts.jsonl"), 600);
+  expect_same_losses("parts.jsonl", "whole.jsonl", 0.01);
+}
+
+// The best one stays beside the newest, also where a later run goes on.
+TEST_F(Checkpoints, TheBestOneStays) {
+  write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
+  const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};
+  const auto strategy_with = [&](const char* rate) {
+    const std::string file = path("rate.json");
+    write_file(file,
+               std::string(R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": )") +
+                   rate + "}}");
+    return file;
+  };
+  const auto run_to = [&](const char* rate, const char* steps) {
+    run(train(strategy_with(rate), "best.jsonl",
+              Words{"--steps", steps, "--checkpoint-dir", path("parts")} + evaluate));
+  };
+  run_to("0.01", "3");
+  run_to("1.0", "6");  // which makes it worse
+  EXPECT_EQ(read_file(path("parts/best")), "step-000000000003\n");
+  EXPECT_EQ(read_file(path("parts/latest")), "step-000000000006\n");
+  EXPECT_THAT(look({"ls", path("parts")}).out, AllOf(HasSubstr("  best\n"), HasSubstr("  latest\n")));
+  EXPECT_THAT(run(train(strategy_with("0.01"), "again.jsonl",
+                        Words{"--steps", "4", "--checkpoint-dir", path("other"), "--resume", path("parts/best")}))
+                  .out,
+              HasSubstr("after step 3"));
+  const Ended without =
+      run_program(train(strategy_with("0.01"), "m", {"--keep-best", "--checkpoint-dir", path("x")}), path("run"));
+  EXPECT_EQ(without.code, 64);
+  EXPECT_THAT(without.err, HasSubstr("--eval-data"));
 }
 
 TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {

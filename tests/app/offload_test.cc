@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <map>
 
+#include "tests/support/long_tests.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -70,6 +72,54 @@ TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
       EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
     }
   }
+}
+
+// F1: the same moments, at which rank 1 dies instead. Rank 0 ends too, nothing is left, and the next run goes on with the same bits.
+TEST_F(OffloadCommand, ARankThatDiesInAnyPartOfAStepEndsAllAndTheNextRunGoesOn) {
+  const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
+  const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
+  run(launch(2) + train(file, "whole", {"--steps", "6"}));
+  constexpr const char* kMoments[] = {"40", "61", "150", "20"};  // in forward, in backward, in a step, in set-up
+  for (const char* nth : sampled(kMoments, 3)) {
+    for (const char* left : {"parts", "died"}) std::filesystem::remove_all(path(left));
+    const auto shared_before = shared_memory_names();
+    const Words dying = {
+        "/bin/sh", "-c",
+        std::string("[ $RANK = 1 ] && export TESSERA_TEST_FAULTS='cqe path=disk nth=") + nth + " crash'; exec \"$@\"",
+        "sh"};
+    const Ended ended =
+        run_program(launch(2) + dying + train(file, "died", Words{"--steps", "6"} + saves), path("run"));
+    EXPECT_EQ(ended.code, 137) << nth << ended.err;
+    EXPECT_LT(ended.seconds, 30) << nth;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("rank 1"), HasSubstr("[rank 0] "), HasSubstr("is gone"))) << nth;
+    EXPECT_EQ(shared_memory_names(), shared_before);
+    EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << nth;
+    run(launch(2) + train(file, "died", Words{"--steps", "6", "--overwrite"} + saves));
+    std::map<std::string, std::string> last;  // of each step; a run that goes on takes some steps again
+    for (const std::string& line : losses("died")) last[line.substr(0, line.find(' '))] = line;
+    std::vector<std::string> lines;
+    for (const auto& [step, line] : last) lines.push_back(line);
+    EXPECT_EQ(lines, losses("whole")) << nth;
+  }
+}
+
+// F46: each transfer takes 10 ms more, and of rank 1 50 ms. The run takes longer than comm.timeout_s, though no call does.
+TEST_F(OffloadCommand, ASlowDiskMakesStepsLongerAndEndsNothing) {
+  run(launch(2) + train(strategy("FULL_SHARD", offload(kParametersToo)), "fast", {"--steps", "3"}));
+  const std::string file = strategy("FULL_SHARD", offload(kParametersToo) + R"(, "comm": {"timeout_s": 3})");
+  const Words slow = {"/bin/sh", "-c",
+                      "ms=10; [ $RANK = 1 ] && ms=50; export TESSERA_TEST_FAULTS=\"read path=disk every=1 delay=$ms; "
+                      "write path=disk every=1 delay=$ms\"; exec \"$@\"",
+                      "sh"};
+  run(launch(2) + slow + train(file, "slow", {"--steps", "3"}));
+  EXPECT_EQ(losses("slow"), losses("fast"));
+  double slow_s = 0, waited_s = 0, fast_s = 0;
+  for (const json& step : steps("slow")) slow_s += step.at("seconds").get<double>();
+  for (const json& step : steps("fast")) fast_s += step.at("seconds").get<double>();
+  for (const json& step : steps("slow")) waited_s += step.at("disk_wait_seconds").get<double>();
+  EXPECT_GT(slow_s, 3);
+  EXPECT_GT(slow_s, fast_s + 1);
+  EXPECT_GT(waited_s, 0.1);
 }
 
 TEST_F(OffloadCommand, ADirectoryThatIsNotThereIsRefusedBeforeTheFirstStep) {

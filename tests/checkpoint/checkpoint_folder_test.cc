@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 
 #include "checkpoint/saved_checkpoint.h"
 #include "checkpoint/shard_writer.h"
@@ -20,13 +21,15 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 /// A whole save by one rank. Its content tells `step`.
-absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100) {
+absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100,
+                                 bool is_best = false) {
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, step, "rank 0"));
   Manifest manifest;
   manifest.step = step;
@@ -37,7 +40,7 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   TESSERA_RETURN_IF_ERROR(writer->append(made_up_bytes(header.pieces[0], static_cast<std::uint64_t>(step))));
   TESSERA_ASSIGN_OR_RETURN(const SavedFile file, writer->finish());
   manifest.files = {file};
-  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished->commit(write_manifest(manifest)));
+  TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished->commit(write_manifest(manifest), is_best));
   TESSERA_RETURN_IF_ERROR(unfinished->prune(keep));
   return path;
 }
@@ -56,6 +59,8 @@ std::int64_t latest_step(const std::string& folder) {
   const auto path = find_checkpoint(folder, "rank 0");
   return path.ok() ? step_at(*path) : -1;
 }
+
+std::int64_t best_step(const std::string& folder) { return latest_step(folder + "/best"); }
 
 std::vector<std::string> listed(const std::string& folder) {
   std::vector<std::string> names;
@@ -90,6 +95,27 @@ TEST(CheckpointFolder, AStepSavedAgainReplacesNothing) {
     EXPECT_EQ(content_of(folder.file("latest")), std::string(name) + "\n");
     ::usleep(20000);
   }
+  EXPECT_EQ(listed(folder.path()).size(), 3u);
+}
+
+TEST(CheckpointFolder, TheBestStays) {
+  const ScratchFolder folder;
+  EXPECT_EQ(exit_code_of(best_checkpoint(folder.path(), "test").status()), ExitCode::kNoInput);
+  for (const std::int64_t step : {1, 2, 3, 4, 5}) {
+    ASSERT_TRUE(save(folder.path(), step, /*keep=*/2, /*is_best=*/step == 2).ok());
+    ::usleep(20000);
+  }
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000002", "step-000000000004", "step-000000000005"));
+  EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000002"));
+  EXPECT_EQ(latest_step(folder.path()), 5);
+  // Another one is better: the first is as old as it is.
+  ASSERT_TRUE(save(folder.path(), 6, 2, true).ok());
+  EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000005", "step-000000000006"));
+  EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000006"));
+  // A pointer that is damaged is an error, and nothing is removed that it might have named.
+  std::ofstream(folder.file("best")) << "../../etc\n";
+  EXPECT_EQ(exit_code_of(find_checkpoint(folder.file("best"), "test").status()), ExitCode::kCorruptData);
+  EXPECT_FALSE(save(folder.path(), 7, 1).ok());
   EXPECT_EQ(listed(folder.path()).size(), 3u);
 }
 
@@ -138,7 +164,27 @@ TEST(CheckpointFolder, TwoSavesAtOnceAreRefused) {
   ASSERT_TRUE(first.ok());
   const auto second = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
   EXPECT_EQ(exit_code_of(second.status()), ExitCode::kUnavailable);
-  EXPECT_THAT(message_of(second.status()), HasSubstr("another process saves"));
+  EXPECT_THAT(message_of(second.status()),
+              AllOf(HasSubstr("another process saves"), HasSubstr("process " + std::to_string(::getpid()) + " on ")));
+}
+
+TEST(CheckpointFolder, TwoRunsAtOnceAreRefused) {
+  const ScratchFolder folder;
+  const std::string runs = folder.file("new/runs");
+  {
+    const auto first = lock_for_run(runs, "first");
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_TRUE(save(runs, 1).ok()) << "the run itself saves there";
+    const auto second = lock_for_run(runs, "second");
+    EXPECT_EQ(exit_code_of(second.status()), ExitCode::kUnavailable);
+    EXPECT_THAT(message_of(second.status()), AllOf(HasSubstr("second: another process trains with checkpoints in "),
+                                                   HasSubstr("process " + std::to_string(::getpid()) + " on ")));
+    // What a stranger wrote there is not printed.
+    write_content(runs + "/run.lock", "\x1b[31m");
+    EXPECT_THAT(message_of(FolderLock::take(runs + "/run.lock", "is there", "third").status()),
+                HasSubstr("now: another process holds"));
+  }
+  EXPECT_TRUE(lock_for_run(runs, "fourth").ok()) << "the first one has left";
 }
 
 TEST(CheckpointFolder, OneThatWasNotCommittedLeavesNothing) {
@@ -183,25 +229,26 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
       for (;; ++n) {
         const ScratchFolder folder;
         ASSERT_TRUE(save(folder.path(), 1).ok());
-        ASSERT_TRUE(save(folder.path(), 2).ok());
+        ASSERT_TRUE(save(folder.path(), 2, 100, /*is_best=*/true).ok());
         std::int64_t hits = 0;
         absl::Status status;
         {
           ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = error}});
-          status = save(folder.path(), 3, 2).status();
+          status = save(folder.path(), 3, 2, true).status();
           hits = faults.plan().faults();
         }
         const std::int64_t latest = latest_step(folder.path());
         EXPECT_TRUE(latest == 2 || latest == 3) << latest;
+        EXPECT_THAT(best_step(folder.path()), AnyOf(2, 3));
         if (hits == 0) {
           EXPECT_TRUE(status.ok());
           break;
         }
         EXPECT_FALSE(status.ok()) << static_cast<int>(site) << " " << n;
         EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0: "), HasSubstr(folder.path())));
-        ASSERT_TRUE(save(folder.path(), 4, 1).ok());
+        ASSERT_TRUE(save(folder.path(), 4, 1, true).ok());
         EXPECT_EQ(latest_step(folder.path()), 4);
-        EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000004"));
+        EXPECT_THAT(folder.names(), UnorderedElementsAre("best", "latest", "lock", "step-000000000004"));
       }
       EXPECT_GT(n, 1) << static_cast<int>(site);
     }
@@ -209,6 +256,18 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
 }
 
 // F2, F26: killed, or without power, at any operation.
+TEST(CheckpointFolder, AQuotaThatIsUsedUpSaysSo) {
+  for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
+    const ScratchFolder folder;
+    ASSERT_TRUE(save(folder.path(), 1).ok());
+    ScopedFaults faults({{.site = site, .nth = 1, .action = FaultAction::kErrno, .number = EDQUOT}});
+    const absl::Status status = save(folder.path(), 2).status();
+    EXPECT_EQ(exit_code_of(status), ExitCode::kIo);
+    EXPECT_THAT(message_of(status), AllOf(HasSubstr("errno 122"), HasSubstr("bytes free"), HasSubstr("quota")));
+    EXPECT_EQ(latest_step(folder.path()), 1);
+  }
+}
+
 TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
@@ -218,23 +277,24 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
       for (;; ++n) {
         const ScratchFolder folder;
         ASSERT_TRUE(save(folder.path(), 1).ok());
-        ASSERT_TRUE(save(folder.path(), 2).ok());
+        ASSERT_TRUE(save(folder.path(), 2, 100, /*is_best=*/true).ok());
         FaultRule rule = kind;
         rule.site = site;
         rule.nth = n;
         const ChildEnd end = in_child([&] {
           ScopedFaults faults({rule});
-          if (!save(folder.path(), 3, 2).ok()) return 1;
+          if (!save(folder.path(), 3, 2, true).ok()) return 1;
           return faults.plan().faults() == 0 ? 0 : 2;
         });
         const std::int64_t latest = latest_step(folder.path());
         EXPECT_TRUE(latest == 2 || latest == 3)
             << "site " << static_cast<int>(site) << " operation " << n << ": " << latest;
+        EXPECT_THAT(best_step(folder.path()), AnyOf(2, 3)) << "site " << static_cast<int>(site) << " operation " << n;
         for (const std::string& name : listed(folder.path())) EXPECT_GT(step_at(folder.file(name)), 0) << name;
         if (end.exit_code == 0) break;
         EXPECT_EQ(end.exit_code, 137);
-        ASSERT_TRUE(save(folder.path(), 4, 1).ok());
-        EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000004"));
+        ASSERT_TRUE(save(folder.path(), 4, 1, true).ok());
+        EXPECT_THAT(folder.names(), UnorderedElementsAre("best", "latest", "lock", "step-000000000004"));
       }
       EXPECT_GT(n, 1);
     }

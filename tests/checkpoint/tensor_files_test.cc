@@ -19,6 +19,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
@@ -152,6 +153,12 @@ TEST_F(TensorFilesTest, PicklesLinksAndFoldersWithoutAModelAreRefusedWithAHint) 
   EXPECT_THAT(message_of(TensorFiles::open(link, "who").status()), HasSubstr("is a link"));
   EXPECT_EQ(exit_code_of(TensorFiles::open(scratch_.file("none"), "who").status()), ExitCode::kNoInput);
   EXPECT_EQ(exit_code_of(TensorFiles::open(scratch_.path(), "who").status()), ExitCode::kNoInput);
+  // A checkpoint of torch.distributed.checkpoint: a pickle, and files that hold archives of torch.save.
+  EXPECT_THAT(message_of(TensorFiles::open(write("__0_0.distcp", "PK\x03\x04 a zip"), "who").status()),
+              AllOf(HasSubstr("__0_0.distcp is a pickle"), HasSubstr("scripts/to_safetensors.py")));
+  write(".metadata", "\x80\x04 of a pickle");
+  EXPECT_THAT(message_of(TensorFiles::open(scratch_.path(), "who").status()),
+              AllOf(HasSubstr(".metadata"), HasSubstr("DCP")));
   write("pytorch_model.bin", "PK");
   EXPECT_THAT(message_of(TensorFiles::open(scratch_.path(), "who").status()), HasSubstr("scripts/to_safetensors.py"));
 }

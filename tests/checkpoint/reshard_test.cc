@@ -1,0 +1,142 @@
+// A checkpoint cut into another number of files.
+
+#include "checkpoint/reshard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "offload/fault_plan.h"
+#include "runtime/base/status.h"
+#include "tests/checkpoint/made_up.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kWho[] = "reshard";
+
+std::unique_ptr<SavedCheckpoint> opened(const std::string& path) {
+  auto checkpoint = SavedCheckpoint::open(path, kWho);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  return checkpoint.ok() ? *std::move(checkpoint) : nullptr;
+}
+
+/// All elements of a tensor; empty where it is not there.
+std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& what, const std::string& name) {
+  const auto places = checkpoint.pieces(what, name);
+  if (places.empty()) return {};
+  const Piece& last = places.back().piece;
+  std::vector<std::byte> bytes(static_cast<std::size_t>((last.offset + last.numel) * element_bytes(last.dtype)));
+  const absl::Status status = checkpoint.read(what, name, 0, bytes);
+  EXPECT_TRUE(status.ok()) << status;
+  return bytes;
+}
+
+/// `open` has seen that no tensor is missing, so those of the first are all that there are.
+void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
+  const Manifest& manifest = a.manifest();
+  const auto same = [&](const std::string& what, const std::string& name) {
+    EXPECT_EQ(all_of(a, what, name), all_of(b, what, name)) << what << " of " << name;
+  };
+  for (const SavedParameter& parameter : manifest.parameters) {
+    for (const char* const what : {kMaster, kValue}) same(what, parameter.name);
+    for (const SavedState& state : manifest.states) {
+      same(state.name, parameter.name);
+      same(state.name + kScales, parameter.name);
+    }
+  }
+  for (const SavedTensor& buffer : manifest.buffers) {
+    same(kBuffer, buffer.name);
+    for (const std::int64_t rank : buffer.ranks) same(buffer_of_rank(rank), buffer.name);
+  }
+  for (const SavedTensor& item : manifest.items) same(kItem, item.name);
+  for (std::int64_t rank = 0; rank < manifest.generators; ++rank) same(kGenerator, std::to_string(rank));
+}
+
+Manifest without_files(Manifest manifest) {
+  manifest.files.clear();
+  return manifest;
+}
+
+TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
+  const ScratchFolder made, folder;
+  write_made_up_checkpoint(made.path());
+  const auto from = opened(made.path());
+  for (const std::int64_t files : {1, 2, 3, 7, 50}) {
+    const auto path = reshard_checkpoint(*from, folder.path(), files, kWho);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_EQ(*find_checkpoint(folder.path(), kWho), *path);
+    const auto to = opened(*path);
+    ASSERT_NE(to, nullptr);
+    EXPECT_EQ(write_manifest(without_files(to->manifest())), write_manifest(without_files(from->manifest())));
+    EXPECT_EQ(static_cast<std::int64_t>(to->manifest().files.size()), files);
+    expect_same_tensors(*from, *to);
+    for (std::int64_t chunk = 0; chunk < to->chunks(); ++chunk) EXPECT_TRUE(to->verify(chunk).ok());
+    // Nearly all elements are of one parameter, which has 7.0 bytes an element. The last file takes what is left.
+    for (std::size_t file = 0; files < 10 && file + 1 < to->manifest().files.size(); ++file) {
+      const double share = static_cast<double>(to->manifest().files[file].data_bytes()) * static_cast<double>(files);
+      EXPECT_NEAR(share / (7.0 * 700 * 512), 1, 0.15) << file << " of " << files;
+    }
+  }
+}
+
+TEST(Reshard, ThereAndBackAreTheSameFiles) {
+  const ScratchFolder made, folder, there, back;
+  write_made_up_checkpoint(made.path());
+  const auto two = reshard_checkpoint(*opened(made.path()), folder.path(), 2, kWho);
+  ASSERT_TRUE(two.ok()) << two.status();
+  const auto five = reshard_checkpoint(*opened(*two), there.path(), 5, kWho);
+  ASSERT_TRUE(five.ok()) << five.status();
+  const auto again = reshard_checkpoint(*opened(*five), back.path(), 2, kWho);
+  ASSERT_TRUE(again.ok()) << again.status();
+  for (const char* const file : {"/manifest.json", "/rank-00000.safetensors", "/rank-00001.safetensors"})
+    EXPECT_EQ(content_of(*two + file), content_of(*again + file)) << file;
+}
+
+TEST(Reshard, AnErrorLeavesNothing) {
+  const ScratchFolder made;
+  write_made_up_checkpoint(made.path());
+  for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
+    for (std::int64_t n = 1;; n += 3) {
+      const ScratchFolder folder;
+      absl::Status status;
+      std::int64_t hits = 0;
+      {
+        const auto from = opened(made.path());
+        ScopedFaults faults(
+            {{.site = site, .path = folder.path(), .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
+        status = reshard_checkpoint(*from, folder.path(), 3, kWho).status();
+        hits = faults.plan().faults();
+      }
+      if (hits == 0) break;
+      EXPECT_FALSE(status.ok()) << n;
+      const auto there = list_checkpoints(folder.path(), kWho);
+      if (!there->empty()) opened(folder.path() + "/" + (*there)[0].name);  // committed, before the error
+    }
+  }
+}
+
+TEST(Reshard, WhatIsDamagedIsNotCopied) {
+  const ScratchFolder made, folder;
+  write_made_up_checkpoint(made.path());
+  const std::string name = opened(made.path())->manifest().files[0].name, file = made.file(name);
+  std::string bytes = content_of(file);
+  bytes[bytes.size() - 5] ^= 1;
+  write_content(file, bytes);
+  const auto from = opened(made.path());
+  const absl::Status status = reshard_checkpoint(*from, folder.path(), 2, kWho).status();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kCorruptData);
+  EXPECT_THAT(message_of(status), AllOf(HasSubstr(name), HasSubstr("damaged")));
+  EXPECT_THAT(*list_checkpoints(folder.path(), kWho), IsEmpty());
+  EXPECT_EQ(exit_code_of(reshard_checkpoint(*from, folder.path(), 0, kWho).status()), ExitCode::kUsage);
+}
+
+}  // namespace
+}  // namespace tessera

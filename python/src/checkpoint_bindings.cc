@@ -14,8 +14,9 @@ namespace {
 using Released = py::call_guard<py::gil_scoped_release>;
 
 std::string save(Engine& engine, const std::string& folder, std::map<std::string, at::Tensor> tensors,
-                 std::map<std::string, std::string> json, std::int64_t keep) {
-  return save_checkpoint(engine, folder, {.tensors = std::move(tensors), .json = std::move(json), .data = {}}, {keep});
+                 std::map<std::string, std::string> json, std::int64_t keep, bool is_best) {
+  return save_checkpoint(engine, folder, {.tensors = std::move(tensors), .json = std::move(json), .data = {}},
+                         {keep, is_best});
 }
 
 }  // namespace

@@ -19,6 +19,21 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Gives `view` these buffers in place of those that it has. A module of LibTorch takes buffers, but cannot give one up,
+/// so another one is put together of the same parameters and children, and assigned.
+void set_buffers(ModuleView& view, const NamedTensors& buffers) {
+  torch::nn::Module changed(view.name());
+  changed.train(view.is_training());
+  for (const auto& item : view.named_parameters(/*recurse=*/false)) {
+    changed.register_parameter(item.key(), item.value(), item.value().requires_grad());
+  }
+  for (const auto& [name, buffer] : buffers) changed.register_buffer(name, buffer);
+  for (const auto& item : view.named_children()) changed.register_module(item.key(), item.value());
+  static_cast<torch::nn::Module&>(view) = std::move(changed);
+}
+
 /// The C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the TensorImpls of the
 /// Python parameters, so what an Engine does to its parameters the Python module sees, and the other way round.
 void bind_mirror(py::module_& module) {
@@ -26,6 +41,7 @@ void bind_mirror(py::module_& module) {
       .def(py::init<std::string>())
       .def("add_parameter", &ModuleView::add_parameter)
       .def("add_buffer", &ModuleView::add_buffer)
+      .def("set_buffers", &set_buffers)
       .def("add_child",
            py::overload_cast<const std::string&, const std::shared_ptr<ModuleView>&>(&ModuleView::add_module));
 }
@@ -37,6 +53,32 @@ py::dict dict_of(const MemoryUse& use) {
     result[py::str(name_of(category))] = use[category];
   }
   return result;
+}
+
+/// The fields by name, for logs.
+py::dict dict_of(const StepResult& result) {
+  py::dict fields;
+  fields["step"] = result.step;
+  fields["loss"] = result.loss;
+  fields["grad_norm"] = result.grad_norm;
+  fields["lr"] = result.lr;
+  fields["overflow"] = result.overflow;
+  fields["loss_scale"] = result.loss_scale;
+  fields["tokens"] = result.tokens;
+  fields["seconds"] = result.seconds;
+  fields["communication_seconds"] = result.communication_seconds;
+  fields["tokens_per_second"] = result.tokens_per_second;
+  fields["planned"] = dict_of(result.planned);
+  fields["allocated"] = dict_of(result.allocated);
+  return fields;
+}
+
+std::string text_of(const StepResult& result) {
+  std::string text;
+  for (const auto& [name, value] : dict_of(result)) {
+    text += (text.empty() ? "" : ", ") + py::str(name).cast<std::string>() + "=" + py::repr(value).cast<std::string>();
+  }
+  return "StepResult(" + text + ")";
 }
 
 void bind_results(py::module_& module) {
@@ -53,6 +95,8 @@ void bind_results(py::module_& module) {
       .def_readonly("tokens_per_second", &StepResult::tokens_per_second)
       .def_property_readonly("planned", [](const StepResult& result) { return dict_of(result.planned); })
       .def_property_readonly("allocated", [](const StepResult& result) { return dict_of(result.allocated); })
+      .def("asdict", [](const StepResult& result) { return dict_of(result); })
+      .def("__repr__", &text_of)
       .def("is_known", &StepResult::is_known)
       .def("wait", &StepResult::wait, Released());
   py::class_<PlannedMemory>(module, "PlannedMemory", py::module_local())

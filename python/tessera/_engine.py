@@ -1,6 +1,7 @@
 """The Engine: training of one module under a strategy."""
 
 import json
+import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from tessera import _native
 from tessera._error import Error
 from tessera._job import closing, join, rank, read_strategy
-from tessera._mirror import mirror_of
+from tessera._mirror import Mirror
 
 Strategy = str | os.PathLike | Mapping
 
@@ -61,10 +62,12 @@ class Engine:
 
     def __init__(self, model: torch.nn.Module, strategy: Strategy) -> None:
         strategy = read_strategy(strategy)
-        mirror = mirror_of(model)
+        mirror = Mirror(model)
         join(strategy)
         self.model = model
-        self._native: _native.Engine | None = _native.Engine(mirror, strategy)
+        self._native: _native.Engine | None = _native.Engine(mirror.native, strategy)
+        self._mirror: Mirror | None = mirror
+        self._steps_write_buffers = json.loads(self._native.strategy())["broadcast_buffers"] != "none"
         self._parameters = set(model.parameters())
         self._registrations = _registrations
         closing.add(self)
@@ -80,7 +83,10 @@ class Engine:
 
     def step(self) -> _native.StepResult:
         """After `gradient_accumulation` calls of backward: agrees with the other ranks on norm and overflow, clips, updates."""
-        return self._live().step()
+        engine = self._live()
+        if self._steps_write_buffers:
+            self._mirror.refresh()
+        return engine.step()
 
     def step_is_due(self) -> bool:
         """Whether the next call is `step`, since all microbatches of a step are there."""
@@ -106,12 +112,22 @@ class Engine:
         """`with engine.ema_weights():` parameters are the averages of their weights ("ema" in the strategy), still sharded."""
         return Guard(lambda: self._live().ema_weights())
 
-    def evaluate(self, loader: Iterable, loss_of: Callable[[Any], torch.Tensor]) -> Evaluation:
-        """The mean of `loss_of(batch)` over the batches of all ranks, without gradients.
+    def evaluate(self, loader: Iterable, loss_of: Callable[[Any], torch.Tensor | float]) -> Evaluation:
+        """The mean of `loss_of(batch)`, a scalar tensor or a number, over the batches of all ranks, without gradients.
 
-        Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective.
+        Ranks may have different numbers of batches, but each at least one. Put the module in eval mode first. Collective. Raises Error (64)
+        on a rank where `loss_of` returned anything else; the other ranks find a loss of NaN, and the job can go on.
         """
-        return Evaluation(*self._live().evaluate(loader, loss_of))
+        engine = self._live()
+        try:
+            batches = iter(loader)
+        except TypeError as error:
+            raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}") from error
+        losses = _Losses(loss_of)
+        found = engine.evaluate(losses.of_this_rank(batches), losses)
+        if losses.problem is not None:
+            raise Error(losses.problem)
+        return Evaluation(*found)
 
     def set_lr(self, lr: float, group: str | None = None) -> None:
         """The learning rate from the next step on, with lr_schedule.type "manual": everybody's, or that of one group."""
@@ -143,31 +159,43 @@ class Engine:
             with self.gathered(parameters=unit):
                 if rank() == 0:
                     full.update((each, each.detach().cpu().clone()) for each in unit if each not in full)
-        if rank() != 0:
-            return {}
-        return {name: full[value] if isinstance(value, torch.Tensor) and value in full
-                else value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-                for name, value in values.items()}
+        # What is no parameter is copied on every rank, since it may be a view of one, which is gathered for that.
+        result = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value not in self._parameters:
+                copy = value.detach().cpu().clone()
+            else:
+                copy = full.get(value) if isinstance(value, torch.Tensor) else value
+            if rank() == 0:
+                result[name] = copy
+        return result
 
     def save_weights(self, path: str | os.PathLike, *, replace: bool = True) -> None:
-        """Writes full parameters and buffers as torch.save does, unit by unit; `torch.load(path, weights_only=True)` reads it.
+        """Writes full parameters and buffers as torch.save does, unit by unit; `torch.load(path, weights_only=True)` reads it, and
+        `load_state_dict` takes it: buffers are rank 0's, as they are now, without those of `persistent=False`.
 
         Collective. Raises Error on all ranks where rank 0 cannot write (73, 74, 77), or where the file is there and not to be replaced (73).
         """
-        _native.save_weights(self._live(), os.fspath(path), replace)
+        engine = self._live()
+        self._mirror.refresh_for_weights()
+        _native.save_weights(engine, os.fspath(path), replace)
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
-                        json: Mapping[str, Any] | None = None, keep: int = 0) -> str:
+                        json: Mapping[str, Any] | None = None, keep: int = 0, best: bool = False) -> str:
         """Writes all that training goes on from to a new folder in `folder`, whose path it returns; `folder`/latest names it.
 
         `tensors` and `json` (values that the json module writes) are rank 0's, and come back from `load_checkpoint`. Of the checkpoints in the
-        folder the last `keep` stay; 0: all. Collective, between steps. Python's and numpy's generators are not in it.
+        folder the last `keep` stay; 0: all. `folder`/best names this one from now on where it is the `best`, and it stays until another
+        one is. Collective, between steps. Python's and numpy's generators are not in it, nor buffers of `persistent=False` that were made
+        after the Engine.
 
         With `"checkpoint": {"async": true}` in the strategy it returns when the state is copied; a thread writes the copy while training goes
         on. The next step, save or load raises the Error of a save that failed, on every rank.
         """
         texts = {name: _dump(name, value) for name, value in (json or {}).items()}
-        return _native.save_checkpoint(self._live(), os.fspath(folder), dict(tensors or {}), texts, keep)
+        engine = self._live()
+        self._mirror.refresh_for_checkpoint()
+        return _native.save_checkpoint(engine, os.fspath(folder), dict(tensors or {}), texts, keep, best)
 
     def finish_checkpoint(self) -> None:
         """Waits until the save that goes on beside training is committed, and raises its Error; does nothing where there is none. Collective."""
@@ -178,15 +206,20 @@ class Engine:
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
-        """Gives the Engine all that a checkpoint holds, at any number of ranks and under any strategy. Collective."""
-        return LoadedCheckpoint(_native.load_checkpoint(self._live(), os.fspath(path)))
+        """Gives the Engine all that a checkpoint holds, at any number of ranks and under any strategy. Collective.
+
+        The module's buffers must be there, in the sizes that were saved: run a forward first where it makes them.
+        """
+        engine = self._live()
+        self._mirror.refresh_for_checkpoint()
+        return LoadedCheckpoint(_native.load_checkpoint(engine, os.fspath(path)))
 
     def close(self) -> None:
         """Ends the Engine. Replicated parameters keep their values, sharded ones wait for the next Engine over the module.
 
         Needed where the next Engine is made while this one is still referred to, as in a notebook.
         """
-        self._native = None
+        self._native = self._mirror = None
 
     @property
     def strategy(self) -> dict[str, Any]:
@@ -259,6 +292,34 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
     _native.backward(loss, natives, tokens, samples, retain_graph)
 
 
+class _Losses:
+    """What a program's function says of batches, as scalar tensors. Ranks gather together in each batch, so an exception in between would end
+    the job: what is no loss is kept as a `problem`, and no more batches of this rank are asked for."""
+
+    def __init__(self, loss_of: Callable[[Any], Any]) -> None:
+        self._loss_of = loss_of
+        self.problem: str | None = None
+
+    def of_this_rank(self, batches: Iterator) -> Iterator:
+        for batch in batches:
+            yield batch
+            if self.problem is not None:
+                return
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        value = self._loss_of(batch)
+        if isinstance(value, torch.Tensor):
+            if value.numel() == 1 and not value.is_complex():
+                return value
+            got = f"a tensor of shape {list(value.shape)} and {value.dtype}"
+        elif isinstance(value, numbers.Real):
+            return torch.tensor(float(value), dtype=torch.float64)
+        else:
+            got = "None" if value is None else f"a {type(value).__name__}"
+        self.problem = f"evaluate: the function must return the loss of the batch, a scalar tensor or a number, and returned {got}"
+        return torch.tensor(float("nan"))
+
+
 class Guard:
     """What `Engine.gathered` and `Engine.ema_weights` return: for a `with` statement."""
 
@@ -304,7 +365,7 @@ def _dump(name: str, value: Any) -> str:
 
 def plan(model: torch.nn.Module, strategy: Strategy, *, world_size: int = 1, hosts: int = 1) -> _native.PlannedMemory:
     """The memory plan of one rank of `world_size` on `hosts`, computed, not run. The model may be on the meta device."""
-    return _native.plan(mirror_of(model), read_strategy(strategy), world_size, hosts)
+    return _native.plan(Mirror(model).native, read_strategy(strategy), world_size, hosts)
 
 
 @contextmanager

@@ -1,38 +1,98 @@
 """The C++ module tree that stands for a Python module: names and classes only, around the same tensors."""
 
+from collections.abc import Callable
+
 import torch
 
 from tessera import _native
 from tessera._error import Error
 
 
-def mirror_of(model: torch.nn.Module) -> _native.Mirror:
-    """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
-    if not isinstance(model, torch.nn.Module):
-        raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}")
-    return _mirror(model, "", {}, set())
+class Mirror:
+    """The tree around a model. Its modules and parameters stay those that it was made with; buffers are refreshed, since a forward that says
+    `self.mean = ...` gives the module another tensor."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
+        if not isinstance(model, torch.nn.Module):
+            raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}")
+        self._modules: dict[torch.nn.Module, _MirroredModule] = {}
+        self.native = self._add(model, "", set())
+
+    def refresh(self) -> None:
+        """Gives the C++ side all buffers that the modules have now."""
+        for module in self._modules.values():
+            module.refresh(lambda name: True)
+
+    def refresh_for_weights(self) -> None:
+        """Likewise of those that a state_dict has."""
+        for module in self._modules.values():
+            module.refresh(module.is_persistent)
+
+    def refresh_for_checkpoint(self) -> None:
+        """Likewise of those that the next run's module has when it loads: not the caches that forward makes."""
+        for module in self._modules.values():
+            module.refresh(lambda name, module=module: module.is_persistent(name) or name in module.at_first)
+
+    def _add(self, module: torch.nn.Module, path: str, above: set) -> _native.Mirror:
+        if module in self._modules:
+            return self._modules[module].native
+        _expect_forward_writes_nothing(module, path)
+        mirrored = self._modules[module] = _MirroredModule(module, path)
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            if child is module or child in above:
+                raise Error(f"module {path}{name} contains itself. hint: keep the reference outside of the module tree, in a list, say")
+            mirrored.native.add_child(name, self._add(child, f"{path}{name}.", above | {module}))
+        return mirrored.native
 
 
-def _mirror(module: torch.nn.Module, path: str, made: dict, above: set) -> _native.Mirror:
-    if module in made:
-        return made[module]
-    _expect_forward_writes_nothing(module, path)
-    mirror = made[module] = _native.Mirror(type(module).__name__)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            _expect_plain_tensor(parameter, "parameter", path + name)
-            mirror.add_parameter(name, parameter)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            _expect_plain_tensor(buffer, "buffer", path + name)
-            mirror.add_buffer(name, buffer)
-    for name, child in module._modules.items():
-        if child is None:
-            continue
-        if child is module or child in above:
-            raise Error(f"module {path}{name} contains itself. hint: keep the reference outside of the module tree, in a list, say")
-        mirror.add_child(name, _mirror(child, f"{path}{name}.", made, above | {module}))
-    return mirror
+class _MirroredModule:
+    """One module of the tree, without its children."""
+
+    def __init__(self, module: torch.nn.Module, path: str) -> None:
+        self._module, self._path = module, path
+        self.native = _native.Mirror(type(module).__name__)
+        self._parameters: set[str] = set()
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                _expect_plain_tensor(parameter, "parameter", path + name)
+                self.native.add_parameter(name, parameter)
+                self._parameters.add(name)
+        self._known: dict[str, torch.Tensor] = {}
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                _expect_plain_tensor(buffer, "buffer", path + name)
+                self.native.add_buffer(name, buffer)
+                self._known[name] = buffer
+        self.at_first = frozenset(self._known)
+
+    def is_persistent(self, name: str) -> bool:
+        return name not in self._module._non_persistent_buffers_set
+
+    def refresh(self, belongs: Callable[[str], bool]) -> None:
+        buffers = {name: buffer for name, buffer in self._module._buffers.items() if buffer is not None and belongs(name)}
+        if list(buffers) == list(self._known) and all(buffer is self._known[name] for name, buffer in buffers.items()):
+            return
+        for name, buffer in buffers.items():
+            if buffer is not self._known.get(name):
+                buffers[name] = self._expect_buffer(name, buffer)
+        # Without its history, since a load and "broadcast_buffers" write into it.
+        self.native.set_buffers([(name, buffer.detach() if buffer.requires_grad else buffer) for name, buffer in buffers.items()])
+        self._known = buffers
+
+    def _expect_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        """The module's buffer of this name, which can be written; Error (64) where Tessera can do nothing with it."""
+        _expect_plain_tensor(buffer, "buffer", self._path + name)
+        if name in self._parameters:
+            raise Error(f"buffer {self._path}{name} has the name of a parameter that the Engine was made with. hint: close() the Engine, and make "
+                        "another over the changed module")
+        shares_elements = any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
+        if shares_elements or buffer.is_inference():
+            with torch.inference_mode(False), torch.no_grad():
+                buffer = self._module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+        return buffer
 
 
 def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:

@@ -169,6 +169,171 @@ def training_twice(strategy):
     engine.close()
 
 
+def views_in_a_state_dict(strategy):
+    net = model()
+    net.register_buffer("count", torch.arange(3))
+    net._register_state_dict_hook(lambda module, state, prefix, _: state.update({"turned": state["blocks.1.up.weight"].t()}))
+    engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy, "units": {"classes": ["Linear"]}})
+    train(engine, net, [1])
+    full = engine.state_dict()
+    if tessera.rank() == 0:
+        assert torch.equal(full["turned"], full["blocks.1.up.weight"].t()) and torch.equal(full["count"], torch.arange(3))
+        assert full["blocks.1.up.weight"].abs().sum() > 0
+    train(engine, net, [2])
+    engine.close()
+
+
+class Running(Classifier):
+    """Its forward gives buffers new tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("scale", None)
+        self.register_buffer("table", torch.ones(3), persistent=False)
+
+    def forward(self, x, target):
+        if self.scale is None:
+            self.scale = x.detach().abs().mean()
+            self.blocks[0].register_buffer("late", torch.full((2,), 5.0))
+            self.blocks[0].register_buffer("cache", torch.ones(2), persistent=False)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0) + 1
+        return super().forward(x / self.scale + self.mean, target)
+
+
+def running():
+    torch.manual_seed(3)
+    return Running()
+
+
+def assigned_buffers(strategy):
+    with tempfile.TemporaryDirectory() as own:
+        folder = pathlib.Path(tessera.broadcast(own))
+        net = running()
+        engine = tessera.Engine(net, strategy)
+        start = engine.save_checkpoint(folder / "start")
+        train(engine, net, [1, 2])
+        before, mean = net.mean, net.mean.clone()
+        assert mean.min() > 1
+        net.table = torch.full((3,), 2.0)
+        engine.save_weights(folder / "weights.pt")
+        path = engine.save_checkpoint(folder / "saved")
+        full = engine.state_dict()
+        if tessera.rank() == 0:
+            weights = torch.load(folder / "weights.pt", weights_only=True)
+            assert set(weights) == set(full) and "table" not in weights and "blocks.0.late" in weights, set(weights) ^ set(full)
+            assert all(torch.equal(weights[name], full[name]) for name in full)
+            other = running()
+            other(*batch(1))  # makes the late ones
+            other.load_state_dict(weights)
+        wanted = train(engine, net, [3, 4])
+        assert torch.equal(before, mean), "a tensor that the module had before was written"
+        # Back again in the same Engine, whose module has other tensors by now.
+        net.table = torch.zeros(3)
+        engine.load_checkpoint(path)
+        assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
+        assert torch.equal(before, mean)
+        assert train(engine, net, [3, 4]) == wanted
+        # A checkpoint of before the first forward knows no buffer that was made since.
+        with expected(None, "scale"):
+            engine.load_checkpoint(start)
+        engine.close()
+        # In another Engine, before and after it has trained.
+        torch.manual_seed(99)
+        net = Running()
+        engine = tessera.Engine(net, strategy)
+        with expected(None, "scale"):
+            engine.load_checkpoint(path)
+        train(engine, net, [7])
+        engine.load_checkpoint(path)
+        assert torch.equal(net.mean, mean)
+        assert train(engine, net, [3, 4]) == wanted
+        net.table = torch.ones(4)
+        with expected(None, '"table"', "[4]", "[3]"):
+            engine.load_checkpoint(path)
+        # What a load cannot copy into is replaced.
+        net.table, net.mean = torch.ones(1).expand(3), torch.ones(WIDTH, requires_grad=True) * 2
+        engine.load_checkpoint(path)
+        assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0))
+        net.mean = None
+        net.table = torch.eye(3).to_sparse()
+        with expected(64, "buffer table", "layout"):
+            engine.save_checkpoint(folder / "saved")
+        engine.close()
+
+
+def assigned_buffers_of_ranks(strategy):
+    rank, ranks = tessera.rank(), tessera.world_size()
+    for how, wanted in (("none", rank), ("from_rank_zero", 0), ("mean", sum(range(ranks)) / ranks)):
+        net = running()
+        engine = tessera.Engine(net, {**strategy, "broadcast_buffers": how})
+        for seed in range(2):
+            engine.backward(net(*part(seed)))
+            net.mean = torch.full((WIDTH,), float(rank))
+            net.blocks[0].cache = torch.full((2,), float(rank))
+            engine.step()
+            assert torch.equal(net.mean, torch.full((WIDTH,), float(wanted))), (how, net.mean)
+            assert torch.equal(net.blocks[0].cache, torch.full((2,), float(wanted))), (how, net.blocks[0].cache)
+        engine.close()
+
+
+def pruned_modules(strategy):
+    """Buffers that stand for a parameter's mask come after the Engine was made; a parameter's own name is not theirs."""
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    net.head.register_buffer("weight_mask", torch.ones(2))
+    del net.head.bias
+    net.head.register_buffer("bias", torch.zeros(CLASSES))
+    with tempfile.TemporaryDirectory() as own:
+        folder = pathlib.Path(tessera.broadcast(own))
+        with expected(64, "head.bias", "parameter"):
+            engine.save_weights(folder / "weights.pt")
+        del net.head.bias
+        engine.save_weights(folder / "weights.pt")
+        if tessera.rank() == 0:
+            assert "head.weight_mask" in torch.load(folder / "weights.pt", weights_only=True)
+        tessera.barrier()
+    engine.close()
+
+
+def results_of_steps(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    engine.backward(net(*part(1)), tokens=7)
+    result = engine.step()
+    fields = result.asdict()
+    assert fields["loss"] == result.loss and fields["tokens"] == 7 * tessera.world_size() and fields["allocated"] == result.allocated
+    assert pickle.loads(pickle.dumps(fields)) == fields
+    assert repr(result) == f"StepResult({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+    assert set(fields) == {name for name in dir(result) if not name.startswith("_")} - {"asdict", "is_known", "wait"}
+    engine.close()
+
+
+def evaluation_by_numbers(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    mine = [batch(seed) for seed in range(2 + tessera.rank())]
+    wanted = engine.evaluate(mine, lambda each: net(*each))
+    found = engine.evaluate(iter(mine), lambda each: net(*each).item())
+    assert abs(found.loss - wanted.loss) < 1e-6 and found.batches == wanted.batches
+    assert engine.evaluate(mine, lambda each: 2) == (2.0, wanted.batches)
+    seen = []
+    complex_loss = torch.ones((), dtype=torch.complex64)
+    for bad, text in (({"loss": 1.0}, "a dict"), (None, "None"), (torch.ones(2), "shape [2]"), (complex_loss, "complex")):
+        with expected(64, "evaluate", "the loss of the batch", text):
+            engine.evaluate(mine * 5, lambda each: (seen.append(1), net(*each), bad)[2])
+    assert len(seen) <= 4 * 2, "goes on with batches that nobody counts"
+    # Of one rank alone, which says so when the others are through.
+    with expected(64, "a str") if tessera.rank() == 1 else contextlib.nullcontext():
+        found = engine.evaluate(mine, lambda each: (net(*each), "loss" if tessera.rank() == 1 else 1.0)[1])
+        assert found.loss != found.loss, found
+    with expected(64, "int", "iterate"):
+        engine.evaluate(7, lambda each: 1.0)
+    train(engine, net, [1])
+    engine.close()
+
+
 def evaluation(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
@@ -249,7 +414,9 @@ def checkpoints(strategy):
         net = model()
         engine = tessera.Engine(net, strategy)
         train(engine, net, [1, 2])
-        path = engine.save_checkpoint(folder / "saved", json={"epoch": 3, "names": ["a"]}, tensors={"counts": torch.arange(3)}, keep=2)
+        path = engine.save_checkpoint(folder / "saved", json={"epoch": 3, "names": ["a"]}, tensors={"counts": torch.arange(3)}, keep=2,
+                                      best=True)
+        best = os.path.basename(path)
         assert os.path.basename(os.path.dirname(path)) == "saved", path
         with expected(64, "cannot be written as JSON"):
             engine.save_checkpoint(folder / "saved", json={"epoch": object()})
@@ -266,6 +433,7 @@ def checkpoints(strategy):
         wanted = train(engine, net, [3, 4])
         engine.close()
         assert os.path.exists(os.path.join(path, "manifest.json"))
+        assert (folder / "saved" / "best").read_text().strip() == best
         torch.manual_seed(99)
         other = Classifier()
         engine = tessera.Engine(other, strategy)
@@ -456,8 +624,8 @@ def hook_that_clears_gradients(strategy):
     train(tessera.Engine(net, strategy), net, [1])
 
 
-PROGRAMS = [collectives, state_dicts, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, autocast, workers,
-            checkpoints, checkpoints_beside_training, deferred, rates_and_groups, averages, refused_modules, leaks]
+PROGRAMS = [collectives, state_dicts, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
+            workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, deferred, rates_and_groups, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -18,6 +18,12 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
 
+    def test_activations_on_disk(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output = launch(2, "activations_ranks.py", folder)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("activations lay on disk"), 2, output)
+
     def test_buffers_beside_ddp(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "buffers_ranks.py", pathlib.Path(folder) / "meet")

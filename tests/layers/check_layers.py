@@ -56,21 +56,23 @@ ALLOWED = {
     "engine/init": ENGINE_GROUND,
     "engine/device": ENGINE_GROUND,
     "engine/memory": [*ENGINE_GROUND, "engine/device"],
+    "engine/activations": [*ENGINE_GROUND, "engine/device"],
     "engine/step": [*ENGINE_GROUND, "engine/device", "engine/memory"],
     "engine/loop": [*ENGINE_GROUND, "engine/expect.h"],
     "engine/checkpoint": [*ENGINE_GROUND, "engine/device", "engine/memory", "engine/step"],
     "engine/safetensors": [*ENGINE_GROUND, "engine/checkpoint"],
-    "engine": [*ENGINE_GROUND, "engine/checkpoint", "engine/safetensors", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
+    "engine": [*ENGINE_GROUND, "engine/activations", "engine/checkpoint", "engine/safetensors", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
     "models": [*GROUND, *PUBLIC_MODELS],
     "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
-    "app": [*GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
+    "app/import": GROUND,
+    "app": ["app/import", *GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
             "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint", "app/import",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

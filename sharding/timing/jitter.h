@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+/// By what a piece of work takes longer on one rank than on another, at random: a lognormal factor of mean 1, so never
+/// negative, and rather much longer than much shorter, as work on computers is.
+///
+/// A factor is a pure function of (seed, step, rank, entry): there is no generator with a state, so it does not depend
+/// on the order in which ranks are looked at. The four numbers are mixed by the finaliser of SplitMix64 (Steele, Lea
+/// and Flood, OOPSLA 2014, section 6), and two uniform numbers become a normal one as Box and Muller showed (1958).
+class Jitter {
+ public:
+  /// `relative`: the factors' standard deviation; 0: all are exactly 1.
+  Jitter(double relative, std::uint64_t seed);
+
+  double factor(std::int64_t step, int rank, std::size_t entry) const;
+
+ private:
+  const std::uint64_t seed_;
+  const double sigma_;  ///< of the factor's logarithm
+};
+
+}  // namespace tessera

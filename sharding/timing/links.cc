@@ -1,0 +1,89 @@
+#include "sharding/timing/links.h"
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/input_file.h"
+#include "runtime/base/status.h"
+#include "sharding/timing/measured_fields.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostFileBytes = 64 << 10, kMostValues = 256;
+constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
+
+OperationFit read_fit(MeasuredFields& links, std::string_view key) {
+  OperationFit fit;
+  if (auto fields = links.object(key)) {
+    fit.alpha_s = fields->number("alpha_s");
+    fit.beta_s_per_byte = fields->number("beta_s_per_byte");
+    fields->finish();
+  }
+  return fit;
+}
+
+Links read(MeasuredFields fields) {
+  Links links;
+  links.transport = fields.text("transport");
+  links.ranks = static_cast<int>(fields.integer("ranks", 2, kMostRanks));
+  links.hosts = static_cast<int>(fields.integer("hosts", 1, links.ranks));
+  links.all_gather = read_fit(fields, "all_gather");
+  links.reduce_scatter = read_fit(fields, "reduce_scatter");
+  links.all_reduce = read_fit(fields, "all_reduce");
+  links.small = read_fit(fields, "small");
+  links.cpu_s_per_byte = fields.number("cpu_s_per_byte");
+  links.reduces_in_background = fields.boolean("reduces_in_background");
+  links.gathers_in_background = fields.boolean("gathers_in_background");
+  fields.finish();
+  return links;
+}
+
+nlohmann::ordered_json json_of(const OperationFit& fit) {
+  return {{"alpha_s", fit.alpha_s}, {"beta_s_per_byte", fit.beta_s_per_byte}};
+}
+
+}  // namespace
+
+CallCost operator+(const CallCost& a, const CallCost& b) {
+  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s, a.sent_bytes + b.sent_bytes};
+}
+
+CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const {
+  if (of_ranks < 2) return {};
+  const double messages = static_cast<double>(of_ranks - 1) / static_cast<double>(ranks - 1);
+  return {fit.alpha_s * messages, fit.beta_s_per_byte * static_cast<double>(sent_bytes), sent_bytes};
+}
+
+CallCost Links::all_gather_cost(int of_ranks, std::int64_t part_bytes) const {
+  return cost(all_gather, of_ranks, (of_ranks - 1) * part_bytes);
+}
+
+absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name) {
+  Diagnostics diagnostics(name, text);
+  Links links;
+  if (const auto root = parse_measurements(text, diagnostics, kMostValues))
+    links = read(MeasuredFields(*root, "", diagnostics));
+  TESSERA_RETURN_IF_ERROR(status_of(diagnostics));
+  return links;
+}
+
+absl::StatusOr<Links> read_links(const std::filesystem::path& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "links file", kMostFileBytes));
+  return parse_links(text, path.string());
+}
+
+std::string to_json(const Links& links) {
+  const nlohmann::ordered_json json = {{"transport", links.transport},
+                                       {"ranks", links.ranks},
+                                       {"hosts", links.hosts},
+                                       {"all_gather", json_of(links.all_gather)},
+                                       {"reduce_scatter", json_of(links.reduce_scatter)},
+                                       {"all_reduce", json_of(links.all_reduce)},
+                                       {"small", json_of(links.small)},
+                                       {"cpu_s_per_byte", links.cpu_s_per_byte},
+                                       {"reduces_in_background", links.reduces_in_background},
+                                       {"gathers_in_background", links.gathers_in_background}};
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tessera

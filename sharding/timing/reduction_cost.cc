@@ -1,0 +1,75 @@
+#include "sharding/timing/reduction_cost.h"
+
+#include "sharding/layout/factor_layout.h"
+#include "sharding/layout/placement.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kF32Bytes = 4;
+
+/// Of `numel` elements that `ranks` ranks share.
+std::int64_t part_of(std::int64_t numel, int ranks) { return (numel + ranks - 1) / ranks; }
+
+struct SentAs {
+  WireForm form = WireForm::kPlain;
+  DType dtype = DType::kF32;
+};
+
+/// A rank sends its contribution to each part but its own, and where all get all sums, its own part's sum to each other
+/// rank.
+CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
+                        SentAs sums) {
+  const std::int64_t part = part_of(numel, ranks), others = ranks - 1;
+  std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
+  if (is_cut) return links.cost(links.reduce_scatter, ranks, bytes);
+  bytes += others * bytes_on_wire(sums.form, sums.dtype, part);
+  return links.cost(links.all_reduce, ranks, bytes);
+}
+
+CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
+  return reduction_cost(links, ranks, numel, /*is_cut=*/false, {}, {});
+}
+
+}  // namespace
+
+std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
+  constexpr std::int64_t kBlock = 256;
+  if (form == WireForm::kPlain) return numel * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t codes = form == WireForm::kInt8 ? numel : (numel + 1) / 2;
+  return (numel + kBlock - 1) / kBlock * kF32Bytes + (codes + 3) / 4 * 4;
+}
+
+CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
+  const PlanInput& input = plan.input();
+  const CompressionConfig& compression = input.compression;
+  const int ranks = input.mesh.shard_size;
+  if (plan.method_memory_of(group).kept > 0 && compression.power_sgd_rank > 0) {
+    const FactorLayout factors(group, compression.power_sgd_rank);
+    return plain_all_reduce(links, ranks, factors.first_numel()) +
+           plain_all_reduce(links, ranks, factors.second_numel());
+  }
+  if (plan.method_memory_of(group).kept > 0 && compression.top_k > 0)
+    return links.all_gather_cost(ranks, 2 * kF32Bytes * count_of_largest(group, compression.top_k));
+  const bool is_compressed = input.compressed_shard_part > 0;
+  const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input.reduce;
+  const SentAs contribution{is_compressed ? compression.gradients : WireForm::kPlain, dtype};
+  const SentAs sums{is_compressed ? compression.sums : WireForm::kPlain, input.is_queued ? dtype : DType::kF32};
+  return reduction_cost(links, ranks, group.layout.numel(), input.placement.gradients.shard, contribution, sums);
+}
+
+CallCost replicate_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
+  const PlanInput& input = plan.input();
+  const AxisPlacement gradients = input.placement.gradients;
+  const bool is_compressed = input.compressed_replicate_part > 0;
+  const std::int64_t numel = owned({gradients.shard, false}, input.mesh, group.layout.numel()).numel;
+  const SentAs contribution{is_compressed ? input.compression.gradients : WireForm::kPlain, DType::kF32};
+  const SentAs sums{is_compressed ? input.compression.sums : WireForm::kPlain, DType::kF32};
+  return reduction_cost(links, input.mesh.replicate_size, numel, gradients.replicate, contribution, sums);
+}
+
+CallCost notes_cost(const MemoryPlan& plan, int ranks, const Links& links) {
+  return plain_all_reduce(links, ranks, plan.notes_numel());
+}
+
+}  // namespace tessera

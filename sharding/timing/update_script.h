@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+#include "sharding/timing/script_writer.h"
+#include "sharding/timing/step_profile.h"
+
+namespace tessera {
+
+/// What a step does behind its last backward: the agreement, the update of this rank's part, and what makes updated
+/// values known: what CpuStep, Update and Publisher do, with times left out. A group is published when it is updated,
+/// so its all-gather goes on while the next group is updated.
+class UpdateScript {
+ public:
+  /// All outlive this.
+  UpdateScript(const MemoryPlan& plan, const StepProfile& profile, ScriptWriter& writer)
+      : plan_(plan), profile_(profile), writer_(writer) {}
+
+  /// Ranks tell each other loss, norm and the like.
+  void agree();
+  void update_all();
+  void update(int unit);
+  /// Ends what was started to make values known.
+  void finish();
+
+ private:
+  void publish(const GroupShape& group, int unit);
+  std::int64_t agreement_bytes() const;
+  CallCost world_cost(std::int64_t message_bytes) const;
+
+  const MemoryPlan& plan_;
+  const StepProfile& profile_;
+  ScriptWriter& writer_;
+  std::deque<int> under_way_;
+};
+
+}  // namespace tessera

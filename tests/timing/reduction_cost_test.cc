@@ -1,0 +1,76 @@
+#include "sharding/timing/reduction_cost.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/comm/sum/wire_codec.h"
+#include "sharding/layout/factor_layout.h"
+#include "tests/timing/timed_plans.h"
+
+namespace tessera::testing {
+namespace {
+
+TEST(ReductionCost, LossyFormsAreAsLongAsTheCodecMakesThem) {
+  for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
+    for (std::int64_t numel = 0; numel < 1100; ++numel)
+      EXPECT_EQ(bytes_on_wire(form, DType::kF32, numel),
+                static_cast<std::int64_t>(encoded_bytes(form, static_cast<std::size_t>(numel))));
+  }
+  EXPECT_EQ(bytes_on_wire(WireForm::kPlain, DType::kBF16, 100), 200);
+}
+
+constexpr std::int64_t kNumel = 1 << 20;
+
+CallCost cost_of(TimedPlan timed) {
+  const MemoryPlan plan = timed.plan();
+  return shard_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.shard);
+}
+
+TEST(ReductionCost, ARankSendsAllPartsButItsOwn) {
+  TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
+  TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of 4 bytes
+  EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice
+  cut.input.reduce = whole.input.reduce = DType::kBF16;
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
+  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions in bf16, sums in fp32
+  whole.input.is_queued = true;
+  EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel);
+}
+
+TEST(ReductionCost, CompressedAxesSendFewerBytes) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compression.gradients = WireForm::kInt8;
+  timed.input.compression.sums = WireForm::kInt4;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // a transport that does not compress
+  timed.input.compressed_shard_part = 1;
+  const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
+}
+
+TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.links.shard = links_of(1e-9, 1e-3);
+  for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
+  timed.input.compression.power_sgd_rank = 4;
+  const CallCost factors = cost_of(timed);
+  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // two all-reduces of [4, 1024]
+  EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
+  timed.input.compression.power_sgd_rank = 0;
+  timed.input.compression.top_k = 0.01;
+  EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of_largest(timed.input.units[1].groups[0], 0.01));
+}
+
+TEST(ReductionCost, OverReplicasGoesWhatTheShardAxisLeft) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
+  const auto cost = [&] {
+    const MemoryPlan plan = timed.plan();
+    return replicate_reduction_cost(plan, plan.input().units[1].groups[0], timed.links.replicate);
+  };
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // an all-reduce of a quarter: twice 1/2 of it
+  timed.input.placement = placement_of(ShardingStrategy::kHybridShard, true);
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
+}
+
+}  // namespace
+}  // namespace tessera::testing

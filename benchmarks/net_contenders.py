@@ -1,0 +1,242 @@
+"""Who is compared over a network: how each is started on the hosts of scripts/net_lab, and how what it says is read.
+Standard library only.
+
+All ranks of all contenders are started in the same way: by scripts/net_lab, one process a rank and one thread each.
+Each is wrapped by net_rank.py, which keeps what it says and counts what its host's link carries. A contender's steps
+are those of the metrics file that its rank 0 writes: `tessera train --metrics`, and the same form from
+peers/net_step.py. Their collectives hold the ranks together, so rank 0's steps are as long as everybody's.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import ranks
+from contenders import ADAMW, FOLDER
+from works import REPOSITORY, Work, write_tokens
+
+NET_LAB = REPOSITORY / "scripts/net_lab"
+SKIPPED, TIMED_OUT = 77, 124
+LINES_OF_ERROR = 12
+WARM_UP = 3  # DDP's hook for PowerSGD sends the gradients of the first two steps as they are
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    name: str
+    family: str                     # "torch", "deepspeed" or "tessera"
+    label: str
+    argument: str                   # to peers/net_step.py, or Tessera's strategy
+    group: str                      # the chart it is in: "replicated", "sharded" or "compressed"; "alone": none
+    more: dict = dataclasses.field(default_factory=dict)  # Tessera's: beside the strategy's name
+    ranks_per_host: int = 1         # it is left out with fewer
+
+    @property
+    def alone(self):
+        """One rank that communicates with nobody."""
+        return self.group == "alone"
+
+    @property
+    def compressed(self):
+        """Whether it sends less than its gradients, which then are not exact."""
+        return self.group == "compressed"
+
+
+CONTENDERS = (
+    Contender("torch_alone", "torch", "PyTorch, one rank alone", "alone", "alone"),
+    Contender("tessera_alone", "tessera", "Tessera, one rank alone", "NO_SHARD", "alone"),
+    Contender("torch_ddp", "torch", "PyTorch DDP", "ddp", "replicated"),
+    Contender("tessera_no_shard", "tessera", "Tessera NO_SHARD", "NO_SHARD", "replicated"),
+    Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", "SHARD_GRADIENTS", "replicated"),
+    Contender("deepspeed_zero2", "deepspeed", "DeepSpeed ZeRO-2", "zero2", "replicated"),
+    Contender("torch_fsdp2", "torch", "PyTorch FSDP2", "fsdp2", "sharded"),
+    Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", "FULL_SHARD", "sharded"),
+    Contender("torch_fsdp2_no_reshard", "torch", "PyTorch FSDP2, no reshard", "fsdp2_no_reshard", "sharded"),
+    Contender("tessera_shard_grad_op", "tessera", "Tessera SHARD_GRAD_OP", "SHARD_GRAD_OP", "sharded"),
+    Contender("tessera_hybrid_shard", "tessera", "Tessera HYBRID_SHARD", "HYBRID_SHARD", "sharded", ranks_per_host=2),
+    Contender("deepspeed_zero3", "deepspeed", "DeepSpeed ZeRO-3", "zero3", "sharded"),
+    Contender("torch_ddp_fp16", "torch", "PyTorch DDP, fp16 hook", "ddp_fp16", "compressed"),
+    Contender("torch_ddp_power_sgd", "torch", "PyTorch DDP, PowerSGD hook", "ddp_power_sgd", "compressed"),
+    Contender("tessera_int8", "tessera", "Tessera NO_SHARD, int8", "NO_SHARD", "compressed",
+              {"compression": {"gradients": "int8", "sums": "int8"}}),
+    Contender("tessera_power_sgd", "tessera", "Tessera NO_SHARD, PowerSGD", "NO_SHARD", "compressed",
+              {"compression": {"power_sgd_rank": 4}}),
+)
+# Enough for a smoke test of every path.
+QUICK = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard",
+         "torch_ddp_power_sgd", "tessera_int8", "tessera_power_sgd")
+
+
+def full_work(steps):
+    model = {"model": "gpt", "vocab_size": 8192, "seq_len": 256, "layers": 6, "width": 512, "heads": 8}
+    return Work("gpt_27m", "GPT of 27 M parameters, fp32", model, "fp32", steps, WARM_UP, cool_down=0)
+
+
+def quick_work(steps):
+    """Small enough for a smoke test of the whole path; its figures mean nothing."""
+    model = {"model": "gpt", "vocab_size": 1024, "seq_len": 64, "layers": 2, "width": 128, "heads": 4}
+    return Work("quick", "GPT of 0.7 M parameters, fp32 (smoke test)", model, "fp32", steps, WARM_UP, cool_down=0)
+
+
+def bits_per_s(rate):
+    """Of a rate as tc writes it; None for "unlimited"."""
+    if rate == "unlimited":
+        return None
+    number, factor = re.fullmatch(r"([1-9][0-9]*)([kmg]?)bit", rate).groups()
+    return int(number) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[factor]
+
+
+def without_paths(text):
+    """Files by their names: results are shown on other machines."""
+    return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)*([\w.+@-]+)", r"\1", text)
+
+
+class Failed(Exception):
+    """A contender did not train as it should have; the text says how."""
+
+
+class Skipped(Exception):
+    """This machine cannot make hosts; the text says why."""
+
+
+def lab(hosts, ranks_per_host, rate, timeout_s, command):
+    """Runs `command` once a rank on hosts of its own, which are gone afterwards; returns (code, output, errors)."""
+    words = [sys.executable, NET_LAB, "run", "--hosts", hosts, "--rate", rate, "--ranks-per-host", ranks_per_host,
+             "--timeout", f"{timeout_s:.0f}", "--", *command]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        # It ends by itself; the minute is for making and removing hosts.
+        output, said = process.communicate(timeout=timeout_s + 60)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"the hosts were not removed {timeout_s + 60:.0f} s after they were asked for") from None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it then ends its ranks and removes its hosts
+            process.wait(60)
+    if process.returncode == SKIPPED:
+        raise Skipped(said.strip())
+    return process.returncode, output, said
+
+
+def wire_speed(hosts, rate, seconds):
+    """{"one_way", "both_ways"}: bytes a second that one TCP connection carries between two hosts."""
+    code, output, said = lab(hosts, 1, rate, 60 + 3 * seconds,
+                             [sys.executable, FOLDER / "net_wire.py", "--seconds", seconds])
+    if code != 0:
+        raise Failed(f"the wire's own speed could not be measured, exit code {code}: {without_paths(said.strip())}")
+    lines = [json.loads(line) for line in output.splitlines()]
+    return {"one_way": next(line["one_way"] for line in lines if line["one_way"]),
+            "both_ways": min(line["both_ways"] for line in lines)}
+
+
+@dataclasses.dataclass
+class Run:
+    samples_s: list                 # seconds of the timed steps
+    losses: list                    # of every step
+    link_bytes: dict                # {"sent", "received"}: of the busiest host in a timed step; None alone
+
+
+class Runner:
+    """Runs contenders on a work; `hosts`, `ranks_per_host` are those of all but the contenders that train alone."""
+
+    def __init__(self, binary, pythons, work, hosts, ranks_per_host):
+        self.binary = binary
+        self.pythons = pythons      # {family: interpreter}
+        self.work = work
+        self.hosts = hosts
+        self.ranks_per_host = ranks_per_host
+
+    def timeout_s(self, rate):
+        """Several times what the slowest contender should need, with two cores that others use too."""
+        steps = self.work.warm_up + self.work.steps
+        busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
+        wire = 8 * 4 * self.work.parameters() / (bits_per_s(rate) or 1e10)
+        return 90 + steps * (5 * max(busy, 1) + 4 * self.ranks_per_host * wire)
+
+    def run(self, contender, rate):
+        """Failed where it does not end in time, or not as it should."""
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            command = self._command(contender, folder)
+            if contender.alone:
+                self._run_alone(contender, command, rate)
+            else:
+                self._run_in_lab(command, folder, rate)
+            return self._read(contender, folder)
+
+    def _command(self, contender, folder):
+        work, metrics = self.work, folder / "metrics.jsonl"
+        steps = work.warm_up + work.steps
+        write_tokens(folder / "tokens.bin", work.model["vocab_size"])
+        (folder / "model.json").write_text(json.dumps(work.model))
+        common = ["--model", folder / "model.json", "--steps", steps, "--metrics", metrics]
+        if contender.family != "tessera":
+            return [self.pythons[contender.family], FOLDER / "peers/net_step.py", "--contender", contender.argument,
+                    "--tokens", folder / "tokens.bin", *common]
+        strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
+        (folder / "strategy.json").write_text(json.dumps(strategy | contender.more))
+        return [self.binary, "train", "--strategy", folder / "strategy.json", "--data", folder / "tokens.bin",
+                "--data-format", "llmc", "--batch", 1, "--log-every", steps, *common]
+
+    def _run_alone(self, contender, command, rate):
+        environment = {} if contender.family == "tessera" else ranks.rank_environments(1)[0]
+        try:
+            ranks.run_ranks(command, [environment | {"PYTHONDONTWRITEBYTECODE": "1"}], self.timeout_s(rate))
+        except ranks.ContenderFailed as failure:
+            raise Failed(without_paths(str(failure))) from None
+
+    def _run_in_lab(self, command, folder, rate):
+        timeout_s = self.timeout_s(rate)
+        wrapper = [sys.executable, FOLDER / "net_rank.py", "--folder", folder, "--first", self.work.warm_up,
+                   "--last", self.work.warm_up + self.work.steps, "--"]
+        code, _, said = lab(self.hosts, self.ranks_per_host, rate, timeout_s, wrapper + command)
+        trained = f"{len(self._steps(folder))} of {self.work.warm_up + self.work.steps} steps were done"
+        if code == TIMED_OUT:
+            raise Failed(f"not over after {timeout_s:.0f} s; {trained}")
+        if code != 0:
+            said = self._said_by_first(folder) or said.strip()
+            raise Failed(f"exit code {code}; {trained}\n" + without_paths(said))
+
+    @staticmethod
+    def _metrics(folder):
+        """The objects of the metrics file; of a run that was ended, without the line that it was writing."""
+        file = folder / "metrics.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _steps(self, folder):
+        return [line for line in self._metrics(folder) if "step" in line]
+
+    @staticmethod
+    def _said_by_first(folder):
+        """The end of what the rank said that failed first: the others fail because it is gone."""
+        ends = [json.loads(file.read_text()) | {"file": file} for file in folder.glob("rank.*.json")]
+        failed = sorted((end for end in ends if end["code"] != 0), key=lambda end: end["ended"])
+        if not failed:
+            return ""
+        file = failed[0]["file"].with_suffix(".err")
+        lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()][-LINES_OF_ERROR:]
+        return "\n".join([f"rank {file.name.split('.')[1]}:", *lines])
+
+    def _read(self, contender, folder):
+        parameters = next((line["parameters"] for line in self._metrics(folder) if "parameters" in line), 0)
+        if parameters != self.work.parameters():
+            raise Failed(f"it trains {parameters} parameters instead of {self.work.parameters()}")
+        steps = self._steps(folder)
+        if len(steps) != self.work.warm_up + self.work.steps:
+            raise Failed(f"it trained {len(steps)} steps instead of {self.work.warm_up + self.work.steps}")
+        losses = [step["loss"] for step in steps]
+        if not all(isinstance(loss, float) and math.isfinite(loss) for loss in losses):
+            raise Failed(f"its losses are {losses}")
+        hosts = [json.loads(file.read_text())["link"] for file in folder.glob("rank.*.json")]
+        hosts = [link for link in hosts if link]
+        link = {way: max(host[way] for host in hosts) / self.work.steps for way in ("sent", "received") if hosts}
+        return Run([step["seconds"] for step in steps[self.work.warm_up:]], losses, link or None)

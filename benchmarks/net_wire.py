@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""How many bytes a second one TCP connection carries between the first two hosts of scripts/net_lab. Standard library
+only. Started once a host; the first two ranks print a JSON line each, the others nothing:
+
+    {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
+
+One way, then both ways at once: collectives send and receive together. The clock is the receiver's, from the first
+bytes on, so what sockets and queues hold when the sender stops is counted.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+CHUNK = 1 << 20
+CONNECT_S = 15
+
+
+def connection(rank, address):
+    """To the other rank. Rank 0 listens."""
+    if rank == 0:
+        with socket.create_server(address) as server:
+            server.settimeout(CONNECT_S)
+            peer, _ = server.accept()
+    else:
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                peer = socket.create_connection(address, timeout=CONNECT_S)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+    peer.settimeout(CONNECT_S)
+    return peer
+
+
+def send(peer, seconds):
+    data = bytes(CHUNK)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
+
+
+def received_per_s(peer):
+    """Until the other side has sent all."""
+    buffer = memoryview(bytearray(CHUNK))
+    peer.recv_into(buffer)
+    begin, count = time.monotonic(), 0
+    while got := peer.recv_into(buffer):
+        count += got
+        end = time.monotonic()
+    return count / (end - begin)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, required=True, help="each way")
+    options = parser.parse_args()
+    rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank > 1:
+        return 0
+    one_way = None
+    with connection(rank, address) as peer:
+        if rank == 0:
+            one_way = received_per_s(peer)
+        else:
+            send(peer, options.seconds)
+    with connection(rank, (address[0], address[1] + 1)) as peer:
+        sender = threading.Thread(target=send, args=(peer, options.seconds))
+        sender.start()
+        both_ways = received_per_s(peer)
+        sender.join()
+    # In one piece: the ranks share standard output.
+    sys.stdout.write(json.dumps({"rank": rank, "one_way": one_way, "both_ways": both_ways}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,16 +1,14 @@
 #include "app/agreement.h"
 
-#include <torch/version.h>
-
 #include <chrono>
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/config/json_differences.h"
 
 namespace tessera::app {
 namespace {
 
-constexpr std::size_t kMostDifferences = 5;
 constexpr std::chrono::seconds kFarewell{5};
 constexpr char kReference[] = "agreement/reference";
 constexpr char kVerdict[] = "agreement/verdict";
@@ -36,10 +34,6 @@ nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const n
   return {{"differs", join(differ)}};
 }
 
-std::string to_text(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 /// One exchange, seen from one rank.
 class Exchange {
  public:
@@ -47,9 +41,9 @@ class Exchange {
 
   absl::Status run(const absl::StatusOr<nlohmann::json>& prepared) {
     if (options_.rank == 0)
-      TESSERA_RETURN_IF_ERROR(store_.set(kReference, to_text(prepared.ok() ? *prepared : nlohmann::json())));
+      TESSERA_RETURN_IF_ERROR(store_.set(kReference, text_of_json(prepared.ok() ? *prepared : nlohmann::json())));
     TESSERA_ASSIGN_OR_RETURN(const nlohmann::json reference, get(kReference));
-    TESSERA_RETURN_IF_ERROR(store_.set(answer_key(options_.rank), to_text(answer_of(prepared, reference))));
+    TESSERA_RETURN_IF_ERROR(store_.set(answer_key(options_.rank), text_of_json(answer_of(prepared, reference))));
     if (options_.rank == 0) TESSERA_RETURN_IF_ERROR(collect());
     TESSERA_ASSIGN_OR_RETURN(const nlohmann::json verdict, get(kVerdict));
     const absl::Status status = status_of(verdict);
@@ -74,7 +68,7 @@ class Exchange {
           verdict[kind].push_back(name_of_rank(rank, options_.world_size) + ": " + answer[kind].get<std::string>());
       }
     }
-    return store_.set(kVerdict, to_text(verdict));
+    return store_.set(kVerdict, text_of_json(verdict));
   }
 
   /// Before ranks go their ways: rank 0 may be where the store lives, so it leaves last. A rank that is gone already
@@ -100,26 +94,6 @@ class Exchange {
 };
 
 }  // namespace
-
-nlohmann::json this_build() { return {{"tessera", TESSERA_VERSION}, {"libtorch", TORCH_VERSION}}; }
-
-std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s) {
-  const nlohmann::json left = mine.flatten(), right = rank_0s.flatten();
-  std::vector<std::string> found;
-  const auto add = [&](const std::string& key) {
-    const auto text = [&](const nlohmann::json& side) { return side.contains(key) ? to_text(side[key]) : "nothing"; };
-    found.push_back(key + ": " + text(left) + ", rank 0 has " + text(right));
-  };
-  for (const auto& [key, value] : left.items())
-    if (!right.contains(key) || right[key] != value) add(key);
-  for (const auto& [key, value] : right.items())
-    if (!left.contains(key)) add(key);
-  if (found.size() <= kMostDifferences) return found;
-  const std::size_t more = found.size() - kMostDifferences;
-  found.resize(kMostDifferences);
-  found.push_back("and " + std::to_string(more) + " more");
-  return found;
-}
 
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store) {

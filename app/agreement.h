@@ -4,8 +4,6 @@
 #include <absl/status/statusor.h>
 
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "runtime/comm/key_value_store.h"
 
@@ -26,11 +24,5 @@ struct AgreementOptions {
 /// Traffic: one copy of rank 0's text a rank, and one line back.
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
-
-/// Versions of Tessera and LibTorch, which belong to what must be alike.
-nlohmann::json this_build();
-
-/// "/strategy/optimizer/lr: 0.002, rank 0 has 0.001", one a key that differs; at most five, and how many more.
-std::vector<std::string> differences(const nlohmann::json& mine, const nlohmann::json& rank_0s);
 
 }  // namespace tessera::app

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,14 @@ struct TextSampling {
 };
 
 struct CheckpointOptions {
-  std::string folder;            ///< empty: no checkpoints are made
-  std::int64_t every_steps = 0;  ///< 0: not by steps
-  double every_minutes = 0;      ///< 0: not by time
-  std::int64_t keep = 0;         ///< 0: all
-  bool keep_best = false;        ///< the one of the least loss on held-out data
-  std::string resume = "auto";   ///< auto, none or a path (training_checkpoints.h)
-  int signal_exit_code = 0;      ///< of a run that saved and ended since a signal came
+  // What is given wins over the strategy file's "checkpoint".
+  std::optional<std::string> folder;
+  std::optional<std::int64_t> every_steps;
+  std::optional<double> every_minutes;
+  std::optional<std::int64_t> keep;
+  bool keep_best = false;       ///< the one of the least loss on held-out data
+  std::string resume = "auto";  ///< auto, none or a path (training_checkpoints.h)
+  int signal_exit_code = 0;     ///< of a run that saved and ended since a signal came
 };
 
 struct TrainCommand {
@@ -46,6 +48,7 @@ struct TrainCommand {
   std::string out;           ///< run directory (run_outputs.h); empty: none
   std::string metrics;       ///< JSON lines, a step each, or a table (".csv"); empty: none
   std::string trace;         ///< Chrome trace of the last steps; empty: none
+  std::string profile;       ///< what a rank alone computes with each unit, in seconds (plan --profile); empty: none
   std::string save_weights;  ///< empty: not saved
   std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
   bool overwrite = false;    ///< replace existing results
@@ -92,16 +95,44 @@ struct ImportConfigCommand {
 /// Turns another program's configuration into a strategy file, and says on stderr what became of every key.
 int run_import_config(const ImportConfigCommand& command);
 
-struct PlanCommand {
+/// A world that need not be there.
+struct WorldCommand {
   std::string model;
   std::string strategy;
   int world_size = 1;
   int hosts = 1;
+};
+
+/// Measurements from which a step's time is predicted.
+struct TimingOptions {
+  std::string links;         ///< of `tessera doctor --links`; empty: nothing is predicted
+  std::string links_inside;  ///< the same between ranks of one host; empty: as `links`
+  std::string profile;       ///< of `tessera train --profile`
+};
+
+struct PlanCommand {
+  WorldCommand world;
+  TimingOptions timing;
   bool json = false;
   bool measure_disks = false;  ///< of offload.paths, here and now, to say what a step's traffic costs
 };
-/// Prints what every rank of a world of any size would allocate and send, without running anything.
+/// Prints what every rank of a world of any size would allocate and send, and with measurements how long a step would take, without
+/// running anything.
 int run_plan(const PlanCommand& command);
+
+struct SimulateCommand {
+  WorldCommand world;
+  TimingOptions timing;
+  double jitter = 0;  ///< relative standard deviation of what ranks compute
+  std::uint64_t seed = 1;
+  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and how many times as long its work takes
+  std::int64_t steps = 10;
+  std::string trace;  ///< Chrome trace of some ranks; empty: none
+  int traced_ranks = 4;
+  bool overwrite = false;
+};
+/// Plays steps of ranks that are not alike.
+int run_simulate(const SimulateCommand& command);
 
 struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
@@ -160,9 +191,17 @@ int run_checkpoint_reshard(const CheckpointCommand& command);
 /// Writes the weights of one that `tessera train` made as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
 
+struct DoctorCommand {
+  std::vector<std::string> disks;  ///< directories
+  std::string links;               ///< file for what is measured between ranks; empty: nothing is
+  std::string transport;           ///< for that; "host" or "gloo"; empty: the best there is
+  bool overwrite = false;
+};
+/// With `links`, on every rank: measures collectives between the ranks and writes their fit.
+int run_doctor_links(const DoctorCommand& command);
 /// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of
 /// `disks`, directories, with a private scratch file on each. Returns 0 unless something that Tessera cannot do without
 /// is missing (69).
-int run_doctor(const std::vector<std::string>& disks);
+int run_doctor(const DoctorCommand& command);
 
 }  // namespace tessera::app

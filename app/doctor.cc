@@ -27,7 +27,8 @@ const char* word_for(Health health) {
 
 }  // namespace
 
-int run_doctor(const std::vector<std::string>& disks) {
+int run_doctor(const DoctorCommand& command) {
+  if (!command.links.empty()) return run_doctor_links(command);
   std::vector<Finding> findings = {
       {"Tessera", Health::kOk, TESSERA_VERSION, ""},
       {"LibTorch", Health::kOk, TORCH_VERSION, ""},
@@ -43,7 +44,7 @@ int run_doctor(const std::vector<std::string>& disks) {
       probe_cuda_toolkit(),
       probe_cuda_driver(),
   };
-  for (const std::string& directory : disks) findings.push_back(probe_disk(directory));
+  for (const std::string& directory : command.disks) findings.push_back(probe_disk(directory));
   TextTable table({{"what"}, {""}, {"found"}});
   std::string fixes;
   for (const Finding& finding : findings) {

@@ -85,17 +85,21 @@ void add_training(CLI::App& command, TrainCommand& train) {
 
 void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
   command
-      .add_option("--checkpoint-dir", checkpoints.folder, "folder for checkpoints; one is made after the last step too")
+      .add_option("--checkpoint-dir", checkpoints.folder,
+                  "folder for checkpoints; one is made after the last step too; default: the strategy file's "
+                  "checkpoint.dir")
       ->check(not_empty());
-  command.add_option("--every-steps", checkpoints.every_steps, "steps between checkpoints; 0: not by steps")
-      ->transform(integer_from(0, kMostSteps))
-      ->capture_default_str();
-  command.add_option("--every-minutes", checkpoints.every_minutes, "minutes between checkpoints; 0: not by time")
-      ->check(number_from(0, 1e6))
-      ->capture_default_str();
-  command.add_option("--keep", checkpoints.keep, "checkpoints that stay, the newest; 0: all")
-      ->transform(integer_from(0, kMostSteps))
-      ->capture_default_str();
+  command
+      .add_option("--every-steps", checkpoints.every_steps,
+                  "steps between checkpoints; 0: not by steps; default: the strategy file's")
+      ->transform(integer_from(0, kMostSteps));
+  command
+      .add_option("--every-minutes", checkpoints.every_minutes,
+                  "minutes between checkpoints; 0: not by time; default: the strategy file's")
+      ->check(number_from(0, 1e6));
+  command
+      .add_option("--keep", checkpoints.keep, "checkpoints that stay, the newest; 0: all; default: the strategy file's")
+      ->transform(integer_from(0, kMostSteps));
   command.add_flag(
       "--keep-best", checkpoints.keep_best,
       "a checkpoint too whenever the loss on --eval-data is the least so far; it stays, and `best` names it");
@@ -105,7 +109,8 @@ void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
       ->transform(integer_from(0, 255))
       ->capture_default_str();
   command
-      .add_option("--resume", checkpoints.resume, "auto: from the latest in --checkpoint-dir; none; or a checkpoint")
+      .add_option("--resume", checkpoints.resume,
+                  "auto: from the latest in --checkpoint-dir, or a later commit (\"durable\"); none; or a checkpoint")
       ->check(not_empty())
       ->capture_default_str();
 }
@@ -113,6 +118,11 @@ void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
 void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--out", train.out, "run directory: config.json, metrics.jsonl, weights.pt")->check(not_empty());
   command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
+      ->check(not_empty());
+  command
+      .add_option(
+          "--profile", train.profile,
+          "file for the seconds that one rank takes for each unit, from which tessera plan predicts steps of many")
       ->check(not_empty());
   command.add_option("--metrics", train.metrics, "file of a header and a JSON object a step; NAME.csv: a table")
       ->check(not_empty());
@@ -180,17 +190,84 @@ void add_tokenize(CLI::App& app, TokenizeCommand& tokenize) {
   command->add_flag("--overwrite", tokenize.overwrite, "replace results that exist; otherwise they are kept, an error");
 }
 
-void add_plan(CLI::App& app, PlanCommand& plan) {
-  CLI::App* command = app.add_subcommand("plan", "memory and traffic of every rank, without running anything");
-  command->add_option("--model", plan.model, "model file (JSON)")->required()->check(not_empty());
-  command->add_option("--strategy", plan.strategy, "strategy file (JSON)")->required()->check(not_empty());
-  command->add_option("--world-size", plan.world_size, "ranks")->required()->transform(integer_from(1, kMostRanks));
-  command->add_option("--hosts", plan.hosts, "hosts that the ranks are spread over")
+void add_world(CLI::App& command, WorldCommand& world) {
+  command.add_option("--model", world.model, "model file (JSON)")->required()->check(not_empty());
+  command.add_option("--strategy", world.strategy, "strategy file (JSON)")->required()->check(not_empty());
+  command.add_option("--world-size", world.world_size, "ranks")->required()->transform(integer_from(1, kMostRanks));
+  command.add_option("--hosts", world.hosts, "hosts that the ranks are spread over")
       ->transform(integer_from(1, kMostRanks))
       ->capture_default_str();
+}
+
+/// Returns --links and --profile.
+std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOptions& timing) {
+  CLI::Option* const links =
+      command.add_option("--links", timing.links, "file of tessera doctor --links, between hosts")->check(not_empty());
+  CLI::Option* const profile =
+      command.add_option("--profile", timing.profile, "file of tessera train --profile, of a rank alone")
+          ->check(not_empty());
+  command
+      .add_option("--links-inside", timing.links_inside,
+                  "the same as --links between ranks of one host, for axes that lie in hosts; default: --links")
+      ->check(not_empty())
+      ->needs(links);
+  return {links, profile};
+}
+
+void add_plan(CLI::App& app, PlanCommand& plan) {
+  CLI::App* command = app.add_subcommand("plan", "memory, traffic and time of every rank, without running anything");
+  add_world(*command, plan.world);
+  const auto [links, profile] = add_timing(*command, plan.timing);
+  links->needs(profile);
+  profile->needs(links);
   command->add_flag("--measure-disks", plan.measure_disks,
                     "how long a step's traffic takes on the disks of offload.paths, measured here and now");
   command->add_flag("--json", plan.json, "for programs");
+}
+
+void add_simulate(CLI::App& app, SimulateCommand& simulate) {
+  CLI::App* command =
+      app.add_subcommand("simulate", "steps of many ranks that are not alike, from measurements of few");
+  add_world(*command, simulate.world);
+  const auto [links, profile] = add_timing(*command, simulate.timing);
+  links->required();
+  profile->required();
+  command->add_option("--jitter", simulate.jitter, "relative standard deviation of what ranks compute")
+      ->check(number_from(0, 10))
+      ->capture_default_str();
+  command
+      ->add_option("--straggler", simulate.stragglers,
+                   "ranks, and how many times as long their work takes, such as 7=1.5; several, with commas between")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
+  command->add_option("--steps", simulate.steps, "steps to play")
+      ->transform(integer_from(1, 100000))
+      ->capture_default_str();
+  command->add_option("--seed", simulate.seed, "the same seed draws the same world")
+      ->transform(integer_from(0, INT64_MAX))
+      ->capture_default_str();
+  command->add_option("--trace", simulate.trace, "file for a Chrome trace (opens in Perfetto)")->check(not_empty());
+  command->add_option("--traced-ranks", simulate.traced_ranks, "in the trace, the first so many")
+      ->transform(integer_from(1, 64))
+      ->capture_default_str();
+  command->add_flag("--overwrite", simulate.overwrite, "replace a trace that exists");
+}
+
+void add_doctor(CLI::App& app, DoctorCommand& doctor) {
+  CLI::App* command = app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks");
+  command->add_option("--disk", doctor.disks, "directories of disks to measure, with a scratch file of 1 GiB on each")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
+  CLI::Option* const links =
+      command
+          ->add_option("--links", doctor.links,
+                       "started as training is, on every rank: file for the times of collectives between them")
+          ->check(not_empty());
+  command->add_option("--transport", doctor.transport, "of --links: host or gloo; default: the best there is")
+      ->check(CLI::IsMember({"host", "gloo"}))
+      ->needs(links);
+  command->add_flag("--overwrite", doctor.overwrite, "replace a file of --links that exists")->needs(links);
 }
 
 void add_import_config(CLI::App& app, ImportConfigCommand& config) {
@@ -351,6 +428,8 @@ int run(int argc, char** argv) {
   TokenizeCommand tokenize;
   ImportConfigCommand import_config;
   PlanCommand plan;
+  SimulateCommand simulate;
+  DoctorCommand doctor;
   BenchCommand bench;
   CheckpointCommand checkpoint;
   LaunchOptions launching;
@@ -362,11 +441,8 @@ int run(int argc, char** argv) {
   add_bench(app, bench);
   add_checkpoint(app, checkpoint);
   add_launch(app, launching);
-  std::vector<std::string> disks;
-  app.add_subcommand("doctor", "what this machine offers, and how to mend what it lacks")
-      ->add_option("--disk", disks, "directories of disks to measure, with a scratch file of 1 GiB on each")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(not_empty());
+  add_simulate(app, simulate);
+  add_doctor(app, doctor);
   app.add_subcommand("schema", "print the JSON schema of the strategy file");
 
   train.command_line.assign(argv, argv + argc);
@@ -384,6 +460,7 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("sample")) return run_sample(sample);
   if (app.got_subcommand("tokenize")) return run_tokenize(tokenize);
   if (app.got_subcommand("plan")) return run_plan(plan);
+  if (app.got_subcommand("simulate")) return run_simulate(simulate);
   if (app.got_subcommand("import-config")) return run_import_config(import_config);
   if (app.got_subcommand("launch")) return launch(launching);
   if (const CLI::App* command = app.get_subcommand("bench"); command->parsed()) {
@@ -403,7 +480,7 @@ int run(int argc, char** argv) {
     if (command->got_subcommand("export")) return run_checkpoint_export(checkpoint);
     return run_checkpoint_diff(checkpoint);
   }
-  if (app.got_subcommand("doctor")) return run_doctor(disks);
+  if (app.got_subcommand("doctor")) return run_doctor(doctor);
   std::fputs(strategy_schema().c_str(), stdout);
   return 0;
 }

@@ -6,42 +6,22 @@
 #include <variant>
 
 #include "app/commands.h"
+#include "app/plan_of_world.h"
+#include "app/plan_time.h"
 #include "app/step_traffic.h"
 #include "benchmarks/native/disk_speed.h"
 #include "benchmarks/native/number_text.h"
-#include "engine/detailed_plan.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/border/throw.h"
-#include "tessera/deferred_init.h"
 #include "tessera/engine.h"
-#include "tessera/recompute.h"
 #include "tessera/run.h"
 
 namespace tessera::app {
 namespace {
-
-Topology pretend_topology(const PlanCommand& command) {
-  if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
-    throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
-                                      " ranks do not fill --hosts " + std::to_string(command.hosts) + " evenly");
-  Topology topology;
-  topology.world_size = command.world_size;
-  topology.local_world_size = command.world_size / command.hosts;
-  topology.launcher = "plan";
-  return topology;
-}
-
-MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
-  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
-    return checkpoint(segment, x);
-  };
-  const auto model = shapes_only([&] { return value_or_throw(models::make_language_model(config, recompute)); });
-  return plan_in_detail(*model, strategy, topology);
-}
 
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
@@ -134,7 +114,9 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
   json["disk"] = {{"bytes", plan.disk().bytes},
                   {"records", plan.parameter_records().records + plan.state_records().records},
                   {"read_in_two_steps", plan.disk().read_in_two_steps},
-                  {"written_in_two_steps", plan.disk().written_in_two_steps}};
+                  {"written_in_two_steps", plan.disk().written_in_two_steps},
+                  {"durable_bytes", plan.disk().durable_bytes},
+                  {"written_in_commit", plan.disk().written_in_commit}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
     json["units"].push_back({{"name", unit.name},
@@ -184,20 +166,25 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
 
 int run_plan(const PlanCommand& command) {
   return run([&] {
-    const Topology topology = pretend_topology(command);
-    const Strategy strategy = Strategy::from_file(command.strategy);
-    const models::ModelConfig config = value_or_throw(models::read_model_config(command.model));
-    const MemoryPlan plan = plan_of(config, strategy, topology);
+    const PlannedWorld world = plan_of_world(command.world);
+    const auto& [strategy, config, topology, plan] = world;
     const std::int64_t parameters = models::parameter_count(config);
     std::optional<DiskTime> disks;
     if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
+    std::optional<PredictedStep> step;
+    if (!command.timing.links.empty()) {
+      const TimingFiles files = read_timing(command.timing, plan.input().mesh, topology.local_world_size);
+      step = value_or_throw(predict_step(plan, files.profile, files.links));
+    }
     if (command.json) {
       nlohmann::ordered_json json = to_json(plan, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
+      if (step) json["step"] = to_json(*step);
       std::cout << json.dump(2) << "\n";
     } else {
       std::cout << to_text(plan, strategy, parameters);
       if (disks) std::cout << to_text(*disks);
+      if (step) std::cout << "\n" << to_text(*step);
     }
     throw_if_error(check_limit(plan, strategy, topology));
   });

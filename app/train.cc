@@ -8,6 +8,7 @@
 
 #include "app/agreement.h"
 #include "app/commands.h"
+#include "app/durable_steps.h"
 #include "app/evaluation.h"
 #include "app/hugging_face.h"
 #include "app/run_outputs.h"
@@ -17,6 +18,8 @@
 #include "app/train_report.h"
 #include "app/training_checkpoints.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "engine/same_start.h"
+#include "engine/step_profiler.h"
 #include "engine/token_stream.h"
 #include "models/hf_config.h"
 #include "models/language_model.h"
@@ -116,6 +119,16 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
   return strategy;
 }
 
+/// With the flags of checkpoints, which win.
+Strategy with_checkpoints(Strategy strategy, const CheckpointOptions& options) {
+  CheckpointConfig& checkpoint = strategy.checkpoint;
+  checkpoint.dir = options.folder.value_or(checkpoint.dir);
+  checkpoint.every_steps = options.every_steps.value_or(checkpoint.every_steps);
+  checkpoint.every_minutes = options.every_minutes.value_or(checkpoint.every_minutes);
+  checkpoint.keep = options.keep.value_or(checkpoint.keep);
+  return strategy;
+}
+
 absl::StatusOr<TokenBatches> open_batches(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh,
                                           std::int64_t seq_len, std::int64_t vocab_size,
                                           const std::shared_ptr<const Tokenizer>& tokenizer) {
@@ -169,13 +182,14 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
     TESSERA_ASSIGN_OR_RETURN(
         run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size(), run.tokenizer.tokenizer));
   }
-  TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints));
+  TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
   if (!command.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
-  run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty());
+  const bool has_steps = has_durable_steps(strategy, command.checkpoints, mesh.rank());
+  run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty() || has_steps);
   if (mesh.rank() != 0) return run;
   TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
-  if (!command.checkpoints.folder.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(command.checkpoints.folder, "--checkpoint-dir"));
+  if (!strategy.checkpoint.dir.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(strategy.checkpoint.dir, "--checkpoint-dir"));
   }
   return run;
 }
@@ -198,9 +212,6 @@ nlohmann::json description(const TrainCommand& command, const Strategy& strategy
             {"eval-tokens", run.evaluation ? run.evaluation->dataset().num_tokens() : 0},
             {"eval-every", command.eval_every},
             {"eval-batches", command.eval_batches},
-            {"checkpoint-dir", command.checkpoints.folder},
-            {"every-steps", command.checkpoints.every_steps},
-            {"every-minutes", command.checkpoints.every_minutes},
             {"keep-best", command.checkpoints.keep_best},
             {"resume", run.resumes},
             {"init-from", !command.init_from.empty()},
@@ -338,10 +349,11 @@ void try_to_write_trace(const std::string& path, const Mesh& mesh) {
 
 /// Returns the exit code.
 int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
-  TrainingCheckpoints checkpoints(command.checkpoints, run.config, mesh);
+  TrainingCheckpoints checkpoints(engine, command.checkpoints, run.config, mesh);
   if (run.resumes.empty() && !command.init_from.empty()) import_hf(engine, command.init_from, run.config);
-  const std::int64_t done = checkpoints.resume(run.resumes, engine, *run.batches);
   const bool speaks = mesh.rank() == 0;
+  const std::int64_t done = checkpoints.resume(
+      run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
   TrainReport report(
       {command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs, run.evaluation.has_value()});
   std::optional<double> entropy;
@@ -359,9 +371,12 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
                        std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   const std::string trace = run.outputs.trace;
+  std::optional<StepProfiler> profiler;
+  if (!run.outputs.profile.empty()) profiler.emplace(engine);
   for (std::int64_t step = done; step < command.steps; ++step) {
     if (!trace.empty() && step == std::max<std::int64_t>(done, command.steps - kTracedSteps)) Trace::start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
+    if (profiler) profiler->end_step(/*counts=*/step > done);
     if (unknown) report_step(*unknown);
     unknown.reset();
     const bool evaluates = evaluation_is_due(command, run, step + 1);
@@ -372,9 +387,10 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
       held_out = result.loss;
       if (speaks) report.add(result, step + 1, engine.traffic());
     }
+    const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
+    commit_durable_step(engine, checkpoints.items(batches.cursor()));
     // A signal: what is made at the end of training is made by the run that goes on.
-    if (checkpoints.after_step(step + 1, command.steps, engine, batches.cursor(), held_out))
-      return command.checkpoints.signal_exit_code;
+    if (ends) return command.checkpoints.signal_exit_code;
   }
   if (unknown) report_step(*unknown);
   // What took longest to make is made safe first.
@@ -383,6 +399,8 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     export_hf(engine, mesh, run.outputs.hf, run.config, run.outputs.existing);
     if (speaks) throw_if_error(copy_tokenizer(run.tokenizer, run.outputs.hf, run.outputs.existing));
   }
+  if (profiler)
+    throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), run.outputs.existing, "--profile"));
   if (speaks) report.finish(entropy);
   if (!trace.empty()) try_to_write_trace(trace, mesh);
   if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
@@ -406,7 +424,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
 int run_train(const TrainCommand& command) {
   int code = 0;
   const int failed = run([&] {
-    const Strategy strategy = Strategy::from_file(command.strategy);
+    const Strategy strategy = with_checkpoints(Strategy::from_file(command.strategy), command.checkpoints);
     const Mesh mesh = init(strategy);
     code = train_on(command, with_global_batch(strategy, command, mesh.world_size()), mesh);
   });

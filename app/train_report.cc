@@ -81,6 +81,7 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"grad_norm", result.grad_norm},
           {"lr", result.lr},
           {"overflow", result.overflow},
+          {"spike", result.spike},
           {"loss_scale", result.loss_scale},
           {"tokens", result.tokens},
           {"tokens_per_second", result.tokens_per_second},
@@ -133,7 +134,10 @@ void TrainReport::print(const StepResult& result) const {
       "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s%s\n",
       width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
       result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), time_left.c_str(),
-      memory_against_plan(result.allocated, result.planned).c_str(), result.overflow ? "  overflow, skipped" : "");
+      memory_against_plan(result.allocated, result.planned).c_str(),
+      result.overflow ? "  overflow, skipped"
+      : result.spike  ? "  spike, skipped"
+                      : "");
   std::fflush(stdout);
 }
 

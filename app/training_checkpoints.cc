@@ -9,9 +9,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "engine/engine_checkpoints.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
@@ -28,26 +31,32 @@ std::atomic<int> received_signal{0};
 
 void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
 
+/// By its name.
+std::int64_t step_of_checkpoint(const std::string& path) {
+  return value_or_throw(SavedCheckpoint::open(path, "--resume"))->manifest().step;
+}
+
 /// What a rank tells the others after a step.
-constexpr unsigned char kMinutesAreOver = 0x80;  // the other bits: a signal's number
+constexpr unsigned char kMinutesAreOver = 0x80, kSaveHasEnded = 0x40, kSignal = 0x3f;  // its number
 
 }  // namespace
 
-absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options) {
+absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config) {
   const auto refuse = [](const std::string& what) { return make_error(ExitCode::kUsage, "train: " + what); };
-  const bool has_folder = !options.folder.empty();
-  if (!has_folder && (options.every_steps > 0 || options.every_minutes > 0 || options.keep > 0 || options.keep_best ||
-                      options.signal_exit_code > 0))
+  const bool has_folder = !config.dir.empty();
+  if (!has_folder && (config.every_steps > 0 || config.every_minutes > 0 || config.keep > 0 || config.failures > 0 ||
+                      options.keep_best || options.signal_exit_code > 0))
     return refuse(
-        "--every-steps, --every-minutes, --keep, --keep-best and --signal-exit-code want --checkpoint-dir, the folder "
-        "for checkpoints");
+        "--every-steps, --every-minutes, --keep, --keep-best and --signal-exit-code, and the keys of \"checkpoint\", "
+        "want "
+        "--checkpoint-dir (or checkpoint.dir in the strategy file), the folder for checkpoints");
   if (options.resume == "none" || (!has_folder && options.resume == "auto")) return "";
   if (options.resume != "auto") return find_checkpoint(options.resume, "--resume");
   std::error_code error;
-  if (!std::filesystem::exists(options.folder, error) && !error) return "";
-  TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(options.folder, "--checkpoint-dir"));
+  if (!std::filesystem::exists(config.dir, error) && !error) return "";
+  TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(config.dir, "--checkpoint-dir"));
   if (there.empty()) return "";
-  return find_checkpoint(options.folder, "--checkpoint-dir");
+  return find_checkpoint(config.dir, "--checkpoint-dir");
 }
 
 StopSignals::StopSignals() {
@@ -64,23 +73,29 @@ StopSignals::~StopSignals() {
 
 int StopSignals::received() { return received_signal.load(std::memory_order_relaxed); }
 
-TrainingCheckpoints::TrainingCheckpoints(const CheckpointOptions& options, const models::ModelConfig& model,
-                                         const Mesh& mesh)
-    : options_(options),
+TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions& options,
+                                         const models::ModelConfig& model, const Mesh& mesh)
+    : engine_(engine),
+      config_(engine.strategy().checkpoint),
+      keeps_best_(options.keep_best),
       model_(models::to_json(model)),
       rank_(mesh.rank()),
       last_save_(std::chrono::steady_clock::now()) {
-  if (options_.folder.empty()) return;
+  if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
+  EngineCheckpoints(engine_).finish_by_hand();  // a step's result is not to be lost with a save
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
 
-std::int64_t TrainingCheckpoints::resume(const std::string& path, Engine& engine, TokenBatches& batches) {
-  if (path.empty()) return 0;
+std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed,
+                                         TokenBatches& batches) {
+  if (committed) take_best(committed->items);
+  const std::int64_t done = committed ? committed->step : 0;
+  if (path.empty() || (committed && step_of_checkpoint(path) <= done)) return done;
   const auto start = std::chrono::steady_clock::now();
-  const LoadedCheckpoint loaded = load_checkpoint(engine, path);
+  const LoadedCheckpoint loaded = load_checkpoint(engine_, path);
   if (!loaded.items.data)
     throw Error(ExitCode::kCorruptData,
                 path +
@@ -106,22 +121,24 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engine& engine, const SamplerCursor& data,
+bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, const SamplerCursor& data,
                                      std::optional<double> held_out) {
   if (!ranks_) return false;
-  report_end(engine);
   const Agreed agreed = agree();
-  const bool is_regular = options_.every_steps > 0 && step % options_.every_steps == 0;
+  if (agreed.save_has_ended) end_save(Failure::kIsWarned);
+  report_progress();
+  const bool is_regular = config_.every_steps > 0 && step % config_.every_steps == 0;
   const bool is_last = agreed.signal != 0 || step == steps;
   // A loss that is NaN is no less than any other.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
-  if (is_less) least_loss_ = held_out;
-  const bool is_best = is_less && options_.keep_best;
-  if (is_regular || agreed.minutes_are_over || is_last || is_best) save(step, engine, data, is_best);
-  if (is_last) {
-    finish_checkpoint(engine);
-    report_end(engine);
+  const bool is_best = is_less && keeps_best_;
+  if (is_best) end_save(Failure::kIsWarned);  // where it fails and was the best so far, the least loss is another one
+  if (is_less) least_before_ = std::exchange(least_loss_, held_out);
+  if (is_regular || agreed.minutes_are_over || is_last || is_best) {
+    const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);
+    if (!saved && is_best) least_loss_ = least_before_;
   }
+  if (is_last) end_save(Failure::kEndsTraining);
   if (agreed.signal == 0 || step == steps) return false;
   if (rank_ == 0) {
     const char* const name = ::sigabbrev_np(agreed.signal);
@@ -134,57 +151,92 @@ bool TrainingCheckpoints::after_step(std::int64_t step, std::int64_t steps, Engi
 
 TrainingCheckpoints::Agreed TrainingCheckpoints::agree() const {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_save_;
-  const bool is_over = options_.every_minutes > 0 && since.count() >= 60 * options_.every_minutes;
+  const bool is_over = config_.every_minutes > 0 && since.count() >= 60 * config_.every_minutes;
   auto own = static_cast<unsigned char>(StopSignals::received());
   if (rank_ == 0 && is_over) own |= kMinutesAreOver;
+  if (EngineCheckpoints(engine_).save_has_ended()) own |= kSaveHasEnded;
   std::vector<unsigned char> all(static_cast<std::size_t>(ranks_->size()));
   throw_if_error(ranks_->all_gather("checkpoint due", &own, all.data(), 1).wait());
   Agreed agreed;
+  agreed.save_has_ended = true;
   for (const unsigned char each : all) {
     if (each & kMinutesAreOver) agreed.minutes_are_over = true;
-    if (agreed.signal == 0) agreed.signal = each & ~kMinutesAreOver;
+    if (!(each & kSaveHasEnded)) agreed.save_has_ended = false;
+    if (agreed.signal == 0) agreed.signal = each & kSignal;
   }
   return agreed;
 }
 
-void TrainingCheckpoints::save(std::int64_t step, Engine& engine, const SamplerCursor& data, bool is_best) {
-  const auto start = std::chrono::steady_clock::now();
+CheckpointItems TrainingCheckpoints::items(const SamplerCursor& data) const {
   CheckpointItems items;
   items.json["model"] = model_;
   if (least_loss_) items.json[kLeastLoss] = nlohmann::json(*least_loss_).dump();
   items.data = data;
-  if (checkpoint_progress(engine)) {
-    finish_checkpoint(engine);
-    report_end(engine);
-  }
-  const std::string path = save_checkpoint(engine, options_.folder, items, {.keep = options_.keep, .is_best = is_best});
-  last_save_ = std::chrono::steady_clock::now();
-  const double seconds = std::chrono::duration<double>(last_save_ - start).count();
-  if (checkpoint_progress(engine)) {
-    under_way_ = UnderWay{step, path, seconds, 0};
-  } else if (rank_ == 0) {
-    std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(), seconds);
+  return items;
+}
+
+bool TrainingCheckpoints::save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure) {
+  const auto start = std::chrono::steady_clock::now();
+  end_save(Failure::kIsWarned);
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const bool saved = attempt(step, failure, [&] {
+    const std::string path =
+        save_checkpoint(engine_, config_.dir, items(data), {.keep = config_.keep, .is_best = is_best});
+    if (checkpoint_progress(engine_)) {
+      under_way_ = UnderWay{step, path, seconds(), 0, is_best};
+      return;
+    }
+    failed_ = 0;
+    if (rank_ != 0) return;
+    std::printf("checkpoint after step %lld: %s (%.3f s)\n", static_cast<long long>(step), path.c_str(), seconds());
     std::fflush(stdout);
+  });
+  last_save_ = std::chrono::steady_clock::now();
+  return saved;
+}
+
+template <class Body>
+bool TrainingCheckpoints::attempt(std::int64_t step, Failure failure, const Body& body) {
+  try {
+    body();
+    return true;
+  } catch (const Error& error) {
+    engine_.check();  // a lost rank is no failed save
+    if (failure == Failure::kEndsTraining || failed_ >= config_.failures) throw;
+    ++failed_;
+    if (rank_ == 0) {
+      log_warning("no checkpoint after step " + std::to_string(step) + ": " + error.message() +
+                  ". Training goes on: checkpoint.failures allows " + std::to_string(config_.failures) +
+                  " in a row, and this is number " + std::to_string(failed_));
+    }
+    return false;
   }
 }
 
-void TrainingCheckpoints::report_end(Engine& engine) {
+void TrainingCheckpoints::report_progress() {
+  if (!under_way_ || rank_ != 0) return;
+  const std::optional<CheckpointProgress> progress = checkpoint_progress(engine_);
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_save_;
+  if (!progress || since.count() < under_way_->next_report_s) return;
+  under_way_->next_report_s = since.count() + 1;
+  std::printf("checkpoint after step %lld: %.0f %% written\n", static_cast<long long>(under_way_->step),
+              100.0 * static_cast<double>(progress->written) / static_cast<double>(progress->bytes));
+  std::fflush(stdout);
+}
+
+void TrainingCheckpoints::end_save(Failure failure) {
   if (!under_way_) return;
-  const std::optional<CheckpointProgress> progress = checkpoint_progress(engine);
-  if (rank_ == 0) {
+  const UnderWay ended = *std::exchange(under_way_, std::nullopt);
+  const bool saved = attempt(ended.step, failure, [&] {
+    finish_checkpoint(engine_);
+    failed_ = 0;
+    if (rank_ != 0) return;
     const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_save_;
-    if (progress && since.count() >= under_way_->next_report_s) {
-      under_way_->next_report_s = since.count() + 1;
-      std::printf("checkpoint after step %lld: %.0f %% written\n", static_cast<long long>(under_way_->step),
-                  100.0 * static_cast<double>(progress->written) / static_cast<double>(progress->bytes));
-    } else if (!progress) {
-      std::printf("checkpoint after step %lld: %s (training waited %.3f s, then %.3f s beside it)\n",
-                  static_cast<long long>(under_way_->step), under_way_->path.c_str(), under_way_->waited_s,
-                  since.count());
-    }
+    std::printf("checkpoint after step %lld: %s (training waited %.3f s, then %.3f s beside it)\n",
+                static_cast<long long>(ended.step), ended.path.c_str(), ended.waited_s, since.count());
     std::fflush(stdout);
-  }
-  if (!progress) under_way_.reset();
+  });
+  if (!saved && ended.is_best) least_loss_ = least_before_;
 }
 
 }  // namespace tessera::app

@@ -192,9 +192,7 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
                                                                                   const std::string& who) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   if (folder.empty()) return make_error(ExitCode::kConfig, who + ": the path of the folder for checkpoints is empty");
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) return failed(who, "create", folder, error.value());
+  TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
   std::unique_ptr<UnfinishedCheckpoint> checkpoint(new UnfinishedCheckpoint(folder, who));
   TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,
                            FolderLock::take(folder + "/lock", "saves a checkpoint to " + folder, who));

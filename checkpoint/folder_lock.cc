@@ -77,6 +77,10 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
   return lock;
 }
 
+void FolderLock::forget() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
 FolderLock::~FolderLock() {
   if (fd_ < 0) return;
   ::flock(fd_, LOCK_UN);  // a process that was forked meanwhile has a copy of the file, whose close leaves it locked

@@ -24,6 +24,9 @@ class FolderLock {
   }
   ~FolderLock();
 
+  /// In a process that was forked from the holder: the lock is that process's alone, whatever becomes of this one.
+  void forget();
+
  private:
   explicit FolderLock(int fd) : fd_(fd) {}
   int fd_ = -1;

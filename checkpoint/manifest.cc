@@ -21,6 +21,7 @@ Json json_of(const SavedParameter& parameter) {
   if (!parameter.aliases.empty()) json["aliases"] = parameter.aliases;
   if (!parameter.strides.empty()) json["strides"] = parameter.strides;
   if (parameter.states) json["states"] = *parameter.states;
+  if (!parameter.state_shapes.empty()) json["state_shapes"] = parameter.state_shapes;
   return json;
 }
 
@@ -74,6 +75,17 @@ bool SavedParameter::has_state(const std::string& state) const {
   return !states || std::ranges::find(*states, state) != states->end();
 }
 
+const std::vector<std::int64_t>& SavedParameter::shape_of(const std::string& state) const {
+  const auto found = state_shapes.find(state);
+  return found == state_shapes.end() ? shape : found->second;
+}
+
+std::int64_t SavedParameter::numel_of(const std::string& state) const {
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape_of(state)) numel *= size;
+  return numel;
+}
+
 std::string write_manifest(const Manifest& manifest) {
   Json root = {{"written_by", manifest.written_by},
                {"step", manifest.step},
@@ -90,6 +102,8 @@ std::string write_manifest(const Manifest& manifest) {
     root["rates"] = Json::array();
     for (const std::optional<double>& rate : manifest.rates) root["rates"].push_back(rate ? Json(*rate) : Json());
   }
+  if (manifest.losses)
+    root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
   if (manifest.data) {
     root["data"] = {{"epoch", manifest.data->epoch},
                     {"consumed", manifest.data->consumed},

@@ -17,7 +17,7 @@ namespace tessera {
 /// What a checkpoint holds, and how to tell that it is whole. The names here are the keys
 /// of `manifest.json`.
 
-/// A number that the optimizer keeps for each element of a parameter that trains.
+/// A number that the optimizer keeps for each element of a parameter that trains, or what it keeps of the whole (state_shapes).
 struct SavedState {
   std::string name;  ///< "exp_avg": the `what` of its pieces
   std::string
@@ -38,8 +38,12 @@ struct SavedParameter {
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;                               ///< made from `shape`
   std::optional<std::vector<std::string>> states = {};  ///< names of those it has; nothing: all of the manifest's
+  /// Of states that are not kept of each element, but of the whole: their shapes, by name.
+  std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
 
   bool has_state(const std::string& state) const;
+  const std::vector<std::int64_t>& shape_of(const std::string& state) const;
+  std::int64_t numel_of(const std::string& state) const;
 };
 
 /// A tensor that every rank has in full.
@@ -54,6 +58,14 @@ struct SavedTensor {
 struct SavedLossScale {
   double scale = 1;
   std::int64_t finite_steps = 0, overflow_steps = 0;
+};
+
+/// Losses of the steps before, by which the next ones' spikes are told.
+struct SavedLosses {
+  static constexpr std::int64_t kMost = 10000;
+
+  std::vector<double> window;  ///< of steps that were no spikes, oldest first
+  std::int64_t spikes_in_a_row = 0;
 };
 
 /// A file of the checkpoint.
@@ -92,6 +104,7 @@ struct Manifest {
   std::vector<std::optional<double>> rates;
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
+  std::optional<SavedLosses> losses = {};  ///< of a run with on_spike
 };
 
 /// The text of manifest.json. Its first line has the hash of all the others, so that nobody can read it half-written.

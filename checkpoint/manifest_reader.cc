@@ -94,7 +94,9 @@ class ManifestReader {
   }
 
   void expect_known_states(const SavedParameter& parameter, const std::vector<SavedState>& states) {
-    for (const std::string& name : parameter.states.value_or(std::vector<std::string>())) {
+    std::vector<std::string> names = parameter.states.value_or(std::vector<std::string>());
+    for (const auto& [name, shape] : parameter.state_shapes) names.push_back(name);
+    for (const std::string& name : names) {
       const bool is_known = std::ranges::find(states, name, &SavedState::name) != states.end();
       if (is_known || !problem_.ok()) continue;
       problem_ = corrupt(file_, fmt::format("/parameters: {} has the state {}, which is not among \"states\"",
@@ -132,6 +134,19 @@ class ManifestReader {
           manifest.rates.emplace_back(rate.value.get<double>());
       }
     }
+    if (const JsonNode* node = root_.find("losses")) {
+      const JsonFields fields(*node, file_, "/losses", problem_);
+      SavedLosses& losses = manifest.losses.emplace();
+      losses.spikes_in_a_row = fields.integer("spikes_in_a_row", 0, kMost);
+      for (const JsonNode& loss : fields.children("window")) {
+        if (loss.value.is_number() && loss.value.get<double>() >= 0)
+          losses.window.push_back(loss.value.get<double>());
+        else
+          fields.refuse("window", "wanted losses of 0 and more");
+      }
+      if (losses.window.size() > SavedLosses::kMost)
+        fields.refuse("window", fmt::format("wanted at most {} losses", SavedLosses::kMost));
+    }
     if (const JsonNode* node = root_.find("data")) {
       const JsonFields fields(*node, file_, "/data", problem_);
       SamplerCursor& cursor = manifest.data.emplace();
@@ -156,12 +171,22 @@ class ManifestReader {
     return state;
   }
 
-  static SavedParameter read_parameter(const JsonFields& fields) {
+  SavedParameter read_parameter(const JsonFields& fields) {
     SavedParameter parameter;
     parameter.name = fields.text("name");
     if (fields.has("aliases")) parameter.aliases = fields.texts("aliases");
     parameter.shape = fields.integers("shape", 0, kMost);
     if (fields.has("states")) parameter.states = fields.texts("states");
+    if (const JsonNode* const node = fields.find("state_shapes")) {
+      const JsonFields shapes(*node, file_, fields.place_of("state_shapes"), problem_);
+      if (!node->is_object()) fields.refuse("state_shapes", "wanted an object");
+      for (const JsonNode& shape : node->children) {
+        std::int64_t numel = 0;
+        const std::vector<std::int64_t> sizes = shapes.integers(shape.key, 0, kMost);
+        if (!multiply(sizes, numel)) shapes.refuse(shape.key, "the sizes are too large");
+        parameter.state_shapes[shape.key] = sizes;
+      }
+    }
     if (fields.has("strides")) parameter.strides = fields.integers("strides", 0, kMost);
     parameter.dtype = fields.text("dtype");
     parameter.trains = fields.boolean("trains");

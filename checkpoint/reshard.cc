@@ -36,14 +36,14 @@ void add_whole(const SavedCheckpoint& from, const std::string& what, const std::
   add_piece(from, what, name, 0, places.back().piece.offset + places.back().piece.numel, pieces);
 }
 
-/// Elements [first, first + numel) of a parameter and of all its states. `first` is a multiple of kBlock.
+/// Elements [first, first + numel) of a parameter and of its states that have as many. `first` is a multiple of kBlock.
 void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter, std::int64_t first, std::int64_t numel,
                    std::vector<Piece>& pieces) {
   const std::string& name = parameter.name;
   add_piece(from, kValue, name, first, numel, pieces);
   add_piece(from, kMaster, name, first, numel, pieces);
   for (const SavedState& state : from.manifest().states) {
-    if (!parameter.has_state(state.name)) continue;
+    if (!parameter.has_state(state.name) || parameter.state_shapes.contains(state.name)) continue;
     add_piece(from, state.name, name, first, numel, pieces);
     add_piece(from, state.name + kScales, name, first / kBlock, blocks_of(numel), pieces);
   }
@@ -71,6 +71,9 @@ std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t fi
   std::int64_t before = 0;  // blocks
   for (const SavedParameter& parameter : from.manifest().parameters) {
     const std::int64_t blocks = blocks_of(parameter.numel);
+    for (const auto& [state, shape] : parameter.state_shapes) {
+      add_whole(from, state, parameter.name, pieces[static_cast<std::size_t>(std::min(before / run, files - 1))]);
+    }
     for (std::int64_t block = 0; block < blocks;) {
       const std::int64_t file = (before + block) / run;
       const std::int64_t end = std::min(blocks, (file + 1) * run - before);

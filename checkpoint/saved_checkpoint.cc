@@ -26,6 +26,12 @@ std::string key_of(const std::string& what, const std::string& name) { return wh
 
 std::string buffer_of_rank(std::int64_t rank) { return fmt::format("{}.rank{}", kBuffer, rank); }
 
+bool is_name_of_state(std::string_view name) {
+  constexpr std::string_view kTaken[] = {kMaster, kValue, kBuffer, kItem, kGenerator, kGpuGenerator, "ema"};
+  return !name.empty() && name.find_first_of("|.") == std::string_view::npos &&
+         std::ranges::find(kTaken, name) == std::end(kTaken);
+}
+
 std::string dtype_of_state(const SavedState& state) {
   return state.format == "8bit" ? "U8" : state.format == "bf16" ? "BF16" : "F32";
 }
@@ -96,9 +102,10 @@ absl::Status SavedCheckpoint::check_tensors() {
     TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
     for (const SavedState& state : manifest_.states) {
       if (!parameter.has_state(state.name)) continue;
-      TESSERA_RETURN_IF_ERROR(check_tensor(state.name, name, dtype_of_state(state), parameter.numel));
+      const std::int64_t numel = parameter.numel_of(state.name);
+      TESSERA_RETURN_IF_ERROR(check_tensor(state.name, name, dtype_of_state(state), numel));
       if (state.format != "8bit") continue;
-      TESSERA_RETURN_IF_ERROR(check_tensor(state.name + kScales, name, "F32", (parameter.numel + block - 1) / block));
+      TESSERA_RETURN_IF_ERROR(check_tensor(state.name + kScales, name, "F32", (numel + block - 1) / block));
     }
   }
   for (const SavedTensor& buffer : manifest_.buffers) {

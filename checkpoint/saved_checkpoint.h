@@ -30,6 +30,8 @@ inline constexpr char kScales[] = ".scales";    ///< behind a state's name
 std::string buffer_of_rank(std::int64_t rank);  ///< "buffer.rank3"
 /// Elements of an "8bit" state that share a scale, counted from the parameter's first.
 inline constexpr std::int64_t kScaledElements = 256;
+/// Whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
+bool is_name_of_state(std::string_view name);
 /// The type of a state's numbers: "F32", "BF16", "U8".
 std::string dtype_of_state(const SavedState& state);
 

@@ -63,7 +63,11 @@ std::vector<SavedParameter> describe_parameters(const std::vector<std::unique_pt
     saved.strides = saved_strides(parameter);
     saved.dtype = safetensors_word(group.dtype);
     saved.trains = group.trainable;
-    if (group.trainable) saved.states = states.names_of(group);
+    if (group.trainable) {
+      saved.states = states.names_of(group, i);
+      for_each_tensor_state(group, i,
+                            [&](const TensorState& state, Extent) { saved.state_shapes[state.name] = state.sizes; });
+    }
     const auto updates = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
     if (updates != progress.updates.end()) saved.updates = updates->second;
     saved.unit = group.unit->index;
@@ -99,6 +103,8 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
       manifest.rates.push_back(has_own ? std::optional(rate) : std::nullopt);
     }
   }
+  if (s.strategy.on_spike.action != SpikeAction::kNone)
+    manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
   manifest.parameters = describe_parameters(s.units, states, progress);
   return manifest;
 }
@@ -113,7 +119,7 @@ CheckpointSave::CheckpointSave(EngineCheckpoints::State& s, std::string folder, 
       options_(options),
       rank_(s.mesh.rank()),
       who_("rank " + std::to_string(rank_)),
-      states_(s.strategy, s.own_rule) {}
+      states_(s.strategy, s.own_rules, s.units) {}
 
 absl::Status CheckpointSave::begin() {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,

@@ -5,15 +5,14 @@
 #include <memory>
 
 #include "sharding/layout/memory_plan.h"
+#include "tessera/own_rules.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
 
 namespace tessera {
 
-class ElementwiseOptimizer;
-
 /// As plan_memory, but returns the MemoryPlan itself, which knows what the numbers were computed from.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
-                          std::shared_ptr<const ElementwiseOptimizer> own = nullptr);
+                          const OwnRules& own_rules = {});
 
 }  // namespace tessera

@@ -19,19 +19,18 @@
 #include "engine/parameter_groups.h"
 #include "engine/run_scope.h"
 #include "engine/step/own_optimizer.h"
+#include "engine/step/tensor_rule.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "sharding/gradient_method.h"
 #include "sharding/partition.h"
 #include "tessera/span.h"
 
 namespace tessera {
-Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh)
-    : Engine(std::move(module), strategy, mesh, nullptr) {}
-
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
-               std::shared_ptr<const ElementwiseOptimizer> optimizer)
-    : state_(std::make_unique<State>(std::move(module), strategy, mesh, std::move(optimizer))) {}
+               const OwnRules& own)
+    : state_(std::make_unique<State>(std::move(module), strategy, mesh, own)) {}
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
@@ -146,9 +145,13 @@ StepResult Engine::step() {
   bool saved = false;
   const StepResult result = s.or_abort("step", [&] {
     StepResult taken = s.take_step();
-    saved = s.save_has_ended();
+    saved = s.step_finishes_saves && s.save_has_ended();
     return taken;
   });
+  if (result.spike && s.strategy.on_spike.action == SpikeAction::kRollback) {
+    EngineCheckpoints(*this).go_back(result.step);
+    saved = s.step_finishes_saves;  // go_back has waited for it
+  }
   if (saved) EngineCheckpoints(*this).finish();  // may throw; the step is taken
   return result;
 }
@@ -157,6 +160,8 @@ void Engine::zero_grad() {
   State& s = *state_;
   s.expect_not_updated("zero_grad");
   s.or_abort("zero_grad", [&] {
+    // What compression kept of the gradients that are dropped is theirs, too.
+    if (s.microbatch > 0 && s.plan.use()[MemoryCategory::kFeedback] > 0) s.reducer->forget_feedback();
     s.drop_microbatches();
     s.step->forget_losses();
   });
@@ -237,6 +242,8 @@ void Engine::enter_forked_process() {
   State& s = *state_;
   s.watch.reset();
   static_cast<void>(s.saving.release());  // its thread, its lock and its files are the parent's
+  if (s.durable) s.durable->enter_forked_process();
+  static_cast<void>(s.durable.release());
   if (s.activations) s.activations->enter_forked_process();
   if (!s.residency && !s.plan.input().placement.shared) return;  // private memory, which fork has copied
   for (auto& unit : s.units) {
@@ -253,10 +260,11 @@ std::vector<std::string> Engine::unit_names() const {
 }
 
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
-                          std::shared_ptr<const ElementwiseOptimizer> own) {
+                          const OwnRules& own_rules) {
+  expect_comm_hook(strategy.compression, own_rules.comm_hook.get());
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
-  const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, std::move(own));
+  const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);
   PlanScene scene{position};
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
@@ -265,15 +273,16 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const CompressedParts compressed = would_compress(shape, topology, transport);
   scene.shard_compressed_part = compressed.shard;
   scene.replicate_compressed_part = compressed.replicate;
-  const auto units =
-      partition(module, strategy, parts_for(strategy, position), nullptr, matrices_of(strategy.optimizer));
+  const int parts = parts_for(strategy, position);
+  const auto units = partition(module, strategy, parts, nullptr, matrices_of(strategy.optimizer));
+  add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);
   assign_groups(units, strategy.optimizer);
   return make_plan(units, strategy, scene, *optimizer);
 }
 
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
-                          std::shared_ptr<const ElementwiseOptimizer> optimizer) {
-  const MemoryPlan plan = plan_in_detail(module, strategy, topology, std::move(optimizer));
+                          const OwnRules& own) {
+  const MemoryPlan plan = plan_in_detail(module, strategy, topology, own);
   return {plan.use(), plan.disk(), plan.to_table()};
 }
 

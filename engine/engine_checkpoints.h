@@ -8,18 +8,35 @@
 
 namespace tessera {
 
-/// save_checkpoint and load_checkpoint, with the Engine's inside at hand.
+/// save_checkpoint and load_checkpoint, commit_durable and resume_durable, with the Engine's inside at hand.
 class EngineCheckpoints {
  public:
   using State = Engine::State;
+  /// For what stands beside the Engine in this layer.
+  State& state() { return s_; }
   explicit EngineCheckpoints(Engine& engine) : s_(*engine.state_) {}
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
   LoadedCheckpoint load(const std::string& path);
   void finish();
+  /// After step number `step`, which was skipped for its loss: gives parameters and all that updates them the values of the last
+  /// checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. Waits for a save under way, whose error
+  /// finish() throws. Where there is none, or the same one was gone back to too often, nothing changes. Warns. Collective.
+  void go_back(std::int64_t step);
+  /// The caller will call finish() when all ranks' saves have ended, and a step does not look.
+  void finish_by_hand() { s_.step_finishes_saves = false; }
+  /// Whether this rank's part of the save under way has ended, well or not.
+  bool save_has_ended() const;
   std::optional<CheckpointProgress> progress() const;
+  bool commit(const CheckpointItems& items);
+  /// The step of an earlier run's commit from which this one has not gone on.
+  std::optional<std::int64_t> commit_to_resume() const;
+  std::optional<LoadedCheckpoint> resume_durable();
 
  private:
+  void expect_durable(const char* call) const;
+  void note_last(const std::string& path);
+
   Engine::State& s_;
 };
 

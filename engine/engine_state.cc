@@ -11,11 +11,15 @@
 #include "engine/memory/kept_group.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
+#include "engine/open_durable.h"
 #include "engine/parameter_groups.h"
 #include "engine/replicas.h"
+#include "engine/same_start.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/gather_order.h"
+#include "engine/step/own_optimizer.h"
 #include "engine/step/queued_step.h"
+#include "engine/step/tensor_rule.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
@@ -68,8 +72,14 @@ const char* name_of(WireForm form) {
 
 /// For the line about gradients on the wire.
 std::string words_of_compression(const PlanInput& input) {
+  if (input.compression.hook) return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";
   const bool shard = input.compressed_shard_part > 0, replicate = input.compressed_replicate_part > 0;
   if (!shard && !replicate) return "";
+  const CompressionConfig& compression = input.compression;
+  if (compression.power_sgd_rank > 0)
+    return c10::str(" (over the network matrices as factors of rank ", compression.power_sgd_rank, ")");
+  if (compression.top_k > 0)
+    return c10::str(" (over the network ", 100 * compression.top_k, " % of each unit's, the largest)");
   const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
   return c10::str(" (over the network on ", axes, ": ", name_of(input.compression.gradients), ", sums ",
                   name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
@@ -106,8 +116,11 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 Engine::State::~State() = default;
 
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
-                     const Mesh& mesh_given, std::shared_ptr<const ElementwiseOptimizer> own_rule_given)
-    : module(std::move(module_given)), strategy(strategy_given), mesh(mesh_given), own_rule(std::move(own_rule_given)) {
+                     const Mesh& mesh_given, OwnRules own_rules_given)
+    : module(std::move(module_given)),
+      strategy(strategy_given),
+      mesh(mesh_given),
+      own_rules(std::move(own_rules_given)) {
   look_at_module();
   try {
     or_abort("Engine", [&] { set_up(); });
@@ -121,9 +134,11 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Stra
 void Engine::State::look_at_module() {
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*module);
-  optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rule);
-  units = partition(*module, strategy, parts_for(strategy, shape_of_mesh().position_of(mesh.rank())), &has_kept_master,
-                    matrices_of(strategy.optimizer));
+  expect_comm_hook(strategy.compression, own_rules.comm_hook.get());
+  optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);
+  const int parts = parts_for(strategy, shape_of_mesh().position_of(mesh.rank()));
+  units = partition(*module, strategy, parts, &has_kept_master, matrices_of(strategy.optimizer));
+  add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);
   assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
   expect_own_memory(units, *module);
@@ -137,6 +152,7 @@ void Engine::State::set_up() {
   const MeshPosition position = shape.position_of(mesh.rank());
   axes = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
   check_transport();
+  expect_same_start(strategy, *axes.control);
   accelerator = accelerator_of(*axes.world);
   const ComputeDevice device = accelerator.device;
   uploader.emplace(device, accelerator.kernels.get());
@@ -153,10 +169,14 @@ void Engine::State::set_up() {
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
 
+  if (strategy.durable.every > 0) {
+    durable = open_durable(strategy.durable, plan, durable_layout(plan, units, *module, strategy), *axes.control);
+  }
   // Before memory: ranks whose modules differ are told which parameter, not which size.
   FirstValues first_values(units, *axes.control);
-  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths);
+  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, durable.get());
   memory_use = memory.allocated();
+  if (durable) memory_use[MemoryCategory::kRecords] += durable->memory_bytes();
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
@@ -166,12 +186,13 @@ void Engine::State::set_up() {
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
+  if (own_rules.comm_hook) reducer->sum_by(own_rules.comm_hook);
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rule);
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules);
   }
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
@@ -226,9 +247,7 @@ void Engine::State::report_plan() const {
        << plan.to_table();
   if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
   log_info(text.str());
-  const CompressionConfig& compression = strategy.compression;
-  const bool compresses = compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
-  if (compresses && words_of_compression(plan.input()).empty()) {
+  if (compresses(strategy.compression) && !strategy.compression.hook && words_of_compression(plan.input()).empty()) {
     log_info(
         "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
         "share "
@@ -300,10 +319,12 @@ void Engine::State::detach_parameters() {
 
 void Engine::State::begin_backward() {
   const Span span("checks");
+  if (use_times) use_times->mark(UseTimes::Event::kBackward);
   if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
   expect_parameters();
   hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
+  reducer->use_methods(attempts >= strategy.compression.start_step, attempts + 1);
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(log->entries()));
   if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());
 }
@@ -316,6 +337,7 @@ void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& i
   local.tokens += info.tokens;
   local.samples += info.samples;
   if (!info.retain_graph) ++microbatch;
+  if (use_times) use_times->mark(UseTimes::Event::kBackwardEnd);
 }
 
 double Engine::State::communication_seconds() const {
@@ -325,6 +347,7 @@ double Engine::State::communication_seconds() const {
 }
 
 StepResult Engine::State::take_step() {
+  if (use_times) use_times->mark(UseTimes::Event::kStep);
   {
     const Span span("checks");
     expect_parameters();
@@ -341,7 +364,7 @@ StepResult Engine::State::take_step() {
     if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
     expect_equal_replicas(units, plan, *axes.control, attempts);
   }
-  if (result.overflow && plan.use()[MemoryCategory::kFeedback] > 0) reducer->forget_feedback();
+  if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->forget_feedback();
   make_buffers_alike();
   if (attempts == 1 && accelerator.allocated) note_activations();
   if (attempts == 1 && activations) note_offloaded_activations();
@@ -355,6 +378,8 @@ StepResult Engine::State::take_step() {
   if (Trace::on()) Trace::record("step", {}, last_step_end, now);
   result.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
   last_step_end = now;
+  last_step_seconds = result.seconds;
+  if (use_times) use_times->mark(UseTimes::Event::kStepEnd);
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/device/accelerator.h"
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
+#include "engine/memory/durable_files.h"
 #include "engine/memory/shard_records.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
@@ -25,7 +26,9 @@
 #include "sharding/op_watch.h"
 #include "sharding/reducer.h"
 #include "sharding/residency.h"
+#include "sharding/use_times.h"
 #include "tessera/engine.h"
+#include "tessera/own_rules.h"
 
 namespace tessera {
 
@@ -33,8 +36,7 @@ class BackgroundSave;
 
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
 struct Engine::State {
-  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
-        std::shared_ptr<const ElementwiseOptimizer> own_rule);
+  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh, OwnRules own_rules);
   ~State();
 
   void look_at_module();
@@ -97,7 +99,7 @@ struct Engine::State {
 
   Accelerator accelerator;
   std::optional<Uploader> uploader;
-  const std::shared_ptr<const ElementwiseOptimizer> own_rule;  ///< the program's, or null
+  const OwnRules own_rules;
   std::unique_ptr<Optimizer> optimizer;
   MeshAxes axes;
   bool shares_memory = false;  ///< the ranks of a shard group
@@ -128,9 +130,19 @@ struct Engine::State {
   LocalStep local;
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_step_end;
+  double last_step_seconds = 0;
+  UseTimes* use_times = nullptr;  ///< of a StepProfiler, while one lives
 
   std::shared_ptr<Collectives> save_group;  ///< of the thread that saves, where it may (CheckpointConfig::async)
   std::unique_ptr<BackgroundSave> saving;   ///< the save under way, on all ranks or on none
+  bool step_finishes_saves = true;          ///< a step that sees the end of a save throws its error
+  /// What a spike goes back to (SpikeAction::kRollback).
+  struct LastCheckpoint {
+    std::string path;  ///< that was saved or loaded last; empty: none
+    int returns = 0;   ///< to it
+  };
+  LastCheckpoint last_checkpoint;
+  std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
 };
 
 /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/saved_checkpoint.h"
+#include "engine/background_save.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
 #include "engine/checkpoint/state_reader.h"
@@ -23,15 +24,21 @@
 namespace tessera {
 namespace {
 
+enum class LoadKind : std::uint8_t {
+  kAll,
+  kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
+};
+
 /// Loads one checkpoint. Every rank makes one, and all do the same steps.
 class Load {
  public:
-  Load(EngineCheckpoints::State& s, const std::string& path)
+  Load(EngineCheckpoints::State& s, const std::string& path, LoadKind kind)
       : s_(s),
+        kind_(kind),
         path_(path),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(s.strategy, s.own_rule) {}
+        states_(s.strategy, s.own_rules, s.units) {}
 
   absl::StatusOr<LoadedCheckpoint> run() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
@@ -97,6 +104,7 @@ class Load {
     const Unrecorded unrecorded;
     TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
     TESSERA_RETURN_IF_ERROR(read_buffers());
+    if (kind_ == LoadKind::kBackInTime) return "";
     TESSERA_RETURN_IF_ERROR(read_items());
     TESSERA_RETURN_IF_ERROR(read_generators());
     return "";
@@ -176,9 +184,17 @@ class Load {
     if (manifest().loss_scale && s_.strategy.mixed_precision.loss_scale.dynamic)
       progress.scaler = {static_cast<float>(manifest().loss_scale->scale), manifest().loss_scale->finite_steps,
                          manifest().loss_scale->overflow_steps};
-    read_rates(progress);
+    if (manifest().losses) {
+      progress.losses = {manifest().losses->window, manifest().losses->spikes_in_a_row};
+    } else if (kind_ == LoadKind::kAll) {
+      progress.losses = {};  // those there are may be of another run
+    }
+    if (kind_ == LoadKind::kAll) {
+      read_rates(progress);
+      s_.attempts = manifest().step;
+    }
     s_.step->resume(progress);
-    s_.attempts = manifest().step;
+    s_.reducer->forget_feedback();
     // Graphs made before must not be run backward on the new values.
     for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
       if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
@@ -188,7 +204,7 @@ class Load {
     loaded_.path = path_;
     loaded_.step = manifest().step;
     loaded_.inexact = std::move(matched_.inexact);
-    if (rank_ != 0) return;
+    if (rank_ != 0 || kind_ == LoadKind::kBackInTime) return;
     log_info("loaded " + path_ + ", of step " + std::to_string(loaded_.step));
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
@@ -206,6 +222,7 @@ class Load {
   }
 
   EngineCheckpoints::State& s_;
+  const LoadKind kind_;
   std::string path_;
   const int rank_;
   const std::string who_;
@@ -223,10 +240,37 @@ LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
   s_.expect_weights("load_checkpoint");
   expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
   finish();
-  return value_or_throw(s_.or_abort("load_checkpoint", [&] {
+  LoadedCheckpoint loaded = value_or_throw(s_.or_abort("load_checkpoint", [&] {
     s_.expect_parameters();
-    return Load(s_, path).run();
+    return Load(s_, path, LoadKind::kAll).run();
   }));
+  note_last(loaded.path);
+  return loaded;
+}
+
+void EngineCheckpoints::go_back(std::int64_t step) {
+  constexpr int kMostReturns = 3;
+  if (s_.saving) {
+    const absl::StatusOr<std::string> saved = s_.saving->wait();
+    if (saved.ok()) note_last(*saved);
+  }
+  Engine::State::LastCheckpoint& last = s_.last_checkpoint;
+  const bool goes = !last.path.empty() && last.returns < kMostReturns;
+  if (s_.mesh.rank() == 0) {
+    log_warning("step " + std::to_string(step) +
+                (goes                ? ": training goes on from " + last.path + ", with the next data"
+                 : last.path.empty() ? ": there is no checkpoint to go back to yet"
+                                     : ": training has gone back to " + last.path + " " + std::to_string(last.returns) +
+                                           " times, and does not go there again"));
+  }
+  if (!goes) return;
+  ++last.returns;
+  throw_if_error(s_.or_abort("on_spike", [&] { return Load(s_, last.path, LoadKind::kBackInTime).run(); }).status());
+}
+
+/// The times that a spike went back to a checkpoint count until there is another one.
+void EngineCheckpoints::note_last(const std::string& path) {
+  if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
 }
 
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {

@@ -64,26 +64,27 @@ void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const Optimi
 }
 
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer) {
-  if (optimizer.type != OptimizerType::kMuon) return nullptr;
-  return [groups = optimizer.groups](const FlatParameter& parameter) {
+  if (optimizer.type == OptimizerType::kAdafactor) return [](const FlatParameter&) { return true; };
+  if (!updates_whole_tensors(optimizer.type)) return nullptr;
+  return [type = optimizer.type, groups = optimizer.groups](const FlatParameter& parameter) {
     if (parameter.sizes.size() != 2 || parameter.numel == 0) return false;
     for (const ParameterGroup& group : groups) {
       if (!group.type) continue;
       const auto lets_in = [&](const std::string& pattern) { return fits(group, pattern, parameter); };
-      if (std::ranges::any_of(group.match, lets_in)) return *group.type == OptimizerType::kMuon;
+      if (std::ranges::any_of(group.match, lets_in)) return *group.type == type;
     }
     return !parameter.is_embedding;
   };
 }
 
 std::string table_of_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
-  const bool has_matrices = optimizer.type == OptimizerType::kMuon;
+  const bool has_matrices = updates_whole_tensors(optimizer.type);
   if (optimizer.groups.empty() && !has_matrices) return "";
   using Align = TextTable::Align;
   TextTable table({{"group"},
                    {"parameters", Align::kRight},
                    {"elements", Align::kRight},
-                   {"of matrices", Align::kRight},
+                   {"in whole", Align::kRight},
                    {"of the rate", Align::kRight},
                    {"weight decay", Align::kRight},
                    {"betas", Align::kRight},

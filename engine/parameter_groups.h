@@ -17,7 +17,7 @@ bool is_named(const FlatParameter& parameter, const std::string& pattern);
 /// parameter would be in two groups. Looks at frozen parameters too, so that freezing changes no group.
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
-/// Which parameters are updated as matrices: `is_matrix` of `partition`.
+/// Which parameters are updated as matrices, or in whole: `is_matrix` of `partition`.
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
 
 /// For people: a row a group with its parameters and numbers, what is in no group last. Empty where there are neither groups nor

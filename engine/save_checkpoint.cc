@@ -23,7 +23,7 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
     log_warning("save_checkpoint waits for the checkpoint of step " + std::to_string(s_.saving->progress().step) +
                 ", which is still being written. hint: save less often, or to a faster disk");
   finish();
-  return value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
+  std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
     s_.expect_parameters();
     auto save = std::make_unique<CheckpointSave>(s_, folder, items, options);
     TESSERA_RETURN_IF_ERROR(save->begin());
@@ -33,14 +33,18 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
     s_.saving = std::make_unique<BackgroundSave>(std::move(save), s_.save_group);
     return s_.saving->progress().path;
   }));
+  if (!s_.saving) note_last(path);
+  return path;
 }
 
 void EngineCheckpoints::finish() {
   if (!s_.saving) return;
   const absl::StatusOr<std::string> saved = s_.saving->wait();
   s_.saving.reset();
-  throw_if_error(saved.status());
+  note_last(value_or_throw(saved));
 }
+
+bool EngineCheckpoints::save_has_ended() const { return s_.saving && s_.saving->has_ended(); }
 
 std::optional<CheckpointProgress> EngineCheckpoints::progress() const {
   return s_.saving ? std::optional(s_.saving->progress()) : std::nullopt;

@@ -43,6 +43,9 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
   expect(s.microbatch == 0, "set_trainable between backward and step: call step() or zero_grad() first");
   s.expect_weights("set_trainable");
   expect(s.open_guards == 0, "set_trainable under a Gathered guard: close that guard first");
+  expect(!s.durable,
+         "set_trainable with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a "
+         "run that makes the change before its Engine");
   auto [tensors, replans] = named(s.units, pattern, trainable);
   EngineCheckpoints(*this).finish();
   s.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
@@ -54,10 +57,10 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
     const StepProgress progress = s.step->progress();
     const CarriedStates states(s.units, s.plan, s.memory, s.axes);
     const std::int64_t attempts = s.attempts;
-    const auto [module, strategy, mesh, own_rule] = std::tuple(s.module, s.strategy, s.mesh, s.own_rule);
+    const auto [module, strategy, mesh, own_rules] = std::tuple(s.module, s.strategy, s.mesh, s.own_rules);
     s.detach_parameters();
     for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
-    auto next = std::make_unique<State>(module, strategy, mesh, own_rule);
+    auto next = std::make_unique<State>(module, strategy, mesh, own_rules);
     states.write_to(next->units, *next->axes.control);
     next->step->resume(progress);
     next->attempts = attempts;

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "offload/fault_environment.h"
 #include "offload/file_calls.h"
@@ -123,6 +125,26 @@ absl::Status write_file_atomically(const std::string& path, std::span<const std:
   TESSERA_RETURN_IF_ERROR(file.close());
   TESSERA_RETURN_IF_ERROR(file.rename());
   return file.sync_folder();
+}
+
+absl::Status make_folders(const std::string& folder, const std::string& who) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> above;  // of the folders to be made, the innermost first
+  std::error_code error;
+  for (fs::path path = fs::path(folder).lexically_normal(); !path.empty() && !fs::exists(path, error);
+       path = path.parent_path()) {
+    if (path.has_filename()) above.push_back(folder_of(path.string()));
+  }
+  const auto failed = [&](const char* operation, const std::string& file, int code) {
+    return file_error({.who = who, .operation = operation, .file = file, .error = code});
+  };
+  fs::create_directories(folder, error);
+  if (error) return failed("create", folder, error.value());
+  for (const std::string& each : above) {
+    const char* operation = "fsync";
+    if (const int got = file_calls::sync_folder(each, operation); got < 0) return failed(operation, each, -got);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -26,4 +26,8 @@ namespace tessera {
 absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
                                    mode_t mode = 0600);
 
+/// Makes the folder and those above it that are not there, and syncs the folder above each that it makes: a power loss afterwards
+/// takes none of them away. Errors, with `who` in front: 73, 77, 71, 74.
+absl::Status make_folders(const std::string& folder, const std::string& who);
+
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,7 +54,8 @@ absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::create(const BlockFileOpti
                                   options.bytes, kSectorBytes));
   TESSERA_ASSIGN_OR_RETURN(const ScratchDirectory directory, look_at_scratch_directory(options.directory, options.who));
   std::unique_ptr<BlockFile> file(new BlockFile);
-  file->name_ = next_name(options.directory);
+  file->is_kept_ = !options.name.empty();
+  file->name_ = file->is_kept_ ? options.directory + "/" + options.name : next_name(options.directory);
   file->directory_ = options.directory;
   file->bytes_ = options.bytes;
   TESSERA_RETURN_IF_ERROR(file->open(options, directory.in_memory));
@@ -62,20 +64,24 @@ absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::create(const BlockFileOpti
 }
 
 absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
-  const Opened opened = open_scratch(directory_, name_);
-  if (opened.fd < 0) return error(options, "open", -opened.fd, -1, -1, -1);
-  fd_ = buffered_fd_ = opened.fd;
-  if (opened.has_name) {
-    if (const int got = file_calls::unlink(name_); got < 0) {
-      ::unlink(name_.c_str());
-      return error(options, "unlink", -got, -1, -1, -1);
+  if (is_kept_) {
+    TESSERA_RETURN_IF_ERROR(open_kept(options));
+  } else {
+    const Opened opened = open_scratch(directory_, name_);
+    if (opened.fd < 0) return error(options, "open", -opened.fd, -1, -1, -1);
+    fd_ = buffered_fd_ = opened.fd;
+    if (opened.has_name) {
+      if (const int got = file_calls::unlink(name_); got < 0) {
+        ::unlink(name_.c_str());
+        return error(options, "unlink", -got, -1, -1, -1);
+      }
     }
   }
   if (!options.direct) {
     mode_ = "page cache, as asked for";
   } else if (in_memory) {
     mode_ = "page cache, because tmpfs is memory already";
-  } else if (const int got = try_direct(); got != 0) {
+  } else if (const int got = try_direct(/*may_write=*/!was_there_); got != 0) {
     return error(options, "open with O_DIRECT", got, -1, -1, -1);
   } else if (!direct_) {
     warn_once("no O_DIRECT " + directory_,
@@ -86,9 +92,40 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
   return absl::OkStatus();
 }
 
+// A file of another size is of no use to anybody, and is made anew under its name.
+absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
+  constexpr mode_t kOwnerOnly = 0600;
+  constexpr int kFlags = O_NOFOLLOW | O_RDWR | O_CLOEXEC;
+  int fd = file_calls::open(name_, kFlags, kOwnerOnly);
+  std::int64_t bytes = -1;  // none
+  if (fd >= 0) {
+    struct stat seen {};
+    bytes = ::fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? seen.st_size : -1;
+    was_there_ = bytes == options.bytes;
+  }
+  if (fd < 0 && fd != -ENOENT) return error(options, "open", -fd, -1, -1, -1);
+  if (!was_there_ && options.must_be_there) {
+    if (fd >= 0) ::close(fd);
+    return make_error(
+        ExitCode::kCorruptData,
+        fmt::format("{}: {} holds a part of the last commit, and {}, want {} bytes. hint: put the file back, or "
+                    "begin anew in another folder",
+                    options.who, name_, bytes < 0 ? "is missing" : fmt::format("has {} bytes", bytes), options.bytes));
+  }
+  if (fd >= 0 && !was_there_) {
+    ::close(fd);
+    if (const int got = file_calls::unlink(name_); got < 0) return error(options, "unlink", -got, -1, -1, -1);
+    fd = -ENOENT;
+  }
+  if (fd == -ENOENT) fd = file_calls::open(name_, kFlags | O_CREAT | O_EXCL, kOwnerOnly);
+  if (fd < 0) return error(options, "open", -fd, -1, -1, -1);
+  fd_ = buffered_fd_ = fd;
+  return absl::OkStatus();
+}
+
 // Some file systems refuse O_DIRECT when the file is opened, others only when it is written. Returns an errno where the
 // cause has nothing to do with O_DIRECT.
-int BlockFile::try_direct() {
+int BlockFile::try_direct(bool may_write) {
   const int fd = file_calls::open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
   if (fd == -EINVAL || fd == -EOPNOTSUPP || fd == -ENOENT) {
     mode_ = "page cache, because opening with O_DIRECT failed: " + errno_text(-fd);
@@ -96,7 +133,9 @@ int BlockFile::try_direct() {
   }
   if (fd < 0) return -fd;
   alignas(kSectorBytes) static const std::byte zeros[kSectorBytes] = {};
-  const ssize_t written = file_calls::pwrite(fd, name_, zeros, kSectorBytes, 0);
+  alignas(kSectorBytes) std::byte seen[kSectorBytes];
+  const ssize_t written = may_write ? file_calls::pwrite(fd, name_, zeros, kSectorBytes, 0)
+                                    : file_calls::pread(fd, name_, seen, kSectorBytes, 0);
   if (written == static_cast<ssize_t>(kSectorBytes)) {
     fd_ = fd;
     direct_ = true;
@@ -110,6 +149,18 @@ int BlockFile::try_direct() {
   return 0;
 }
 
+absl::Status BlockFile::sync(const std::string& who) const {
+  const auto failed = [&](const char* operation, int got) {
+    return file_error({.who = who, .operation = operation, .file = name_, .folder = directory_, .error = -got});
+  };
+  if (const int got = retried([&] { return file_calls::fsync(buffered_fd_, name_); }); got < 0)
+    return failed("fsync", got);
+  if (!is_kept_) return absl::OkStatus();
+  const char* operation = "fsync";
+  if (const int got = file_calls::sync_folder(directory_, operation); got < 0) return failed(operation, got);
+  return absl::OkStatus();
+}
+
 absl::Status BlockFile::take_room(const BlockFileOptions& options) {
   // The kernel would send SIGXFSZ, which ends a process.
   rlimit limit{};
@@ -117,9 +168,9 @@ absl::Status BlockFile::take_room(const BlockFileOptions& options) {
       static_cast<rlim_t>(bytes_) > limit.rlim_cur)
     return error(options, "reservation", EFBIG, -1, bytes_, static_cast<std::int64_t>(limit.rlim_cur));
   const int got = retried([&] { return file_calls::reserve(buffered_fd_, name_, bytes_); });
-  if (got == 0) return options.write_zeros ? write_zeros(options) : absl::OkStatus();
+  if (got == 0) return options.write_zeros && !was_there_ ? write_zeros(options) : absl::OkStatus();
   // No reservations on this file system: writing takes the room just as well.
-  if (got == -EOPNOTSUPP) return write_zeros(options);
+  if (got == -EOPNOTSUPP) return was_there_ ? absl::OkStatus() : write_zeros(options);
   return error(options, "reservation", -got, -1, bytes_, -1);
 }
 

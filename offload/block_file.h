@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// See BlockFile.
 struct BlockFileOptions {
   std::string directory = {};
   std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
@@ -18,6 +19,11 @@ struct BlockFileOptions {
   /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on ext4
   /// than writing into blocks that were only reserved; it costs one write of the whole file, before training.
   bool write_zeros = true;
+  /// The file has this name in the directory, and stays when the process ends. One that is there already and has `bytes` bytes
+  /// is opened with what it holds; any other one is replaced. Empty: a scratch file.
+  std::string name = {};
+  bool must_be_there =
+      false;  ///< with `name`: a file that is missing or has another size is an error, and stays as it is
 };
 
 /// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.
@@ -26,12 +32,16 @@ struct BlockFileOptions {
 /// 2. It is gone when the process is, however that ends, and is never read by another run.
 /// 3. The disk's room is taken when `create` returns; a write finds a full disk only where a file system copies on write.
 ///
+/// Or, with BlockFileOptions::name, a file that stays: then 3 is all that holds, and its mode is 0600.
+///
 /// It only holds the file; `IoRing` reads and writes it. The object stays where it is, since transfers point to it.
 class BlockFile {
  public:
   /// Errors: those of `look_at_scratch_directory`; 73 larger than files may be here; 71 too many open files; 74 the disk
-  /// is full (with the bytes wanted and free) or failed; 70 `bytes` against the rule.
+  /// is full (with the bytes wanted and free) or failed; 65 `must_be_there`, and it is not; 70 `bytes` against the rule.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
+  /// What was written is on the disk itself, and so is the file's name. Errors: 74.
+  absl::Status sync(const std::string& who) const;
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
@@ -53,9 +63,10 @@ class BlockFile {
  private:
   BlockFile() = default;
   absl::Status open(const BlockFileOptions& options, bool in_memory);
+  absl::Status open_kept(const BlockFileOptions& options);
   absl::Status take_room(const BlockFileOptions& options);
   absl::Status write_zeros(const BlockFileOptions& options);
-  int try_direct();
+  int try_direct(bool may_write);
   absl::Status error(const BlockFileOptions& options, const char* operation, int error, std::int64_t offset,
                      std::int64_t wanted, std::int64_t got) const;
 
@@ -64,6 +75,8 @@ class BlockFile {
   bool direct_ = false;
   int fd_ = -1;
   int buffered_fd_ = -1;
+  bool is_kept_ = false;    ///< it has a name
+  bool was_there_ = false;  ///< with what it holds
 };
 
 }  // namespace tessera

@@ -90,6 +90,7 @@ absl::StatusOr<FileTier::Sizes> FileTier::sizes_of(const FileTierOptions& option
     ++sizes.file_records[file];
     sizes.file_bytes[file] += static_cast<std::int64_t>(whole_sectors(size_of(options, sizes.resident + i)));
   }
+  for (std::int64_t& bytes : sizes.file_bytes) bytes *= options.durable.empty() ? 1 : 2;
   return sizes;
 }
 
@@ -100,7 +101,8 @@ std::size_t FileTier::memory_of(const FileTierOptions& options, const Sizes& siz
          AlignedMemory::occupied_bytes(sizes.slots * sizes.stride_bytes) + Table<Slot>::occupied_bytes(sizes.slots) +
          Table<std::int32_t>::occupied_bytes(on_disk) + Table<StripePlace>::occupied_bytes(on_disk) +
          Table<std::int64_t>::occupied_bytes(on_disk) + Table<std::uint8_t>::occupied_bytes(on_disk) +
-         (options.verify ? Table<std::uint64_t>::occupied_bytes(on_disk) : 0);
+         (has_checksums(options) ? Table<std::uint64_t>::occupied_bytes(on_disk) : 0) +
+         (options.durable.empty() ? 0 : TwoPlaces::occupied_bytes(on_disk));
 }
 
 absl::StatusOr<std::size_t> FileTier::memory_bytes(const FileTierOptions& options) {
@@ -115,7 +117,7 @@ absl::StatusOr<std::vector<std::int64_t>> FileTier::file_bytes(const FileTierOpt
 
 std::size_t FileTier::allocated_bytes() const {
   return resident_memory_.bytes() + resident_held_.bytes() + slot_memory_.bytes() + slots_.bytes() + slot_of_.bytes() +
-         places_.bytes() + offsets_.bytes() + written_.bytes() + checksums_.bytes();
+         places_.bytes() + offsets_.bytes() + written_.bytes() + checksums_.bytes() + two_places_.bytes();
 }
 
 // ---- Set-up ----------------------------------------------------------------------------------------------------------
@@ -146,7 +148,9 @@ absl::Status FileTier::take_files() {
                                                                .bytes = sizes_.file_bytes[i],
                                                                .who = options_.who,
                                                                .direct = options_.direct,
-                                                               .write_zeros = options_.write_zeros}));
+                                                               .write_zeros = options_.write_zeros,
+                                                               .name = options_.durable,
+                                                               .must_be_there = options_.durable_is_there}));
   }
   return absl::OkStatus();
 }
@@ -162,8 +166,11 @@ absl::Status FileTier::take_memory() {
   TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(on_disk, who));
   TESSERA_ASSIGN_OR_RETURN(offsets_, Table<std::int64_t>::make(on_disk, who));
   TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(on_disk, who));
-  if (options_.verify) {
+  if (has_checksums(options_)) {
     TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(on_disk, who));
+  }
+  if (!options_.durable.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(two_places_, TwoPlaces::make(on_disk, who));
   }
   for (Slot& slot : slots_.span()) slot.record = -1;
   if (on_disk == 0) return absl::OkStatus();
@@ -224,7 +231,21 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
   return memory_of_slot(index).first(size_of(options_, record));
 }
 
+absl::StatusOr<std::span<std::byte>> FileTier::get_to_overwrite(std::int64_t record) {
+  const bool is_on_disk = record >= resident_ && record < options_.records;
+  const bool may_hold = failure_.ok() && held_ < options_.most_held;
+  if (is_on_disk && may_hold && slot_of(record) == 0) slots_[reuse_slot(record)].unverified = false;
+  return get(record);
+}
+
 absl::Status FileTier::put(std::int64_t record) { return let_go(record, true); }
+
+absl::Status FileTier::put_if_changed(std::int64_t record) {
+  if (record < resident_ || record >= options_.records || !holds(record)) return let_go(record, true);
+  const std::size_t which = as_size(record - resident_);
+  const std::uint64_t checksum = checksum_of_slot(as_size(slot_of(record) - 1));
+  return let_go(record, written_[which] == 0 || checksums_[which] != checksum, checksum);
+}
 
 absl::Status FileTier::release(std::int64_t record) { return let_go(record, false); }
 
@@ -272,6 +293,30 @@ absl::Status FileTier::flush() {
   }
   fetched_ = 0;
   return absl::OkStatus();
+}
+
+absl::Status FileTier::sync() {
+  TESSERA_RETURN_IF_ERROR(failure_);
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(i));
+  }
+  for (const auto& file : files_) {
+    if (file == nullptr) continue;
+    if (absl::Status status = file->sync(options_.who); !status.ok()) return fail(-1, status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileTier::return_to(std::string_view where) {
+  TESSERA_RETURN_IF_ERROR(flush());
+  if (held_ > 0 || !copies_.empty())
+    return wrong_use("records are held, or being copied, while others take their place");
+  for (Slot& slot : slots_.span()) {
+    if (slot.record >= 0) slot_of(slot.record) = 0;
+    slot.record = -1;
+    slot.write = 0;  // it has ended, and nobody wants its record again
+  }
+  return two_places_.return_to(where, written_, checksums_);
 }
 
 TierCounters FileTier::counters() const {
@@ -357,10 +402,11 @@ IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
 
 // A read; where to, and its tag, are for the caller to say.
 IoRequest FileTier::request_of(std::int64_t record) const {
-  const std::size_t which = as_size(record - resident_);
+  const std::size_t which = as_size(record - resident_), file = as_size(places_[which].file);
+  const bool is_second = !options_.durable.empty() && two_places_.place(which) == 1;
   return {.kind = IoKind::kRead,
-          .file = files_[as_size(places_[which].file)].get(),
-          .offset = offsets_[which],
+          .file = files_[file].get(),
+          .offset = offsets_[which] + (is_second ? sizes_.file_bytes[file] / 2 : 0),
           .memory = nullptr,
           .bytes = whole_sectors(size_of(options_, record)),
           .who = options_.who,
@@ -404,7 +450,7 @@ absl::Status FileTier::verify(std::size_t index) {
 
 // `memory`: what was read, in whole blocks.
 absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> memory) {
-  if (!options_.verify) return absl::OkStatus();
+  if (!has_checksums(options_)) return absl::OkStatus();
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
   const std::uint64_t want = checksums_[as_size(record - resident_)];
   if (got == want) return absl::OkStatus();
@@ -440,7 +486,11 @@ absl::Status FileTier::bring_in(std::size_t index) {
 
 // ---- Writing ---------------------------------------------------------------------------------------------------------
 
-absl::Status FileTier::let_go(std::int64_t record, bool changed) {
+std::uint64_t FileTier::checksum_of_slot(std::size_t index) const {
+  return XXH3_64bits(memory_of_slot(index).data(), whole_sectors(size_of(options_, slots_[index].record)));
+}
+
+absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<std::uint64_t> checksum) {
   TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
   const bool in_range = record >= 0 && record < options_.records;
   if (!in_range || !holds(record))
@@ -452,20 +502,20 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed) {
   }
   const std::size_t index = as_size(slot_of(record) - 1);
   slots_[index].order = ++order_;
-  if (changed) return start_write(index);
+  if (changed) return start_write(index, checksum);
   slots_[index].state = SlotState::kFree;
   return absl::OkStatus();
 }
 
-absl::Status FileTier::start_write(std::size_t index) {
+absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_t> checksum) {
   Slot& slot = slots_[index];
   const std::size_t which = as_size(slot.record - resident_);
   for (Copy& copy : copies_) {
     if (copy.record == slot.record) TESSERA_RETURN_IF_ERROR(end_copy(copy));
   }
   written_[which] = 1;
-  const std::span<std::byte> memory = memory_of_slot(index).first(whole_sectors(size_of(options_, slot.record)));
-  if (options_.verify) checksums_[which] = XXH3_64bits(memory.data(), memory.size());
+  if (has_checksums(options_)) checksums_[which] = checksum ? *checksum : checksum_of_slot(index);
+  if (!options_.durable.empty()) two_places_.place_to_write(which);
   slot.write = ++writes_;
   // In the order of their numbers, whichever ends first (next_free).
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {

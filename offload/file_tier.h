@@ -2,12 +2,15 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "offload/durable_tier.h"
 #include "offload/io_ring.h"
 #include "offload/stripes.h"
 #include "offload/table.h"
 #include "offload/tier.h"
+#include "offload/two_places.h"
 
 namespace tessera {
 
@@ -39,6 +42,10 @@ struct FileTierOptions {
   bool direct = true;       ///< BlockFileOptions::direct
   bool write_zeros = true;  ///< BlockFileOptions::write_zeros
   IoRingOptions io = {};
+  /// Records are durable (DurableTier): their files have this name in each directory, stay when the process ends, and have two places
+  /// for each record. A checksum of each record is looked at when it is read, as with `verify`. Empty: scratch.
+  std::string durable = {};
+  bool durable_is_there = false;  ///< BlockFileOptions::must_be_there
 };
 
 /// Records in scratch files, read ahead and written behind the caller's back; see RecordTier for what it promises.
@@ -57,7 +64,7 @@ struct FileTierOptions {
 ///
 /// **A copy** reads straight from the disk to where it is wanted, whatever the slots hold; only what is resident, or was
 /// never put, needs no read. So what copies read does not depend on what else is done, and they need no slot.
-class FileTier final : public RecordTier {
+class FileTier final : public RecordTier, public DurableTier {
  public:
   /// Bytes of memory that `create` will take: exact, but for io_uring's rings (some KiB) or the threads' stacks.
   /// Errors: 78 options that make no sense.
@@ -77,6 +84,10 @@ class FileTier final : public RecordTier {
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override;
+  /// Like `get`, for a caller that writes all of the record: nothing is read.
+  absl::StatusOr<std::span<std::byte>> get_to_overwrite(std::int64_t record);
+  /// Like `put`, but for a record whose latest value has these bytes already: that is left as it is. REQUIRES: checksums.
+  absl::Status put_if_changed(std::int64_t record);
   absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
   absl::Status end_copies(std::uint64_t tag) override;
   /// What was fetched and not got stays in memory, but its slots may be used for others.
@@ -85,6 +96,14 @@ class FileTier final : public RecordTier {
   std::size_t record_memory_bytes() const override { return resident_memory_.bytes() + slot_memory_.bytes(); }
   std::size_t allocated_bytes() const override;
   std::string describe() const override;
+
+  /// REQUIRES, as all of DurableTier: FileTierOptions::durable.
+  absl::Status sync() override;
+  std::string where() const override { return two_places_.text(written_, checksums_); }
+  void committed() override { two_places_.commit(); }
+  absl::Status protect(std::string_view where) override { return two_places_.protect(where); }
+  absl::Status return_to(std::string_view where) override;
+  std::span<std::byte> in_memory() override { return resident_memory_.span(); }
 
   /// Records that are always in memory: 0 to this, less one.
   std::int64_t resident_records() const { return resident_; }
@@ -118,6 +137,7 @@ class FileTier final : public RecordTier {
     std::vector<std::int64_t> file_records, file_bytes;
   };
 
+  static bool has_checksums(const FileTierOptions& options) { return options.verify || !options.durable.empty(); }
   static absl::StatusOr<Sizes> sizes_of(const FileTierOptions& options);
   static std::size_t memory_of(const FileTierOptions& options, const Sizes& sizes);
   FileTier(const FileTierOptions& options, const Sizes& sizes);
@@ -141,12 +161,14 @@ class FileTier final : public RecordTier {
   absl::Status verify(std::size_t slot);
   absl::Status verify(std::int64_t record, std::span<const std::byte> memory);
   absl::Status end_copy(Copy& copy);
-  absl::Status start_write(std::size_t slot);
+  std::uint64_t checksum_of_slot(std::size_t slot) const;
+  absl::Status start_write(std::size_t slot, std::optional<std::uint64_t> checksum);
   absl::Status end_write(std::size_t slot);
   absl::Status end_writes_that_are_done();
   std::size_t reuse_slot(std::int64_t record);
   absl::Status bring_in(std::size_t slot);
-  absl::Status let_go(std::int64_t record, bool changed);
+  /// `checksum`: of the slot's bytes, where it is known.
+  absl::Status let_go(std::int64_t record, bool changed, std::optional<std::uint64_t> checksum = std::nullopt);
 
   absl::Status wrong_use(const std::string& what);
   absl::Status fail(std::int64_t record, const absl::Status& status);
@@ -162,7 +184,8 @@ class FileTier final : public RecordTier {
   Table<StripePlace> places_;
   Table<std::int64_t> offsets_;                    ///< in its file
   Table<std::uint8_t> written_;                    ///< it was put once
-  Table<std::uint64_t> checksums_;                 ///< only with `verify`
+  Table<std::uint64_t> checksums_;                 ///< where has_checksums
+  TwoPlaces two_places_;                           ///< where records are durable
   Table<std::uint8_t> resident_held_;              ///< one a resident record
   std::vector<std::unique_ptr<BlockFile>> files_;  ///< one a path; null where a path has no records
   std::unique_ptr<IoRing> ring_;                   ///< behind the memory and files it uses, so that it ends first

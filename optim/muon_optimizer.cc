@@ -22,9 +22,12 @@ MuonOptimizer::MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema
 
 void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& slice,
                               std::span<float> direction) const {
-  StepArguments a = elements_.arguments(slice);
-  a.weights = WeightFormat::kF32;
-  a.master = direction.data();
+  OptimizerSlice as_if = slice;  // the direction stands for the masters, which may not be in memory
+  as_if.master_kind = MasterKind::kF32;
+  as_if.master = direction;
+  as_if.low = {};
+  as_if.parameter = nullptr;
+  StepArguments a = elements_.arguments(as_if);
   a.average = {};
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;

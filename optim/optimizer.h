@@ -75,8 +75,8 @@ class Optimizer {
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
 };
 
-/// What updates elements one by one; under muon, those of parameters that are no matrices. Under lamb and lars it has the states, and
-/// LayerwiseOptimizer updates. Throws `std::invalid_argument` for kOwn.
+/// What updates elements one by one; under muon and own_matrix, those of parameters that are no matrices. Under lamb and lars it has
+/// the states, and LayerwiseOptimizer updates. Throws `std::invalid_argument` for kOwn and kAdafactor, which have nothing such here.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
 /// `optimizer` with a group's own numbers. Its rate is not among them.

@@ -47,8 +47,9 @@ StepRule rule_of(OptimizerType type) {
   switch (type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam:
-    case OptimizerType::kMuon:  // of what is no matrix
-    case OptimizerType::kLamb:  // layerwise_optimizer.h
+    case OptimizerType::kMuon:       // of what is no matrix
+    case OptimizerType::kOwnMatrix:  // likewise
+    case OptimizerType::kLamb:       // layerwise_optimizer.h
       return StepRule::kAdam;
     case OptimizerType::kSgd:
     case OptimizerType::kLars:  // likewise
@@ -59,6 +60,7 @@ StepRule rule_of(OptimizerType type) {
       return StepRule::kAdagrad;
     case OptimizerType::kRmsprop:
       return StepRule::kRmsprop;
+    case OptimizerType::kAdafactor:
     case OptimizerType::kOwn:
       break;  // engine/step/own_optimizer.h
   }
@@ -66,7 +68,8 @@ StepRule rule_of(OptimizerType type) {
 }
 
 bool is_decoupled(OptimizerType type) {
-  return type == OptimizerType::kAdamW || type == OptimizerType::kMuon || type == OptimizerType::kLamb;
+  return type == OptimizerType::kAdamW || type == OptimizerType::kMuon || type == OptimizerType::kOwnMatrix ||
+         type == OptimizerType::kLamb;
 }
 
 RuleNumbers numbers_of(const OptimizerConfig& config) {

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 
+#include "sharding/use_times.h"
+
 namespace tessera {
 
 void GatherLog::note_use(int unit) {
+  if (times_) times_->use(unit);
   if (unit == 0) {
     if (!has_root_) add(unit);
     has_root_ = true;
@@ -19,6 +22,10 @@ void GatherLog::note_use(int unit) {
     if (recent_.size() == most_recent_) recent_.erase(recent_.begin());
   }
   recent_.push_back(unit);
+}
+
+void GatherLog::note_gradient(int unit) {
+  if (times_) times_->use(unit);
 }
 
 void GatherLog::reset() {

@@ -6,6 +6,8 @@
 
 namespace tessera {
 
+class UseTimes;
+
 /// What ranks must do alike between two steps: the order of gathers, and of Gathered guards. Ranks compare digests of it in
 /// every step's agreement (engine/step/gather_order.h).
 ///
@@ -24,6 +26,10 @@ class GatherLog {
   /// An operator reads a unit that every rank of this host has at hand. Noted if ranks on several hosts would have to
   /// gather it: it is not among the last ones used. The root (unit 0) is noted once a step.
   void note_use(int unit);
+  /// A gradient of the unit is there. Noted for `time_uses` alone.
+  void note_gradient(int unit);
+  /// Tells every `note_use` to `times` too, from now on; null: no more.
+  void time_uses(UseTimes* times) { times_ = times; }
 
   std::span<const int> entries() const { return entries_; }
   /// A step is over.
@@ -32,6 +38,7 @@ class GatherLog {
  private:
   void add(int entry);
 
+  UseTimes* times_ = nullptr;
   std::vector<int> entries_;
   std::size_t most_recent_;
   std::vector<int> recent_;  ///< the last units used, without the root; the latest at the end

@@ -189,15 +189,28 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   return claims;
 }
 
-/// As its elements lie one behind the other.
+/// As its elements lie one behind the other; of a tensor that is no matrix, as if it were one.
 MatrixShape matrix_shape(const FlatParameter& parameter) {
+  if (parameter.sizes.size() != 2) return {1, parameter.numel};
   const MatrixShape shape{parameter.sizes.at(0), parameter.sizes.at(1)};
   const bool is_by_columns = parameter.strides.at(0) < parameter.strides.at(1);
   return is_by_columns ? MatrixShape{shape.columns, shape.rows} : shape;
 }
 
+/// GroupShape::factored.
+MatrixShape factored_shape(const FlatParameter& parameter) {
+  if (parameter.sizes.size() < 2 || parameter.numel == 0) return {};
+  std::int64_t rows = 1, stride = 0;  // of the outermost dimension, not counting those of one element
+  for (std::size_t i = 0; i < parameter.sizes.size(); ++i) {
+    if (parameter.sizes[i] == 1 || parameter.strides[i] <= stride) continue;
+    rows = parameter.sizes[i];
+    stride = parameter.strides[i];
+  }
+  return {rows, parameter.numel / rows};
+}
+
 /// Groups a claim's parameters by (dtype, trains, is a matrix); groups in order of first appearance, trainable ones first.
-void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages,
+void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in_pages, bool sends_factors,
                  const std::function<bool(const FlatParameter&)>& is_matrix) {
   std::map<std::tuple<bool, DType, bool>, FlatGroup*> groups;
   for (bool trainable : {true, false}) {
@@ -213,6 +226,7 @@ void make_groups(Unit& unit, Claim claim, int parts, SmallTensors small, bool in
         group->trainable = trainable;
       }
       if (as_matrix) group->matrices.push_back(matrix_shape(claim.parameters[i]));
+      if (sends_factors) group->factored.push_back(factored_shape(claim.parameters[i]));
       group->parameters.push_back(std::move(claim.parameters[i]));
       claim.parameters[i].tensor = group->parameters.back().tensor;  // its requires_grad is looked at again
     }
@@ -239,7 +253,8 @@ std::vector<std::unique_ptr<Unit>> partition(Module& module, const Strategy& str
   for (Claim& claim : claims) {
     if (claim.parameters.empty() && !units.empty()) continue;
     auto& unit = units.emplace_back(std::make_unique<Unit>(static_cast<int>(units.size()), claim.name));
-    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory, is_matrix);
+    make_groups(*unit, std::move(claim), parts, small, strategy.offload.parameters.tier != Tier::kMemory,
+                strategy.compression.power_sgd_rank > 0, is_matrix);
   }
   return units;
 }

@@ -10,7 +10,10 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
+#include "sharding/comm_hook_method.h"
+#include "sharding/gather_log.h"
 #include "sharding/memory_view.h"
 #include "sharding/unit_notes.h"
 #include "sharding/unrecorded.h"
@@ -92,20 +95,13 @@ Reducer::~Reducer() = default;
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
     : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
+  float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
     const UnitShape shape = unit->shape();
     entry.bucket_bytes = plan_.bucket_bytes_of(shape);
     entry.sum_bytes = plan_.sum_bytes_of(shape);
-    for (const auto& group : unit->groups) {
-      const FeedbackNumel numel = plan_.feedback_numel_of(group->shape());
-      const auto take = [&](std::int64_t count) {
-        return count > 0 ? reinterpret_cast<float*>(memory_.feedback.take(count * 4)) : nullptr;
-      };
-      Feedback& feedback = entry.feedback.emplace_back();
-      feedback.shard = take(numel.shard);
-      feedback.replicate = take(numel.replicate);
-    }
+    for (const auto& group : unit->groups) entry.feedback.push_back(take_feedback(*group, method_work));
     if (entry.gradients.trainable() > 0) order_.insert(order_.begin(), unit->index);
     if (plan_.bucket_mode() == BucketMode::kAccumulator) {
       entry.bucket.memory = memory_.buckets.take(entry.bucket_bytes);
@@ -137,6 +133,38 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
   memory_.sums.expect_full();
 }
 
+Reducer::Feedback Reducer::take_feedback(const FlatGroup& group, float* method_work) {
+  const auto take = [&](std::int64_t count) {
+    return count > 0 ? reinterpret_cast<float*>(memory_.feedback.take(count * 4)) : nullptr;
+  };
+  const FeedbackNumel numel = plan_.feedback_numel_of(group.shape());
+  Feedback feedback{take(numel.shard), take(numel.replicate)};
+  float* const kept = take(plan_.method_memory_of(group.shape()).kept);
+  feedback.method = make_gradient_method(plan_, group, kept, method_work);
+  return feedback;
+}
+
+void Reducer::sum_by(const std::shared_ptr<CommHook>& hook) {
+  has_hook_ = true;
+  std::int64_t buckets = 0;
+  for (Entry& entry : entries_) {
+    for (const auto& group : entry.unit->groups) {
+      if (!group->trainable) continue;
+      entry.feedback[group->index].method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
+    }
+  }
+}
+
+void Reducer::use_methods(bool on, std::int64_t step) {
+  uses_methods_ = on;
+  if (!has_hook_) return;
+  for (Entry& entry : entries_) {
+    for (Feedback& feedback : entry.feedback) {
+      if (feedback.method) feedback.method->begin_step(step);
+    }
+  }
+}
+
 bool Reducer::accumulates() const {
   if (updates_in_backward()) return false;
   const BucketMode mode = plan_.bucket_mode();
@@ -152,6 +180,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   if (updates_in_backward()) expect_not_updated(entry, group, parameter);
+  if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0;
@@ -304,6 +333,10 @@ void Reducer::start(Entry& entry) {
   entry.unit->close();
 }
 
+GradientMethod* Reducer::method_of(const FlatGroup& group) const {
+  return uses_methods_ ? entries_[group.unit->index].feedback[group.index].method.get() : nullptr;
+}
+
 ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
   ReduceOptions options(waits());
   const PlanInput& input = plan_.input();
@@ -311,6 +344,7 @@ ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
   options.contributions = input.compression.gradients;
   options.sums = input.compression.sums;
   options.feedback = entries_[group.unit->index].feedback[group.index].shard;
+  options.method = method_of(group);
   return options;
 }
 
@@ -377,7 +411,9 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
     narrow_in_place(bucket, wire, group.layout.numel(), device_);
   }
   const ReduceOptions options = shard_options(group);
-  counts_.reduced_bytes += bytes_on_wire(options.contributions, wire, group.layout.numel());
+  GradientMethod* const method = method_of(group);
+  counts_.reduced_bytes +=
+      method ? method->wire_bytes() : bytes_on_wire(options.contributions, wire, group.layout.numel());
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
   const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
   float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;
@@ -385,6 +421,12 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   GroupReduction& started =
       reduction.groups.emplace_back(GroupReduction{&group, adds, sum, numel, sum, accumulation, Work(), Work()});
   SumVisitor* last = replicated || device_.is_queued ? nullptr : &started.accumulation;
+  if (method && !options.method) {  // a transport without a network knows no methods
+    auto* const values = reinterpret_cast<float*>(bucket);
+    started.work = Work(placement.shard ? reduce_scatter_by(*method, *axes_.reduce, name, values, sum, numel, last)
+                                        : all_reduce_by(*method, *axes_.reduce, name, values, sum, numel, last));
+    return;
+  }
   started.work = placement.shard ? axes_.reduce->reduce_scatter(name, bucket, wire, sum, numel, last, options)
                                  : axes_.reduce->all_reduce(name, bucket, wire, sum, numel, last, options);
 }

@@ -12,6 +12,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
+#include "sharding/gradient_method.h"
 #include "sharding/gradient_packer.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
@@ -75,6 +76,9 @@ class Reducer {
   /// Who updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
 
+  /// A program's rule makes the sums of all gradients, over any transport.
+  void sum_by(const std::shared_ptr<CommHook>& hook);
+
   /// A backward begins. `digest` of what ranks must have done alike so far; used where units are updated in backward.
   void begin_round(std::uint64_t digest) { digest_ = digest; }
 
@@ -88,8 +92,11 @@ class Reducer {
   /// To be called after the optimizer has used the gradients: the next gradient taken starts a new sum.
   void reset();
 
-  /// What rounding took from gradients so far (CompressionConfig::error_feedback) is not added to those to come.
+  /// What gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod) is not added to those to come.
   void forget_feedback();
+
+  /// Of the step under way, counted from 1, and from the next reduction on: whether a GradientMethod makes the sums, where there is one.
+  void use_methods(bool on, std::int64_t step);
 
   /// `used` says of each parameter whether any rank used it in the last step [trainable parameter, in unit, group, layout
   /// order]; the same on all ranks. To be called between steps.
@@ -104,10 +111,11 @@ class Reducer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
-  /// Of a group, where error feedback is kept; null where not.
+  /// Of a group, where error feedback is kept, and what makes its sums; null where not.
   struct Feedback {
     float* shard = nullptr;
     float* replicate = nullptr;
+    std::unique_ptr<GradientMethod> method = {};
   };
   /// Memory for a unit's gradients until they are reduced, or for their sum.
   struct Bucket {
@@ -143,6 +151,8 @@ class Reducer {
   void take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes);
   void free(Bucket& bucket, UnitSlots& slots);
   void place_sum(Entry& entry);
+  Feedback take_feedback(const FlatGroup& group, float* method_work);
+  GradientMethod* method_of(const FlatGroup& group) const;
   ReduceOptions shard_options(const FlatGroup& group) const;
   ReduceOptions replicate_options(const FlatGroup& group) const;
   Waits waits() const;
@@ -187,6 +197,7 @@ class Reducer {
   std::vector<char> expected_;  ///< what `expect` was told last
   bool expects_all_ = true;     ///< a gradient of every trainable parameter
   bool warned_ = false;
+  bool uses_methods_ = true, has_hook_ = false;
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many

@@ -72,7 +72,10 @@ class Residency {
   void expect_values() const;
 
   /// A round is forward and backward of one microbatch.
-  void end_round() { schedule_.end_round(); }
+  void end_round() {
+    schedule_.end_round();
+    last_ = nullptr;  // the next round's first use is an entry of its record, though it were of the same unit
+  }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
   /// Gives back what is held beyond the plan, unless a unit in it is pinned.

@@ -36,6 +36,12 @@ struct FlatParameter {
   std::int64_t number = 0;  ///< in order of registration, of all the module's parameters; the same whatever units are
 };
 
+/// A state that an optimizer keeps of a whole tensor.
+struct TensorState {
+  std::string name;
+  std::vector<std::int64_t> sizes;
+};
+
 /// Parameters of one unit with one dtype that all train or are all frozen, and are all updated in the same way: one flat buffer.
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
@@ -43,6 +49,7 @@ struct FlatParameter {
 ///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32, since `shard` is that, or
 ///                                         split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
+///   tensor_state [tensor_state_part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// Of shard, master and state, a part may lie below memory (`parameter_chunks`, `records`); then the pointers are to the
@@ -56,6 +63,7 @@ struct FlatGroup {
   DType dtype = DType::kF32;
   bool trainable = true;
   std::vector<MatrixShape> matrices;  ///< GroupShape::matrices: of each parameter, as its elements lie in memory
+  std::vector<MatrixShape> factored;  ///< GroupShape::factored
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
   c10::Device device = c10::Device(c10::kCPU);  ///< of all the memory below
@@ -78,13 +86,20 @@ struct FlatGroup {
   std::int64_t first_parameter_record = 0;
   std::shared_ptr<StateRecords> parameters_below;  ///< likewise
   float* gradient = nullptr;
+  TensorStates tensor_states;                    ///< GroupShape::tensor_states
+  std::vector<TensorState> tensor_state_shapes;  ///< of each of their layout
+  Extent tensor_state_part;                      ///< of their buffer
+  float* tensor_state = nullptr;
 
   /// Its parts and memory only: nothing that ties it to the module or to a unit.
   FlatGroup without_module() const;
 
+  /// `element` of the tensor states, which lies in this rank's part.
+  float* tensor_state_at(std::int64_t element) const { return tensor_state + (element - tensor_state_part.offset); }
+
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
-  GroupShape shape() const { return {dtype, trainable, layout, matrices}; }
+  GroupShape shape() const { return {dtype, trainable, layout, matrices, factored, tensor_states}; }
 
   /// Points the parameters at `memory` [layout.numel()], or at nothing: then whoever reads one gets a c10::Error that says
   /// so. In a closed unit they stay refused. REQUIRES: `storage` is made (make_storage).
@@ -160,6 +175,16 @@ void for_each_trainable(const std::vector<std::unique_ptr<Unit>>& units, const V
     for (const auto& group : unit->groups) {
       if (group->trainable) visit(*group);
     }
+  }
+}
+
+/// Calls `visit(state, place)` for each state that is kept of a parameter as a whole; `place` is an extent of the tensor states' buffer.
+template <class Visit>
+void for_each_tensor_state(const FlatGroup& group, std::size_t parameter, const Visit& visit) {
+  const TensorStates& states = group.tensor_states;
+  if (states.empty()) return;
+  for (std::size_t i = states.first[parameter]; i < states.first[parameter + 1]; ++i) {
+    visit(group.tensor_state_shapes[i], states.layout.extent(i));
   }
 }
 

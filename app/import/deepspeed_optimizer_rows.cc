@@ -88,10 +88,10 @@ void optimizer_type(ImportSession& session, const ConfigKey& key) {
   if (refused != refused_optimizers().end()) return session.refused(key, refused->second);
   Strings names;
   for (const KnownOptimizer& each : known_optimizers()) names.push_back(each.name);
-  session.refused(
-      key, "Tessera has no such optimizer" + did_you_mean(word_of(*key.node), names) +
-               "; it has adamw, adam, sgd, lion, adagrad, rmsprop, muon, lamb and lars, and rules of the program's own "
-               "(optimizer.type \"own\")");
+  session.refused(key, "Tessera has no such optimizer" + did_you_mean(word_of(*key.node), names) +
+                           "; it has adamw, adam, sgd, lion, adagrad, rmsprop, muon, lamb and lars, adafactor "
+                           "without its parameters taken over, and rules of the program's own "
+                           "(optimizer.type \"own\" and \"own_matrix\")");
 }
 
 using Rule = std::function<void(ImportSession&, const ConfigKey&)>;

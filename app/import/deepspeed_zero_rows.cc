@@ -127,7 +127,7 @@ std::vector<ImportRow> stage3_rows() {
              zero_ignores("enable_sanity_checks", "checks are the strategy's \"check\""),
              zero_ignores("pipeline_loading_checkpoint", "it changes how a checkpoint is read"),
              zero_ignores("leaf_module.*", kWhole),
-             zero_ignores("save_muon_momentum_buffer_in_memory", "Tessera's muon goes without offload"),
+             zero_ignores("save_muon_momentum_buffer_in_memory", "offload.moments says where Tessera keeps it"),
          };
 }
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "engine/checkpoint/state_formats.h"
@@ -78,11 +80,16 @@ class Matcher {
     }
   }
 
+  /// After match_parameters.
   void match_states() {
     const std::vector<SavedState>& states = states_.all();
     const auto saved = by_name(manifest_.states);
     for (const SavedState& state : states) {
       const auto found = saved.find(state.name);
+      if (found == saved.end() && !needed_.contains(state.name)) {
+        matched_.states.push_back(nullptr);  // only of what was frozen, and begins anew
+        continue;
+      }
       if (found == saved.end()) {
         problem("the optimizer keeps " + quoted(state.name) + " for each parameter, and the checkpoint has " +
                 names_of(manifest_.states) + ". hint: " + (state.name == "ema" ? "/ema" : "/optimizer/type") +
@@ -149,7 +156,7 @@ class Matcher {
       return problem(who + ": the model ties it to [" + joined(parameter.aliases) + "], the checkpoint to [" +
                      joined(saved.aliases) + "]");
     check_type(group, who, saved);
-    if (group.trainable && saved.trains) check_states(group, who, saved);
+    if (group.trainable && saved.trains) check_states(group, i, who, saved);
     if (group.trainable && !saved.trains) anew_.push_back(parameter.name);
     if (!group.trainable && saved.trains) frozen_.push_back(parameter.name);
     if (group.trainable && (saved.unit != group.unit->index || saved.group != static_cast<std::int64_t>(group.index) ||
@@ -158,14 +165,28 @@ class Matcher {
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  void check_states(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
-    for (const std::size_t place : states_.of(group)) {
-      const std::string& name = states_.all()[place].name;
-      if (saved.has_state(name) || !saved.states) continue;  // what the whole checkpoint lacks is told once
-      return problem(who + ": the optimizer keeps " + quoted(name) + " for it, and the checkpoint has " +
-                     joined(*saved.states) +
-                     ". hint: /optimizer/groups say otherwise than in the run that saved it which rule updates it");
-    }
+  /// `saved` trains, as the parameter does.
+  void check_states(const FlatGroup& group, std::size_t i, const std::string& who, const SavedParameter& saved) {
+    bool fits = true;
+    const auto check = [&](const std::string& name, const std::vector<std::int64_t>& sizes) {
+      if (!fits) return;
+      needed_.insert(name);
+      const bool is_known = std::ranges::find(manifest_.states, name, &SavedState::name) != manifest_.states.end();
+      if (!is_known) return;  // what the whole checkpoint lacks is told once
+      const bool is_missing = !saved.has_state(name);
+      fits = !is_missing && saved.shape_of(name) == sizes;
+      if (is_missing) {
+        problem(who + ": the optimizer keeps " + quoted(name) + " for it, and the checkpoint has " +
+                joined(*saved.states) +
+                ". hint: /optimizer/groups say otherwise than in the run that saved it which rule updates it");
+      } else if (!fits) {
+        problem(who + ": the optimizer keeps " + sizes_text(sizes) + " of " + quoted(name) +
+                " for it, and the checkpoint has " + sizes_text(saved.shape_of(name)) +
+                ". hint: another rule than in the run that saved it");
+      }
+    };
+    for (const std::size_t place : states_.of(group)) check(states_.all()[place].name, saved.shape);
+    for_each_tensor_state(group, i, [&](const TensorState& state, Extent) { check(state.name, state.sizes); });
   }
 
   void check_type(const FlatGroup& group, const std::string& who, const SavedParameter& saved) {
@@ -183,6 +204,7 @@ class Matcher {
   const std::map<std::string, const SavedParameter*> saved_;
   MatchedCheckpoint matched_;
   std::vector<std::string> problems_, missing_, anew_, frozen_, rounded_;
+  std::set<std::string> needed_;  ///< names of states that some parameter has which trains in both
   std::int64_t renumbered_ = 0;
 };
 

@@ -39,6 +39,7 @@ absl::Status StateReader::read() {
     }
     for (std::size_t state = 0; state < states_.of(*parameter.group).size(); ++state)
       TESSERA_RETURN_IF_ERROR(read_state(parameter, state));
+    TESSERA_RETURN_IF_ERROR(read_tensor_states(parameter));
   }
   return absl::OkStatus();
 }
@@ -82,6 +83,25 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
   return format == "8bit" ? read_scales(parameter, state, run) : absl::OkStatus();
 }
 
+absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) {
+  const FlatGroup& group = *parameter.group;
+  absl::Status status;
+  for_each_tensor_state(group, parameter.index, [&](const TensorState& state, Extent place) {
+    const SavedState& saved = *matched_.states[states_.place_of(state)];
+    const std::int64_t size = element_bytes(dtype_of_state(saved));
+    status.Update(for_each_portion(intersect(place, group.tensor_state_part), [&](Extent portion) {
+      read_.resize(static_cast<std::size_t>(portion.numel * size));
+      TESSERA_RETURN_IF_ERROR(
+          checkpoint_.read(saved.name, parameter.saved->name, portion.offset - place.offset, read_));
+      const auto numel = static_cast<std::size_t>(portion.numel);
+      convert_state(saved.format, read_, "fp32",
+                    std::as_writable_bytes(std::span(group.tensor_state_at(portion.offset), numel)));
+      return absl::OkStatus();
+    }));
+  });
+  return status;
+}
+
 absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::size_t state, Extent run) {
   FlatGroup& group = *parameter.group;
   const Extent place = group.layout.extent(parameter.index);
@@ -103,6 +123,10 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
 /// As a new Engine has them.
 void StateReader::clear_states(const MatchedParameter& parameter) const {
   FlatGroup& group = *parameter.group;
+  for_each_tensor_state(group, parameter.index, [&](const TensorState&, Extent place) {
+    const Extent own = intersect(place, group.tensor_state_part);
+    std::fill_n(group.tensor_state_at(own.offset), own.numel, 0.0F);
+  });
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
   const std::size_t count = states_.of(group).size();
   if (run.numel == 0 || count == 0) return;

@@ -30,6 +30,7 @@ class StateReader {
   absl::Status read_value(const MatchedParameter& parameter);
   /// `state`: of the group's.
   absl::Status read_state(const MatchedParameter& parameter, std::size_t state);
+  absl::Status read_tensor_states(const MatchedParameter& parameter);
   absl::Status read_scales(const MatchedParameter& parameter, std::size_t state, Extent run);
   void clear_states(const MatchedParameter& parameter) const;
 

@@ -113,6 +113,21 @@ StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const 
     const AxisPlacement axes = group.trainable ? input.placement.optimizer : input.placement.parameters;
     const Extent run = intersect(group.layout.extent(i), written_part(axes, input.mesh, group.layout.numel()));
     if (run.numel > 0) add_run(group, i, run, states);
+    add_tensor_states(group, i, written_part(axes, input.mesh, group.tensor_states.numel()));
+  });
+}
+
+/// `written`: of their buffer.
+void StateWriter::add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written) {
+  for_each_tensor_state(group, parameter, [&](const TensorState& state, Extent place) {
+    const Extent run = intersect(place, written);
+    if (run.numel <= 0) return;
+    sources_.push_back({{state.name, group.parameters[parameter].name, "F32", run.offset - place.offset, run.numel},
+                        [&group, run](const Sink& sink) {
+                          const float* const values = group.tensor_state_at(run.offset);
+                          return append_bytes(std::as_bytes(std::span(values, static_cast<std::size_t>(run.numel))),
+                                              sink);
+                        }});
   });
 }
 

@@ -48,6 +48,7 @@ class StateWriter {
     bool is_held = false;                           ///< in memory that nobody else writes
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
+  void add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written);
 
   std::vector<Source> sources_;
 };

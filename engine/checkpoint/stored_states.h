@@ -10,27 +10,29 @@
 #include "checkpoint/manifest.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
-#include "tessera/elementwise_optimizer.h"
+#include "tessera/own_rules.h"
 
 namespace tessera {
 
-/// The states that an Engine keeps of each element of what trains.
+/// The states that an Engine keeps of what trains: of each element, and of whole tensors (FlatGroup::tensor_states).
 class StoredStates {
  public:
-  /// `own_rule`: the program's, or null.
-  StoredStates(const Strategy& strategy, const std::shared_ptr<const ElementwiseOptimizer>& own_rule);
+  StoredStates(const Strategy& strategy, const OwnRules& own_rules, const std::vector<std::unique_ptr<Unit>>& units);
 
   /// Of all groups, each name once.
   const std::vector<SavedState>& all() const { return all_; }
-  /// Those of one group: StateView::state[i] is all()[of(group)[i]].
+  /// Those of each element of one group: StateView::state[i] is all()[of(group)[i]].
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }
-  /// Their names, for SavedParameter::states: nothing where the group has all there are.
-  std::optional<std::vector<std::string>> names_of(const FlatGroup& group) const;
+  /// Of a tensor state; its place in all().
+  std::size_t place_of(const TensorState& state) const;
+  /// Names of all that a parameter has, for SavedParameter::states: nothing where it has all there are.
+  std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;
 
  private:
   std::vector<std::size_t> add(const Optimizer& optimizer);
+  std::size_t add(const std::string& name, StateDType dtype);
 
   std::vector<SavedState> all_;
   std::vector<std::size_t> of_elements_, of_matrices_;

@@ -1,5 +1,6 @@
 #include "engine/memory/carried_states.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "engine/memory/host_view.h"
@@ -37,6 +38,7 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
 }
 
 void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
+  write_tensor_states(units, control);
   const auto places = places_in(units);
   for (const FlatGroup& group : groups_) {
     for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
@@ -46,6 +48,31 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
         if (place == places.end()) continue;  // it trains no longer
         hand_out(joined, group.layout.extent(i).offset, *place->second.group, place->second.parameter, state);
       }
+    }
+  }
+}
+
+void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const {
+  const auto places = places_in(units);
+  for (const FlatGroup& group : groups_) {
+    const std::int64_t numel = group.tensor_states.numel();
+    if (numel == 0) continue;
+    std::vector<float> joined(static_cast<std::size_t>(numel));
+    std::copy_n(group.tensor_state, group.tensor_state_part.numel, joined.data() + group.tensor_state_part.offset);
+    for_each_part(placement_, mesh_, numel, [&](int rank, Extent part) {
+      const auto bytes = static_cast<std::size_t>(part.numel) * sizeof(float);
+      throw_if_error(control.broadcast("optimizer state", joined.data() + part.offset, bytes, rank).wait());
+    });
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      const auto place = places.find(group.parameters[i].tensor.unsafeGetTensorImpl());
+      if (place == places.end()) continue;
+      const FlatGroup& target = *place->second.group;
+      std::size_t state = group.tensor_states.first[i];
+      for_each_tensor_state(target, place->second.parameter, [&](const TensorState&, Extent whole) {
+        const Extent own = intersect(whole, target.tensor_state_part);
+        const std::int64_t begin = group.tensor_states.layout.extent(state++).offset + (own.offset - whole.offset);
+        std::copy_n(joined.data() + begin, own.numel, target.tensor_state_at(own.offset));
+      });
     }
   }
 }

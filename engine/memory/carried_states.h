@@ -27,6 +27,7 @@ class CarriedStates {
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const;
 
  private:
+  void write_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) const;
   /// One state of a whole group: its numbers, and its scales where they have some.
   struct Joined {
     std::vector<std::byte> data, scales;

@@ -50,6 +50,12 @@ void StateRecords::end_copies(std::uint64_t tag) {
   throw_if_error(tier_->end_copies(tag));
 }
 
+void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
+  const std::lock_guard lock(mutex_);
+  close();
+  body(*durable_);
+}
+
 void StateRecords::open(std::int64_t record) {
   close();
   if (visited_ < order_.size() && order_[visited_] == record) {

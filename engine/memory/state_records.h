@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "offload/durable_tier.h"
 #include "offload/tier.h"
 #include "tessera/memory.h"
 
@@ -22,9 +23,10 @@ namespace tessera {
 /// move it once. Steps announce which records they will visit, and find them read ahead.
 class StateRecords {
  public:
-  /// `tier` holds them. `read_ahead`: so many records are fetched before they are visited.
-  StateRecords(std::unique_ptr<RecordTier> tier, std::int64_t read_ahead)
-      : tier_(std::move(tier)), read_ahead_(read_ahead) {}
+  /// `tier` holds them. `read_ahead`: so many records are fetched before they are visited. `durable`: the same tier, where its records
+  /// are durable.
+  StateRecords(std::unique_ptr<RecordTier> tier, std::int64_t read_ahead, DurableTier* durable = nullptr)
+      : tier_(std::move(tier)), read_ahead_(read_ahead), durable_(durable) {}
   StateRecords(const StateRecords&) = delete;
   StateRecords& operator=(const StateRecords&) = delete;
 
@@ -46,6 +48,9 @@ class StateRecords {
   /// Waits for the copies of `tag`; where it throws, none of them is under way any more either.
   void end_copies(std::uint64_t tag);
 
+  /// Calls `body` with the tier; no record is open then. REQUIRES: end_pass was called since the last pass began, and records are durable.
+  void between_passes(c10::function_ref<void(DurableTier&)> body);
+
   /// Bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return tier_->counters(); }
   /// Of the memory for records.
@@ -62,6 +67,7 @@ class StateRecords {
 
   const std::unique_ptr<RecordTier> tier_;
   const std::int64_t read_ahead_;
+  DurableTier* const durable_;
   std::mutex mutex_;
   std::int64_t open_ = kNone;
   bool changed_ = false;

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 
+#include "engine/memory/durable_files.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
 #include "offload/path_speed.h"
+#include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
@@ -67,6 +69,8 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     if (piece.scale_bytes == 0) continue;
     group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
   }
+  const std::int64_t numel = group.tensor_state_part.numel;
+  if (numel > 0) group.tensor_state = reinterpret_cast<float*>(memory.optimizer.take(numel * 4));
 }
 
 /// What people call a piece of a group: the first parameter that it has a part of.
@@ -99,7 +103,7 @@ struct NewRecords {
 constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 
 /// The directories, with their disks' shares of the records: by measured bandwidth, and equal where there is little on disk.
-std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
+std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
   std::vector<StripePath> paths;
   for (const std::string& directory : directories) paths.push_back({directory});
   if (paths.size() < 2 || plan.disk().bytes < kLeastMeasuredBytes) return paths;
@@ -115,9 +119,26 @@ std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<s
   return paths;
 }
 
-/// Makes the files that hold `pool`, and what reads and writes them.
+/// The same; but where a commit says where records are, with the shares that they had then.
+std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank,
+                                     DurableFiles* durable) {
+  const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
+  std::vector<StripePath> paths;
+  if (then && then->size() == directories.size()) {
+    for (std::size_t i = 0; i < directories.size(); ++i) paths.push_back({directories[i], (*then)[i]});
+  } else {
+    paths = measured_paths(plan, directories, rank);
+  }
+  std::vector<double> weights;
+  for (const StripePath& path : paths) weights.push_back(path.weight);
+  if (durable) durable->use_weights(weights);
+  return paths;
+}
+
+/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them.
 std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
-                                        const std::vector<StripePath>& paths, int rank) {
+                                        const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
+                                        const std::string& kind) {
   FileTierOptions options;
   options.who = "rank " + std::to_string(rank);
   options.sizes = std::move(records.sizes);
@@ -129,21 +150,28 @@ std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& po
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.verify = offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
-  auto tier = std::make_shared<StateRecords>(value_or_throw(FileTier::create(options)), offload.queue_depth);
+  if (durable) options.durable = durable->name_of(kind);
+  options.durable_is_there = durable && durable->last();
+  std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
+  DurableTier* const durable_files = durable ? files.get() : nullptr;
+  auto tier = std::make_shared<StateRecords>(std::move(files), offload.queue_depth, durable_files);
+  if (durable) durable->protect(*tier, kind);
   log_info("rank " + std::to_string(rank) + ": " + tier->describe());
   return tier;
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
                                                  const std::vector<std::unique_ptr<Unit>>& units,
-                                                 const std::vector<StripePath>& paths, int rank) {
+                                                 const std::vector<StripePath>& paths, int rank,
+                                                 const DurableFiles* durable) {
   if (plan.state_records().records == 0) return nullptr;
   NewRecords added;
   for_each_trainable(units, [&](FlatGroup& group) {
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records = make_tier(std::move(added), plan.state_records(), plan.input().offload, paths, rank);
+  auto records =
+      make_tier(std::move(added), plan.state_records(), plan.input().offload, paths, rank, durable, "states");
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -153,7 +181,8 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
 /// In the order of MemoryPlan::parameter_records.
 std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
                                                      const std::vector<std::unique_ptr<Unit>>& units,
-                                                     const std::vector<StripePath>& paths, int rank) {
+                                                     const std::vector<StripePath>& paths, int rank,
+                                                     const DurableFiles* durable) {
   if (plan.parameter_records().records == 0) return nullptr;
   NewRecords added;
   std::vector<FlatGroup*> groups;
@@ -170,7 +199,8 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records = make_tier(std::move(added), plan.parameter_records(), plan.input().offload, paths, rank);
+  auto records =
+      make_tier(std::move(added), plan.parameter_records(), plan.input().offload, paths, rank, durable, "parameters");
   for (FlatGroup* group : groups) group->parameters_below = records;
   return records;
 }
@@ -235,7 +265,7 @@ void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& 
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                         const MeshAxes& axes, c10::Device device,
-                                        const std::vector<std::string>& directories) {
+                                        const std::vector<std::string>& directories, DurableFiles* durable) {
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
@@ -272,12 +302,15 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_parameters(*group, plan, memory.parameters);
       if (!group->trainable) continue;
       group->records = plan.records_of(group->shape());
+      group->tensor_state_part = plan.tensor_state_part_of(group->shape());
       place_training_state(*group, memory, input);
     }
   }
-  const std::vector<StripePath> paths = stripe_paths(plan, directories, axes.world->rank());
-  memory.parameter_records = make_parameter_records(plan, units, paths, axes.world->rank());
-  memory.state_records = make_state_records(plan, units, paths, axes.world->rank());
+  const int rank = axes.world->rank();
+  const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
+  memory.parameter_records = make_parameter_records(plan, units, paths, rank, durable);
+  memory.state_records = make_state_records(plan, units, paths, rank, durable);
+  if (durable) durable->take_memory(memory, plan, units);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();
   return memory;
@@ -300,13 +333,10 @@ MemoryUse TrainingMemory::allocated() const {
   return use;
 }
 
-namespace {
-
 bool compresses(const CompressionConfig& compression) {
-  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain;
+  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain ||
+         compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
 }
-
-}  // namespace
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
@@ -322,11 +352,31 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
         "(comm.transport \"host\" or \"gloo\")");
   }
+  if (scene.is_queued && strategy.durable.every > 0) {
+    throw Error(
+        ExitCode::kConfig,
+        "/durable: a GPU's steps cannot be made durable yet. hint: leave \"durable\" out and save checkpoints, or "
+        "train on the CPU (comm.transport \"host\" or \"gloo\")");
+  }
   if (scene.is_queued && compresses(strategy.compression)) {
     throw Error(
         ExitCode::kConfig,
         "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
         "CPU (comm.transport \"gloo\")");
+  }
+  const CompressionConfig& compression = strategy.compression;
+  const bool has_method = compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
+  if (has_method && scene.mesh.replicate_size > 1) {
+    throw Error(ExitCode::kConfig,
+                c10::str("/compression: power_sgd_rank, top_k and hook need a mesh of one replica, whose ranks sum all "
+                         "gradients at once, got ",
+                         scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
+  }
+  if (scene.is_queued && strategy.on_spike.action != SpikeAction::kNone) {
+    throw Error(
+        ExitCode::kConfig,
+        "/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" out, or train "
+        "on the CPU (comm.transport \"host\" or \"gloo\")");
   }
   if (strategy.offload.activations == Tier::kHost && !scene.is_queued) {
     throw Error(ExitCode::kConfig,
@@ -345,7 +395,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
                 "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
   }
   const OptimizerType type = strategy.optimizer.type;
-  if (scene.is_queued && (type == OptimizerType::kMuon || type == OptimizerType::kOwn || adapts_layers(type))) {
+  if (scene.is_queued && (updates_whole_tensors(type) || type == OptimizerType::kOwn || adapts_layers(type))) {
     throw Error(ExitCode::kConfig, "/optimizer/type: " + name_of(type) +
                                        " runs on the CPU only as yet. hint: take adamw, or train on the CPU "
                                        "(comm.transport \"host\" or \"gloo\")");
@@ -363,15 +413,19 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.sync = strategy.gradient_sync;
   input.master = strategy.mixed_precision.master;
   input.states = optimizer.state_formats();
-  if (strategy.optimizer.type == OptimizerType::kMuon) {
+  if (type == OptimizerType::kMuon) {
     input.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
+  } else {
+    input.matrix_states = MasterAssigner(strategy.optimizer, strategy.ema).state_formats();
   }
+  input.matrix_work = {.is_muon = type == OptimizerType::kMuon, .multiplies = type != OptimizerType::kAdafactor};
   input.updates_twice = adapts_layers(type);
   input.first_pass_moves_states = type == OptimizerType::kLamb;
   input.offload = strategy.offload;
   input.offload.paths.clear();
   input.updates_in_backward = strategy.optimizer.in_backward;
   input.copies_checkpoints = strategy.checkpoint.async;
+  input.is_durable = strategy.durable.every > 0;
   input.compression = strategy.compression;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;

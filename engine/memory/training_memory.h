@@ -14,6 +14,8 @@
 
 namespace tessera {
 
+class DurableFiles;
+
 /// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
 /// group it is for.
 struct TrainingMemory {
@@ -27,10 +29,11 @@ struct TrainingMemory {
   int owners_of_slots = 1;                          ///< likewise
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
-  /// updated in backward, are left for the residency and the reducer to take. Records lie in `directories`. Collective. Throws tessera::Error: 73, 74, 77 if such a directory
-  /// cannot be used.
+  /// updated in backward, are left for the residency and the reducer to take. Records lie in `directories`, in files that `durable` knows
+  /// unless that is null. Collective. Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                                 const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories);
+                                 const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories,
+                                 DurableFiles* durable = nullptr);
   MemoryUse allocated() const;
 };
 
@@ -43,6 +46,9 @@ struct PlanScene {
   /// Of each axis's group: Collectives::compressed_part.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
 };
+/// Whether gradients go over a network in another form than they have.
+bool compresses(const CompressionConfig& compression);
+
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 

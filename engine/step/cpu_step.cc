@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -43,11 +44,18 @@ namespace {
           "steps are skipped, and gradient_clipping is possible");
 }
 
+[[noreturn]] void throw_negative_loss(const StepResult& result) {
+  throw Error(
+      ExitCode::kConfig,
+      c10::str("step ", result.step, ": /on_spike/action: the loss is ", result.loss,
+               ", and one that may be negative has no median to be far above of. hint: leave \"on_spike\" out"));
+}
+
 }  // namespace
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                  const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-                 const std::shared_ptr<const ElementwiseOptimizer>& own_rule)
+                 const OwnRules& own_rules)
     : strategy_(strategy),
       units_(units),
       speaks_(axes.world->rank() == 0),
@@ -56,8 +64,10 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
       stragglers_(static_cast<std::size_t>(axes.world->size())),
-      update_(units, strategy, plan, axes, memory, own_rule),
-      scaler_(strategy.mixed_precision.loss_scale) {}
+      update_(units, strategy, plan, axes, memory, own_rules),
+      scaler_(strategy.mixed_precision.loss_scale) {
+  if (strategy.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy.on_spike);
+}
 
 LossSeed CpuStep::seed_of(const at::Tensor& loss) const {
   const double scale = loss_scale();
@@ -109,6 +119,7 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.tokens = agreed.tokens;
   result.loss_scale = loss_scale();
   result.overflow = !agreed.finite || !std::isfinite(agreed.sum_of_squares);
+  result.spike = !result.overflow && is_spike(result);
   result.lr = scheduled_lr(agreed.samples);
   const double mean = 1.0 / (microbatches_ * result.loss_scale);
   result.grad_norm = std::sqrt(agreed.sum_of_squares) * mean;
@@ -117,12 +128,27 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
     ++applied_;
   } else if (result.overflow) {
     warn_of_overflow(result.step, result.loss_scale, not_finite(agreed));
-  } else {
+  } else if (!result.spike) {
     const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
     update_.apply(rates(mean * clip, result.lr), agreed.used, agreed.squares);
     ++applied_;
   }
-  if (scales_loss_) scaler_.update(result.overflow);
+  if (scales_loss_ && !result.spike) scaler_.update(result.overflow);
+}
+
+bool CpuStep::is_spike(const StepResult& result) {
+  if (!spikes_) return false;
+  if (result.loss < 0) throw_negative_loss(result);
+  const LossSpikes::Verdict verdict = spikes_->add(result.loss);
+  if (verdict == LossSpikes::Verdict::kNone) return false;
+  const bool is_spike = verdict == LossSpikes::Verdict::kSpike;
+  if (!speaks_) return is_spike;
+  log_warning(c10::str("step ", result.step, ": the loss ", result.loss, " is above ", strategy_.on_spike.factor,
+                       " times ", spikes_->median(), ", the median of the last ", spikes_->window(), " steps' losses",
+                       is_spike ? "; the step is skipped on all ranks"
+                                : ", and so were those of the steps before: the loss has changed for good, so the step "
+                                  "is made, and the window begins anew"));
+  return is_spike;
 }
 
 std::string CpuStep::not_finite(const AgreedStep& agreed) const {
@@ -142,6 +168,7 @@ StepProgress CpuStep::progress() const {
   const std::span<const double> rates = update_.learning_rates().all();
   StepProgress progress{applied_, scaler_.state(), {}, {rates.begin(), rates.end()}};
   update_.write_counts(progress.updates);
+  if (spikes_) progress.losses = spikes_->history();
   return progress;
 }
 
@@ -149,6 +176,7 @@ void CpuStep::resume(const StepProgress& progress) {
   applied_ = progress.applied;
   scaler_.restore(progress.scaler);
   update_.read_counts(progress.updates);
+  if (spikes_) spikes_->restore(progress.losses);
   if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
 }
 

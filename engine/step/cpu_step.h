@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/step/gradient_norm.h"
@@ -17,7 +18,7 @@ class CpuStep final : public Step {
   /// `norm` sees the gradients that `reducer` makes.
   CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
           const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-          const std::shared_ptr<const ElementwiseOptimizer>& own_rule);
+          const OwnRules& own_rules);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
@@ -39,6 +40,8 @@ class CpuStep final : public Step {
   double scheduled_lr(std::int64_t samples) const;
   Update::Rates rates(double gradient_scale, double lr) const;
 
+  /// Whether a step without an overflow is to be skipped for its loss.
+  bool is_spike(const StepResult& result);
   /// The parameters whose gradients make a step impossible, for people.
   std::string not_finite(const AgreedStep& agreed) const;
 
@@ -52,6 +55,7 @@ class CpuStep final : public Step {
   StragglerWatch stragglers_;
   Update update_;
   LossScaler scaler_;
+  std::optional<LossSpikes> spikes_;  ///< with Strategy::on_spike
   std::int64_t applied_ = 0;
   const std::vector<char>* used_ = nullptr;  ///< the agreement's
   double loss_ = 0;                          ///< mean over this rank's microbatches so far

@@ -2,17 +2,24 @@
 
 #include <algorithm>
 
-#include "engine/step/orthogonalize.h"
+#include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
 #include "tessera/span.h"
 
 namespace tessera {
+namespace {
+
+float* gradients_at(const FlatGroup& group, Extent piece) {
+  return group.gradient + (piece.offset - group.gradient_part.offset);
+}
+
+}  // namespace
 
 MatrixExchange::MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units,
-                               const Arena& memory, std::int64_t steps, std::shared_ptr<Collectives> world)
+                               const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world)
     : deal_(deal),
       units_(units),
-      steps_(steps),
+      masters_(masters),
       world_(std::move(world)),
       sent_(reinterpret_cast<float*>(memory.data())),
       received_(sent_ + deal.exchange_numel()),
@@ -20,70 +27,131 @@ MatrixExchange::MatrixExchange(const MatrixDeal& deal, const std::vector<std::un
       read_(static_cast<std::size_t>(world_->size())),
       written_(read_) {}
 
-void MatrixExchange::run(const MatrixBatch& batch, c10::function_ref<float(const DealtMatrix&)> factor_of) {
+void MatrixExchange::run(const MatrixBatch& batch,
+                         c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute) {
   collect(batch);
   {
-    const Span span("orthogonalize");
+    const Span span("whole matrices");
+    Messages from(received_, batch.collected, read_), to(sent_, batch.returned, written_);
     for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
-      if (matrix.owner == world_->rank()) compute(matrix, batch, factor_of(matrix));
+      if (matrix.owner != world_->rank()) continue;
+      const WholeMatrix whole = join(matrix, from);
+      compute(matrix, whole);
+      cut(matrix, whole, to);
     }
   }
-  send_back(batch);
+  take_back(batch);
 }
 
-float* MatrixExchange::gradient(const DealtMatrix& matrix, Extent piece) const {
-  const FlatGroup& group = *units_[matrix.unit]->groups[matrix.group];
-  return group.gradient + (piece.offset - group.gradient_part.offset);
+float* MatrixExchange::Messages::next(int rank, std::int64_t numel) {
+  std::int64_t& used = used_[static_cast<std::size_t>(rank)];
+  float* const begin = begin_ + rank * numel_ + used;
+  used += numel;
+  return begin;
 }
 
 void MatrixExchange::exchange(const char* label, std::int64_t numel_per_rank) {
   const Span span("matrices", label, &seconds_);
   const auto bytes = static_cast<std::size_t>(numel_per_rank) * sizeof(float);
-  throw_if_error(world_->all_to_all(label, sent_, received_, bytes).wait());
+  if (bytes > 0) throw_if_error(world_->all_to_all(label, sent_, received_, bytes).wait());
   std::ranges::fill(read_, 0);
   std::ranges::fill(written_, 0);
 }
 
+void MatrixExchange::read_masters(const FlatGroup& group, Extent piece, float* to) const {
+  if (piece.numel == 0) return;
+  for_each_state(group, StateKind::kAll, piece, StateUse::kRead, [&](const StateView& view) {
+    masters_->read(optimizer_slice(group, view), to + (view.run.offset - piece.offset));
+  });
+}
+
+MatrixExchange::Held MatrixExchange::collected_from(const DealtMatrix& matrix, int rank) const {
+  return {deal_.collected_piece(matrix, rank), deal_.collected_states(matrix, rank)};
+}
+
+MatrixExchange::Held MatrixExchange::returned_to(const DealtMatrix& matrix, int rank) const {
+  return {deal_.returned_piece(matrix, rank), deal_.returned_states(matrix, rank)};
+}
+
+void MatrixExchange::read_own(const DealtMatrix& matrix, Held own, float* gradient, float* masters,
+                              float* states) const {
+  const FlatGroup& group = group_of(matrix);
+  std::copy_n(gradients_at(group, own.piece), own.piece.numel, gradient);
+  if (masters_) read_masters(group, own.piece, masters);
+  std::copy_n(group.tensor_state_at(own.states.offset), own.states.numel, states);
+}
+
+void MatrixExchange::write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const {
+  const FlatGroup& group = group_of(matrix);
+  std::copy_n(result, own.piece.numel, gradients_at(group, own.piece));
+  std::copy_n(states, own.states.numel, group.tensor_state_at(own.states.offset));
+}
+
 /// What this rank holds goes to owners.
 void MatrixExchange::collect(const MatrixBatch& batch) {
+  Messages to(sent_, batch.collected, written_);
   for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
-    const Extent piece = deal_.collected_piece(matrix, world_->rank());
-    std::int64_t& written = written_[static_cast<std::size_t>(matrix.owner)];
-    std::copy_n(gradient(matrix, piece), piece.numel, sent_ + matrix.owner * batch.collected + written);
-    written += piece.numel;
+    if (matrix.owner == world_->rank()) continue;  // `join` takes it from its place
+    const Held own = collected_from(matrix, world_->rank());
+    float* const gradient = to.next(matrix.owner, own.piece.numel);
+    float* const masters = masters_ ? to.next(matrix.owner, own.piece.numel) : nullptr;
+    read_own(matrix, own, gradient, masters, to.next(matrix.owner, own.states.numel));
   }
   exchange("matrices to owners", batch.collected);
 }
 
-void MatrixExchange::compute(const DealtMatrix& matrix, const MatrixBatch& batch, float factor) {
-  float* const whole = work_.data();
-  for (int from = 0; from < world_->size(); ++from) {
-    const Extent piece = deal_.collected_piece(matrix, from);
-    std::int64_t& read = read_[static_cast<std::size_t>(from)];
-    std::copy_n(received_ + from * batch.collected + read, piece.numel, whole + (piece.offset - matrix.extent.offset));
-    read += piece.numel;
+WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from) {
+  std::span<float> rest = work_;
+  const auto take = [&](std::int64_t numel) {
+    const auto count = static_cast<std::size_t>(numel);
+    const std::span<float> taken = rest.first(count);
+    rest = rest.subspan(static_cast<std::size_t>(MatrixDeal::in_whole_lines(numel)));
+    return taken;
+  };
+  WholeMatrix whole;
+  whole.gradient = take(matrix.extent.numel);
+  if (masters_) whole.masters = take(matrix.extent.numel);
+  whole.states = take(matrix.states.numel);
+  whole.work = rest;
+  for (int rank = 0; rank < world_->size(); ++rank) {
+    const Held held = collected_from(matrix, rank);
+    float* const gradient = whole.gradient.data() + (held.piece.offset - matrix.extent.offset);
+    float* const masters = masters_ ? whole.masters.data() + (held.piece.offset - matrix.extent.offset) : nullptr;
+    float* const states = whole.states.data() + (held.states.offset - matrix.states.offset);
+    if (rank == world_->rank()) {
+      read_own(matrix, held, gradient, masters, states);
+      continue;
+    }
+    std::copy_n(from.next(rank, held.piece.numel), held.piece.numel, gradient);
+    if (masters_) std::copy_n(from.next(rank, held.piece.numel), held.piece.numel, masters);
+    std::copy_n(from.next(rank, held.states.numel), held.states.numel, states);
   }
-  if (factor != 0) {
-    const auto own = static_cast<std::size_t>(MatrixDeal::in_whole_lines(matrix.extent.numel));
-    orthogonalize(whole, matrix.shape, steps_, work_.subspan(own));
-  }
-  for (int to = 0; to < world_->size(); ++to) {
-    const Extent piece = deal_.returned_piece(matrix, to);
-    std::int64_t& written = written_[static_cast<std::size_t>(to)];
-    const float* const from = whole + (piece.offset - matrix.extent.offset);
-    std::transform(from, from + piece.numel, sent_ + to * batch.returned + written,
-                   [&](float x) { return x * factor; });
-    written += piece.numel;
+  return whole;
+}
+
+void MatrixExchange::cut(const DealtMatrix& matrix, const WholeMatrix& whole, Messages& to) const {
+  const std::span<float> results = masters_ ? whole.masters : whole.gradient;
+  for (int rank = 0; rank < world_->size(); ++rank) {
+    const Held held = returned_to(matrix, rank);
+    const float* const result = results.data() + (held.piece.offset - matrix.extent.offset);
+    const float* const states = whole.states.data() + (held.states.offset - matrix.states.offset);
+    if (rank == world_->rank()) {
+      write_own(matrix, held, result, states);
+      continue;
+    }
+    std::copy_n(result, held.piece.numel, to.next(rank, held.piece.numel));
+    std::copy_n(states, held.states.numel, to.next(rank, held.states.numel));
   }
 }
 
-void MatrixExchange::send_back(const MatrixBatch& batch) {
+void MatrixExchange::take_back(const MatrixBatch& batch) {
   exchange("matrices from owners", batch.returned);
+  Messages from(received_, batch.returned, read_);
   for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
-    const Extent piece = deal_.returned_piece(matrix, world_->rank());
-    std::int64_t& read = read_[static_cast<std::size_t>(matrix.owner)];
-    std::copy_n(received_ + matrix.owner * batch.returned + read, piece.numel, gradient(matrix, piece));
-    read += piece.numel;
+    if (matrix.owner == world_->rank()) continue;  // `cut` left it in its place
+    const Held own = returned_to(matrix, world_->rank());
+    const float* const result = from.next(matrix.owner, own.piece.numel);
+    write_own(matrix, own, result, from.next(matrix.owner, own.states.numel));
   }
   std::ranges::fill(read_, 0);
 }

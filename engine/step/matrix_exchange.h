@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/layout/matrix_deal.h"
@@ -13,30 +14,65 @@
 
 namespace tessera {
 
-/// Makes orthogonal what lies, in pieces, in all ranks' gradients of matrices: each matrix is computed by its owner.
+/// What its owner has of a matrix: all that came in, each element by element.
+struct WholeMatrix {
+  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon what goes back is left here
+  std::span<float> masters;   ///< [numel]: under rules of whole tensors, and what goes back is left here; else empty
+  std::span<float> states;    ///< of DealtMatrix::states; go back too
+  std::span<float> work;      ///< the rest of MatrixDeal::work_numel
+};
+
+/// Brings to owners what lies, in pieces, in all ranks' memory of matrices, and back what they made of it: in place of the gradients, and
+/// in the groups' tensor states.
 class MatrixExchange {
  public:
-  /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32. `world`: of all ranks.
+  /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32. `masters`: reads those that go to owners; null
+  /// under muon. `world`: of all ranks.
   MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
-                 std::int64_t steps, std::shared_ptr<Collectives> world);
+                 const MasterAssigner* masters, std::shared_ptr<Collectives> world);
 
-  /// `factor_of(matrix)`: what the orthogonal matrix is multiplied by; 0: it is not wanted, and what comes back has no meaning. The
-  /// same on all ranks. Collective. Throws tessera::Error.
-  void run(const MatrixBatch& batch, c10::function_ref<float(const DealtMatrix&)> factor_of);
+  /// Calls `compute` for the matrices of this rank. Collective. Throws tessera::Error.
+  void run(const MatrixBatch& batch, c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
   /// Spent in exchanges so far, waiting for ranks that compute longer included.
   double seconds() const { return seconds_; }
 
  private:
+  /// The messages from or to all ranks, each `numel` long.
+  class Messages {
+   public:
+    Messages(float* begin, std::int64_t numel, std::vector<std::int64_t>& used)
+        : begin_(begin), numel_(numel), used_(used) {}
+    /// The next `numel` elements of the message from or to `rank`.
+    float* next(int rank, std::int64_t numel);
+
+   private:
+    float* const begin_;
+    const std::int64_t numel_;
+    std::vector<std::int64_t>& used_;
+  };
+
+  /// What a rank holds of a matrix: of the group's flat buffer, and of its tensor states.
+  struct Held {
+    Extent piece, states;
+  };
+
+  Held collected_from(const DealtMatrix& matrix, int rank) const;
+  Held returned_to(const DealtMatrix& matrix, int rank) const;
+  /// From the places where this rank holds them. `masters`: null under muon.
+  void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* masters, float* states) const;
+  void write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const;
   void collect(const MatrixBatch& batch);
-  void compute(const DealtMatrix& matrix, const MatrixBatch& batch, float factor);
-  void send_back(const MatrixBatch& batch);
-  float* gradient(const DealtMatrix& matrix, Extent piece) const;
+  WholeMatrix join(const DealtMatrix& matrix, Messages& from);
+  void cut(const DealtMatrix& matrix, const WholeMatrix& whole, Messages& to) const;
+  void take_back(const MatrixBatch& batch);
+  void read_masters(const FlatGroup& group, Extent piece, float* to) const;
+  FlatGroup& group_of(const DealtMatrix& matrix) const { return *units_[matrix.unit]->groups[matrix.group]; }
   void exchange(const char* label, std::int64_t numel_per_rank);
 
   const MatrixDeal& deal_;
   const std::vector<std::unique_ptr<Unit>>& units_;
-  const std::int64_t steps_;
+  const MasterAssigner* const masters_;
   const std::shared_ptr<Collectives> world_;
   float* const sent_;
   float* const received_;

@@ -9,6 +9,8 @@
 #include <set>
 #include <string>
 
+#include "checkpoint/saved_checkpoint.h"
+#include "optim/master_assigner.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
@@ -23,14 +25,6 @@ void require(bool good, const Text&... text) {
   if (!good) throw Error(ExitCode::kUsage, c10::str(text...));
 }
 
-OptimizerConfig without_momentum(const OptimizerConfig& config) {
-  OptimizerConfig sgd = config;
-  sgd.type = OptimizerType::kSgd;
-  sgd.momentum = 0;
-  sgd.state_dtype = StateDType::kF32;
-  return sgd;
-}
-
 at::Tensor view_of(const float* values, std::size_t count) {
   return at::from_blob(const_cast<float*>(values), {static_cast<std::int64_t>(count)}, at::kFloat);
 }
@@ -42,29 +36,36 @@ float* state_of(const OptimizerSlice& slice, std::size_t state) {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
-                                          std::shared_ptr<const ElementwiseOptimizer> own_rule) {
-  const bool wants_own = config.type == OptimizerType::kOwn;
-  require(!wants_own || own_rule,
-          "optimizer.type is own, and the program brings no rule. hint: give the Engine an ElementwiseOptimizer "
-          "(tessera/elementwise_optimizer.h), or name a type that is there");
-  require(wants_own || !own_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
-          ". hint: \"optimizer\": {\"type\": \"own\"}");
-  if (!wants_own) return make_optimizer(config, ema);
-  return std::make_unique<OwnOptimizer>(std::move(own_rule), config, ema);
+                                          const OwnRules& own_rules) {
+  const auto expect_rule = [&](OptimizerType type, bool has_rule, const char* what, const char* header) {
+    const bool wants = config.type == type;
+    require(!wants || has_rule, "optimizer.type is ", name_of(type),
+            ", and the program brings no rule. hint: give the Engine ", what, " (", header,
+            "), or name a type that is there");
+    require(wants || !has_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
+            ". hint: \"optimizer\": {\"type\": \"", name_of(type), "\"}");
+  };
+  expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, "an ElementwiseOptimizer",
+              "tessera/elementwise_optimizer.h");
+  expect_rule(OptimizerType::kOwnMatrix, own_rules.matrices != nullptr, "a MatrixOptimizer",
+              "tessera/matrix_optimizer.h");
+  if (config.type == OptimizerType::kAdafactor) return std::make_unique<MasterAssigner>(config, ema);
+  if (config.type != OptimizerType::kOwn) return make_optimizer(config, ema);
+  return std::make_unique<OwnOptimizer>(own_rules.elements, config, ema);
 }
 
 OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config,
                            const EmaConfig& ema)
     : rule_(std::move(rule)),
       weight_decay_(config.weight_decay),
-      bare_(without_momentum(config), ema),
+      bare_(sgd_without_states(config), ema),
       loops_(step_loops(best_instruction_set())) {
   std::set<std::string> names;
   for (const std::string& name : rule_->states()) {
-    const bool is_plain =
-        !name.empty() && name.find_first_of("|.") == std::string::npos && name != "ema" && name != "master";
-    require(is_plain && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
-            "\" is no name for a state. hint: each once, without '|' and '.', and not \"ema\" or \"master\"");
+    require(
+        is_name_of_state(name) && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
+        "\" is no name for a state. hint: each once, without '|' and '.', and none that checkpoints use: ema, master, "
+        "value, buffer, item, generator, gpu_generator");
     states_.push_back({name, StateDType::kF32});
   }
   own_states_ = states_.size();

@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "optim/rule_optimizer.h"
-#include "tessera/elementwise_optimizer.h"
+#include "tessera/own_rules.h"
 
 namespace tessera {
 
-/// As make_optimizer of optim, or OwnOptimizer where the program brings a rule. Throws tessera::Error (64) where it brings one and
-/// optimizer.type is another than own, or the other way round.
+/// Of what is updated element by element: as make_optimizer of optim, or OwnOptimizer where the program brings a rule for elements. Under
+/// adafactor there is nothing such, and the optimizer is that of masters which are computed elsewhere. Throws tessera::Error (64) where
+/// the program brings a rule and optimizer.type is another than own or own_matrix, or the other way round.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
-                                          std::shared_ptr<const ElementwiseOptimizer> own_rule);
+                                          const OwnRules& own_rules);
 
 /// An ElementwiseOptimizer as all other code sees optimizers. Runs come to the program in portions that LibTorch's operators compute with
 /// whole vectors, so that an element's bits do not depend on where the run begins. One thread at a time.

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/step/loss_spikes.h"
 #include "engine/step/step_agreement.h"
 #include "optim/loss_scale_rule.h"
 #include "tessera/engine.h"
@@ -26,6 +27,7 @@ struct StepProgress {
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< of each trainable parameter
   std::vector<double> rates;                               ///< as set by hand: everybody's, then each group's
+  SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
 };
 
 /// The largest power of two that fp16 holds.
@@ -51,8 +53,9 @@ class Step {
   /// if a gradient is not finite, 70 if ranks gathered units in different orders.
   virtual void update(Unit& unit, std::span<const char> used, bool ranks_agree) = 0;
 
-  /// Agrees with the other ranks, decides (overflow, clip, learning rate) and updates. Fills in what is known when it
-  /// returns. Collective. Throws tessera::Error (70) where ranks gathered units in different orders.
+  /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known when
+  /// it returns. Collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78 where a loss is negative,
+  /// with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
   /// Sets the rate of a group, or everybody's, of which groups then have their share again.

@@ -1,7 +1,7 @@
 #include "engine/step/update.h"
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
@@ -9,36 +9,39 @@
 namespace tessera {
 
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory,
-               const std::shared_ptr<const ElementwiseOptimizer>& own_rule)
+               const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules)
     : units_(units),
-      deal_(plan.matrices()),
-      lr_adjustment_(strategy.optimizer.muon.adjust_lr),
       learning_rates_(strategy.optimizer),
       averages_(strategy.ema.decay > 0.0),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       publisher_(plan, axes) {
   static_assert(FlatParameter::kNoGroup + 1 == 0);
-  const bool has_matrices = !deal_.batches().empty();
   const auto add = [&](const OptimizerConfig& config) {
-    optimizers_.push_back(make_optimizer(config, strategy.ema, own_rule));
-    if (has_matrices) matrix_optimizers_.push_back(std::make_unique<MuonOptimizer>(config, strategy.ema));
+    optimizers_.push_back(make_optimizer(config, strategy.ema, own_rules));
   };
   add(strategy.optimizer);
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
   if (adapts_layers(strategy.optimizer.type)) layers_.emplace(units, strategy, plan, axes);
-  if (has_matrices) exchange_.emplace(deal_, units, memory.matrices, strategy.optimizer.muon.ns_steps, axes.world);
+  if (!plan.matrices().batches().empty()) {
+    matrices_.emplace(units, strategy, plan, axes, memory, make_tensor_rule(strategy.optimizer, own_rules));
+  }
   std::size_t count = 0;
   first_of_unit_.push_back(0);
   for (const auto& unit : units_) {
     for (const auto& group : unit->groups) {
       if (!group->trainable) continue;
       groups_.push_back({group.get(), count});
-      count += group->parameters.size();
+      for (const FlatParameter& parameter : group->parameters) {
+        if (!group->matrices.empty()) dealt_.emplace_back(count, parameter.group);
+        ++count;
+      }
     }
     first_of_unit_.push_back(groups_.size());
   }
+  const auto matrices =
+      std::ranges::stable_partition(groups_, [](const Group& group) { return group.group->matrices.empty(); });
+  first_of_matrices_ = groups_.size() - matrices.size();
   steps_.resize(count, 0);
   runs_.reserve(count);
 }
@@ -53,7 +56,13 @@ std::span<Update::Group> Update::groups_of(const Unit& unit) {
 void Update::expect(std::span<const int> order) {
   for (Pass& pass : passes_) pass.order.clear();
   if (order.empty()) {
-    in_direction(0, groups_.size(), [&](std::size_t g) { announce(groups_[g], groups_[g].group->optimizer_part); });
+    // As update_with_matrices begins.
+    const bool matrices_first = matrices_ && direction_ == Direction::kBackward;
+    const Direction direction = std::exchange(direction_, matrices_ ? Direction::kForward : direction_);
+    in_direction(matrices_first ? first_of_matrices_ : 0, groups_.size(), [&](std::size_t g) {
+      announce(groups_[g], groups_[g].group->optimizer_part, matrices_ && g >= first_of_matrices_);
+    });
+    direction_ = direction;
   }
   for (const int unit : order) {
     for (Group& group : groups_of(*units_[static_cast<std::size_t>(unit)])) {
@@ -68,14 +77,55 @@ void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
   if (layers_) return update_layerwise(rates, squares);
+  if (matrices_) return update_with_matrices(rates, used);
   announce_runs();
-  in_direction(0, groups_.size(), [&](std::size_t g) {
+  update_elements(rates);
+  end_pass();
+}
+
+void Update::update_elements(const Rates& rates) {
+  in_direction(0, first_of_matrices_, [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
-    if (!flat.matrices.empty()) return;
     visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
   });
-  if (exchange_) update_matrices(rates, used);
-  end_pass();
+}
+
+/// Elements, and of matrices directions, forward; then matrices backward. By turns elements come first, or last and backward: so what lies
+/// on disk and was used last is used first.
+void Update::update_with_matrices(const Rates& rates, const std::vector<char>& used) {
+  const bool elements_first = direction_ == Direction::kForward;
+  direction_ = Direction::kForward;
+  announce_runs(elements_first ? 0 : first_of_matrices_, /*makes_directions=*/true);
+  if (elements_first) update_elements(rates);
+  if (matrices_->makes_directions()) make_directions(rates);
+  end_records();
+  direction_ = Direction::kBackward;
+  announce_runs(elements_first ? first_of_matrices_ : 0);
+  matrices_->exchange([&](std::size_t matrix) { return numbers_of(matrix, rates, used); });
+  in_direction(first_of_matrices_, groups_.size(), [&](std::size_t g) {
+    const FlatGroup& flat = *groups_[g].group;
+    visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
+  });
+  if (!elements_first) update_elements(rates);
+  finish();
+  direction_ = elements_first ? Direction::kBackward : Direction::kForward;
+}
+
+/// In place of the gradients.
+void Update::make_directions(const Rates& rates) {
+  for (std::size_t g = first_of_matrices_; g < groups_.size(); ++g) {
+    const FlatGroup& flat = *groups_[g].group;
+    const auto visit = [&](const OptimizerSlice& slice, const Run& run) {
+      if (run.is_updated) matrices_->make_directions(flat, slice, scalars_of(rates, run), run.group);
+    };
+    visit_runs_of(groups_[g], StateUse::kUpdateStates, visit, StateKind::kMastersAndStates);
+  }
+}
+
+MatrixUpdate::Numbers Update::numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const {
+  const auto [parameter, group] = dealt_[matrix];
+  const Run run{{}, steps_[parameter], group};
+  return {used[parameter] != 0, scalars_of(rates, run), learning_rates_.of(rates.lr, group)};
 }
 
 /// Forward to measure, and backward to step: what lies on disk and was used last is used first.
@@ -100,43 +150,6 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
     });
   });
   end_pass();
-}
-
-/// Batch by batch: momenta; exchange; masters.
-void Update::update_matrices(const Rates& rates, const std::vector<char>& used) {
-  for (const MatrixBatch& batch : deal_.batches()) {
-    const auto for_groups = [&](const auto& visit) {
-      for (std::size_t u = batch.begin_unit; u < batch.end_unit; ++u) {
-        for (Group& group : groups_of(*units_[u])) {
-          if (!group.group->matrices.empty()) visit(group);
-        }
-      }
-    };
-    for_groups([&](const Group& group) { make_directions(group, rates); });
-    exchange_->run(batch, [&](const DealtMatrix& matrix) { return factor_of(matrix, used); });
-    for_groups([&](const Group& group) {
-      visit_group(group,
-                  [&](const OptimizerSlice& slice, const Run& run) { update_run(*group.group, slice, rates, run); });
-    });
-  }
-}
-
-/// In place of the gradients.
-void Update::make_directions(const Group& group, const Rates& rates) {
-  visit_runs_of(group, StateUse::kUpdate, [&](const OptimizerSlice& slice, const Run& run) {
-    if (!run.is_updated) return;
-    matrix_optimizers_[run.group + 1]->direction(scalars_of(rates, run), slice, gradients_of(*group.group, slice));
-  });
-}
-
-float Update::factor_of(const DealtMatrix& matrix, const std::vector<char>& used) {
-  const Group& group = groups_of(*units_[matrix.unit])[matrix.group];
-  if (!used[group.first_parameter + matrix.tensor]) return 0;
-  const std::vector<std::int64_t>& sizes = group.group->parameters[matrix.tensor].sizes;
-  const auto rows = static_cast<double>(sizes[0]), columns = static_cast<double>(sizes[1]);
-  const bool is_original = lr_adjustment_ == MuonLrAdjustment::kOriginal;
-  return static_cast<float>(is_original ? std::sqrt(std::max(1.0, rows / columns))
-                                        : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
 void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> used) {
@@ -196,12 +209,12 @@ void Update::visit_group(const Group& group, const Visit& visit) {
 }
 
 template <class Visit>
-void Update::visit_runs_of(const Group& group, StateUse use, const Visit& visit) {
+void Update::visit_runs_of(const Group& group, StateUse use, const Visit& visit, StateKind kind) {
   const FlatGroup& flat = *group.group;
   in_direction(group.begin, group.end, [&](std::size_t r) {
     const Run& run = runs_[r];
     for_each_state(
-        flat, StateKind::kAll, run.extent, use, [&](const StateView& view) { visit(optimizer_slice(flat, view), run); },
+        flat, kind, run.extent, use, [&](const StateView& view) { visit(optimizer_slice(flat, view), run); },
         direction_);
   });
 }
@@ -241,18 +254,21 @@ void Update::find_runs(Group& group, std::span<const char> used) {
 }
 
 /// So that they are read ahead.
-void Update::announce_runs() {
+void Update::announce_runs(std::size_t begin, bool makes_directions) {
   for (Pass& pass : passes_) pass.order.clear();
-  in_direction(0, groups_.size(), [&](std::size_t g) {
-    in_direction(groups_[g].begin, groups_[g].end, [&](std::size_t r) { announce(groups_[g], runs_[r].extent); });
+  in_direction(begin, groups_.size(), [&](std::size_t g) {
+    in_direction(groups_[g].begin, groups_[g].end, [&](std::size_t r) {
+      announce(groups_[g], runs_[r].extent, makes_directions && g >= first_of_matrices_);
+    });
   });
   begin_passes();
 }
 
-void Update::announce(Group& group, Extent run) {
+void Update::announce(Group& group, Extent run, bool makes_directions) {
   for (std::size_t p = 0; p < passes_.size(); ++p) {
     Pass& pass = passes_[p];
-    if (pass.records) append_records(*group.group, pass.kind, run, direction_, pass.order);
+    const bool is_visited = !makes_directions || pass.kind == StateKind::kMastersAndStates;
+    if (pass.records && is_visited) append_records(*group.group, pass.kind, run, direction_, pass.order);
     group.records_before[p] = pass.order.size();
   }
 }
@@ -264,7 +280,7 @@ void Update::begin_passes() {
 }
 
 double Update::communication_seconds() const {
-  return publisher_.seconds() + (exchange_ ? exchange_->seconds() : 0) + (layers_ ? layers_->seconds() : 0);
+  return publisher_.seconds() + (matrices_ ? matrices_->seconds() : 0) + (layers_ ? layers_->seconds() : 0);
 }
 
 void Update::write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const {
@@ -288,7 +304,7 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
 
 const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {
   if (group.matrices.empty()) return *optimizers_[run.group + 1];
-  return *matrix_optimizers_[run.group + 1];
+  return matrices_->optimizer_of(run.group);
 }
 
 StepScalars Update::scalars_of(const Rates& rates, const Run& run) const {

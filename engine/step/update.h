@@ -13,10 +13,9 @@
 #include "engine/memory/training_memory.h"
 #include "engine/step/layerwise_update.h"
 #include "engine/step/learning_rates.h"
-#include "engine/step/matrix_exchange.h"
+#include "engine/step/matrix_update.h"
 #include "engine/step/own_optimizer.h"
 #include "engine/step/publisher.h"
-#include "optim/muon_optimizer.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 
@@ -26,13 +25,13 @@ namespace tessera {
 /// that hold copies of them. On the CPU; a GPU's is QueuedStep.
 ///
 /// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
-/// used last are those that the next one uses first.
+/// used last are those that the next one uses first. Groups of matrices come behind all others: a step that goes forward ends, and one that
+/// goes backward begins, with both passes over them.
 class Update {
  public:
-  /// `memory`: has the records of what lies below memory. `own_rule`: the program's, or null.
+  /// `memory`: has the records of what lies below memory.
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-         const MeshAxes& axes, const TrainingMemory& memory,
-         const std::shared_ptr<const ElementwiseOptimizer>& own_rule);
+         const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
@@ -92,42 +91,43 @@ class Update {
 
   std::span<Group> groups_of(const Unit& unit);
   void find_runs(Group& group, std::span<const char> used);
-  void announce_runs();
-  void announce(Group& group, Extent run);
+  /// Of groups from `begin` on. `makes_directions`: of matrices' states, which need no parameters.
+  void announce_runs(std::size_t begin = 0, bool makes_directions = false);
+  void announce(Group& group, Extent run, bool makes_directions = false);
   void begin_passes();
   template <class Visit>
   void visit_group(const Group& group, const Visit& visit);
   template <class Visit>
-  void visit_runs_of(const Group& group, StateUse use, const Visit& visit);
+  void visit_runs_of(const Group& group, StateUse use, const Visit& visit, StateKind kind = StateKind::kAll);
   void end_records();
   void turn_round();
   void end_pass();
   StepScalars scalars_of(const Rates& rates, const Run& run) const;
   void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
   void update_layerwise(const Rates& rates, std::span<const double> squares);
-  void update_matrices(const Rates& rates, const std::vector<char>& used);
-  void make_directions(const Group& group, const Rates& rates);
-  float factor_of(const DealtMatrix& matrix, const std::vector<char>& used);
+  void update_elements(const Rates& rates);
+  void update_with_matrices(const Rates& rates, const std::vector<char>& used);
+  void make_directions(const Rates& rates);
+  MatrixUpdate::Numbers numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const;
   const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
-  std::vector<std::unique_ptr<MuonOptimizer>>
-      matrix_optimizers_;                   ///< likewise, of matrices; empty where there are none
-  std::optional<MatrixExchange> exchange_;  ///< likewise
-  const MatrixDeal& deal_;
-  std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
-  const MuonLrAdjustment lr_adjustment_;
+  std::optional<MatrixUpdate> matrices_;                ///< of groups of matrices, where there are some
+  std::optional<LayerwiseUpdate> layers_;               ///< lamb, lars
   LearningRates learning_rates_;
   const bool averages_;         ///< strategy.ema
   std::array<Pass, 2> passes_;  ///< records are null where there are none
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
-  std::vector<Group> groups_;               ///< trainable, in unit order
-  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
-  std::vector<Run> runs_;                   ///< of this step
+  std::vector<Group> groups_;               ///< trainable, in unit order, but those of matrices behind all others
+  std::size_t first_of_matrices_ = 0;       ///< among groups_
+  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_; where there are no matrices
+  /// Of each dealt matrix: its place among all trainable parameters, and FlatParameter::group.
+  std::vector<std::pair<std::size_t, std::size_t>> dealt_;
+  std::vector<Run> runs_;  ///< of this step
   Direction direction_ = Direction::kForward;
 };
 

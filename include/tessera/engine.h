@@ -17,13 +17,13 @@
 #include "tessera/existing.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
+#include "tessera/own_rules.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
 #include "tessera/upload.h"
 
 namespace tessera {
 
-class ElementwiseOptimizer;
 class EngineCheckpoints;
 class EngineSafetensors;
 class QueuedStep;
@@ -39,7 +39,8 @@ struct StepResult {
   double loss = 0.0;       ///< mean over ranks and microbatches of the losses given to backward
   double grad_norm = 0.0;  ///< global 2-norm of the averaged gradient, before clipping
   double lr = 0.0;
-  bool overflow = false;    ///< a gradient was infinite or NaN: the step was skipped on all ranks
+  bool overflow = false;  ///< a gradient was infinite or NaN: the step was skipped on all ranks
+  bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
   double loss_scale = 1.0;  ///< that this step's backward used
   std::int64_t tokens = 0;  ///< over all ranks and microbatches, as told to backward
   double seconds = 0.0;     ///< of this rank, since the previous step ended
@@ -115,19 +116,25 @@ struct TrafficCounts {
 /// nothing has happened.
 class Engine {
  public:
-  Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh);
-  /// With an update rule of the program's, under optimizer.type "own".
+  /// `own`: what the program does by rules of its own. Error (64) where the strategy wants one that is not there, or does not want one
+  /// that is.
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
-         std::shared_ptr<const ElementwiseOptimizer> optimizer);
+         const OwnRules& own = {});
+  /// With one such rule alone.
+  template <class Rule>
+  Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
+         std::shared_ptr<Rule> rule)
+      : Engine(std::move(module), strategy, mesh, OwnRules::of(std::move(rule))) {}
 
   /// For a ModuleHolder such as `GPT` made by TORCH_MODULE.
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
-  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh)
-      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh) {}
-  template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
-  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh,
-         std::shared_ptr<const ElementwiseOptimizer> optimizer)
-      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh, std::move(optimizer)) {}
+  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh, const OwnRules& own = {})
+      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh, own) {}
+  template <class Holder, class Rule,
+            class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
+  Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh, std::shared_ptr<Rule> rule)
+      : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh,
+               OwnRules::of(std::move(rule))) {}
 
   ~Engine();
   Engine(const Engine&) = delete;
@@ -293,9 +300,9 @@ class Gathered {
   std::unique_ptr<State> state_;
 };
 
-/// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it. `optimizer`: as
-/// the Engine would be given.
+/// The plan of `module` (deferred or not) under `strategy` for one rank of `replicate` x `shard`, without making it. `own`: as the
+/// Engine would be given.
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
-                          std::shared_ptr<const ElementwiseOptimizer> optimizer = nullptr);
+                          const OwnRules& own = {});
 
 }  // namespace tessera

@@ -40,6 +40,8 @@ struct DiskUse {
   std::int64_t bytes = 0;                 ///< of the rank's files
   std::int64_t read_in_two_steps = 0;     ///< bytes
   std::int64_t written_in_two_steps = 0;  ///< bytes
+  std::int64_t durable_bytes = 0;         ///< of the rank's durable files ("durable"), beyond `bytes`
+  std::int64_t written_in_commit = 0;     ///< bytes, beyond what the step itself writes
   friend bool operator==(const DiskUse&, const DiskUse&) = default;
 };
 

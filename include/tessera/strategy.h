@@ -22,7 +22,13 @@ enum class ShardingStrategy {
   kHybridShard,     ///< "HYBRID_SHARD": FULL_SHARD on the mesh's shard axis, replicated on the other
 };
 
-enum class OptimizerType { kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kOwn };
+// clang-format off
+enum class OptimizerType {
+  kAdamW, kAdam, kSgd, kLion, kAdagrad, kRmsprop, kMuon, kLamb, kLars, kAdafactor,
+  kOwn,        ///< the program's ElementwiseOptimizer
+  kOwnMatrix,  ///< the program's MatrixOptimizer for matrices, adamw for all else
+};
+// clang-format on
 enum class LrScheduleType { kConstant, kLinear, kCosine, kOneCycle, kInverseSqrt, kWsd, kManual };
 
 /// The mesh: replicate x shard = world size. 0 means "choose": replicate = hosts for HYBRID_SHARD, else 1.
@@ -68,7 +74,8 @@ struct ParameterGroup {
   double lr_ratio = 1.0;                     ///< the rate as a share of everybody's
   std::optional<double> weight_decay = {}, eps = {};  ///< eps and betas: of types that have them
   std::optional<std::pair<double, double>> betas = {};
-  /// With optimizer type muon. kAdamW: its matrices are updated by AdamW; kMuon: by Muon, embeddings too. Left out: as MuonConfig says.
+  /// With optimizer type muon or own_matrix. kAdamW: its matrices are updated by AdamW; kMuon, kOwnMatrix: by that rule, embeddings too.
+  /// Left out: by that rule, but embeddings by AdamW.
   std::optional<OptimizerType> type = {};
   /// lamb and lars: the norms of a parameter adapt its rate. Mostly false for biases and the weights of norms.
   bool layer_adaptation = true;
@@ -91,6 +98,14 @@ struct MuonConfig {
   MuonLrAdjustment adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
 };
 
+/// Adafactor (Shazeer and Stern, arXiv 1804.04235): of a matrix's second moment only the sums of its rows and columns are kept. There is
+/// no first moment. A parameter's rate is min(lr, 1 / sqrt(step)) times the root mean square of its elements.
+struct AdafactorConfig {
+  double beta2_decay = -0.8;    ///< the second moment's decay at step t is 1 - t^beta2_decay
+  double min_rms = 1e-3;        ///< a parameter's root mean square counts as at least this (the paper's epsilon 2)
+  double clip_threshold = 1.0;  ///< largest root mean square of an update, before the rate (the paper's d)
+};
+
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
@@ -105,6 +120,7 @@ struct OptimizerConfig {
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
   MuonConfig muon = {};                       ///< muon
+  AdafactorConfig adafactor = {};             ///< adafactor
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum
   bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state over all ranks
   bool in_backward = false;       ///< a unit is updated as soon as its gradients are summed, while backward runs
@@ -187,15 +203,42 @@ struct CheckConfig {
   std::int64_t replica_hash_every = 0;
 };
 
+/// What happens where a step's loss is far above those before it.
+enum class SpikeAction {
+  kNone,
+  kSkip,      ///< "skip": the step is skipped, on all ranks
+  kRollback,  ///< "rollback": the last checkpoint is loaded, and training goes on with the next data
+};
+
+/// Loss spikes. A step's loss is one where it is above `factor` times the median of the last `window` steps' losses.
+struct SpikeConfig {
+  SpikeAction action = SpikeAction::kNone;
+  double factor = 2.0;       ///< above 1; the loss must be a positive number in all steps
+  std::int64_t window = 64;  ///< steps; until as many have been made there is no spike
+};
+
 /// When gradients are reduced under gradient accumulation.
 enum class GradientSync {
   kEachMicrobatch,  ///< reduced after every microbatch: least memory
   kLastMicrobatch,  ///< accumulated unsharded in fp32, reduced once: least communication
 };
 
-/// How save_checkpoint saves.
+/// Where and how checkpoints are saved. `async` is for save_checkpoint; the others are what `tessera train` does, and what a program's
+/// own loop may look up.
 struct CheckpointConfig {
   bool async = false;  ///< it copies what this rank writes and returns; a thread writes the copy while training goes on
+  std::string dir = {};          ///< the folder; empty: none
+  std::int64_t every_steps = 0;  ///< a checkpoint after so many steps; 0: none
+  double every_minutes = 0;      ///< and after so many minutes; 0: none
+  std::int64_t keep = 0;         ///< SaveOptions::keep
+  std::int64_t failures = 0;     ///< so many saves in a row may fail before training ends with the last one's error
+};
+
+/// Crash consistency without checkpoints: after each `every` steps all that training goes on from is on disk, at its place in one of two
+/// generations of files, and a run that ended at any moment goes on from the last such step, bit for bit.
+struct DurableConfig {
+  std::int64_t every = 0;  ///< steps between two commits; 0: none
+  std::string dir = {};    ///< a folder on a local disk, for this run alone
 };
 
 /// Which axes of the mesh send gradients in fewer bits.
@@ -208,6 +251,12 @@ struct CompressionConfig {
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
   CompressedAxes axes = CompressedAxes::kBoth;
   bool error_feedback = false;  ///< what rounding took from a contribution is added to the next step's
+  /// > 0: gradients of matrices go over the network as two factors of this rank (PowerSGD, arXiv 1905.13727)
+  std::int64_t power_sgd_rank = 0;
+  /// > 0: only this share of each unit's gradients goes over the network, those of largest magnitude (top-k)
+  double top_k = 0;
+  bool hook = false;            ///< a CommHook of the program's makes the sums (tessera/comm_hook.h)
+  std::int64_t start_step = 0;  ///< power_sgd_rank, top_k and hook: so many steps are made without, first
 };
 
 /// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
@@ -242,6 +291,8 @@ struct Strategy {
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;
   CheckpointConfig checkpoint = {};
   CompressionConfig compression = {};
+  SpikeConfig on_spike = {};
+  DurableConfig durable = {};
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

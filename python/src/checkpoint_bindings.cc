@@ -6,6 +6,7 @@
 
 #include "python/src/bindings.h"
 #include "tessera/checkpoint.h"
+#include "tessera/durable.h"
 #include "tessera/weights.h"
 
 namespace tessera::python {
@@ -17,6 +18,10 @@ std::string save(Engine& engine, const std::string& folder, std::map<std::string
                  std::map<std::string, std::string> json, std::int64_t keep, bool is_best) {
   return save_checkpoint(engine, folder, {.tensors = std::move(tensors), .json = std::move(json), .data = {}},
                          {keep, is_best});
+}
+
+bool commit(Engine& engine, std::map<std::string, at::Tensor> tensors, std::map<std::string, std::string> json) {
+  return commit_durable(engine, {.tensors = std::move(tensors), .json = std::move(json), .data = {}});
 }
 
 }  // namespace
@@ -39,6 +44,8 @@ void bind_checkpoints(py::module_& module) {
   module.def(
       "load_checkpoint", [](Engine& engine, const std::string& path) { return load_checkpoint(engine, path); },
       Released());
+  module.def("commit_durable", &commit, Released());
+  module.def("resume_durable", &resume_durable, Released());
   module.def(
       "save_weights",
       [](Engine& engine, const std::string& path, bool replace) {

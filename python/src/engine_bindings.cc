@@ -63,6 +63,7 @@ py::dict dict_of(const StepResult& result) {
   fields["grad_norm"] = result.grad_norm;
   fields["lr"] = result.lr;
   fields["overflow"] = result.overflow;
+  fields["spike"] = result.spike;
   fields["loss_scale"] = result.loss_scale;
   fields["tokens"] = result.tokens;
   fields["seconds"] = result.seconds;
@@ -88,6 +89,7 @@ void bind_results(py::module_& module) {
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("lr", &StepResult::lr)
       .def_readonly("overflow", &StepResult::overflow)
+      .def_readonly("spike", &StepResult::spike)
       .def_readonly("loss_scale", &StepResult::loss_scale)
       .def_readonly("tokens", &StepResult::tokens)
       .def_readonly("seconds", &StepResult::seconds)

@@ -96,6 +96,20 @@ enum class Waits {
   kLater,  ///< after other calls, of this group too, or after computing: ranks need not meet to start it
 };
 
+class Collectives;
+
+/// Makes sums by calls of its own, of fewer bytes than the elements have.
+class SumMethod {
+ public:
+  /// `data[0, numel)` of this rank becomes what the method gives for the sum over the ranks of `group`, the same bits on all of them.
+  /// Until it returns, the calls of `group` are the method's, the same ones on every rank. Where reductions go on in background, it is
+  /// called on their thread.
+  virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
+
+ protected:
+  ~SumMethod() = default;
+};
+
 /// How a reduction is made.
 struct ReduceOptions {
   ReduceOptions() = default;
@@ -110,6 +124,9 @@ struct ReduceOptions {
   /// it takes now (runs that are not finite leave it as it was). As many elements as this rank sends (Collectives::compressed_part);
   /// the same memory at each reduction of the same gradients. Null: none.
   float* feedback = nullptr;
+  /// Makes the sums of fp32 instead, where compressed_part() is not 0; then the forms and `feedback` have no effect, and of
+  /// reduce_scatter the whole input becomes sums. It lives until the Work is waited for. Null: none.
+  SumMethod* method = nullptr;
 };
 
 /// One group of ranks and the operations every transport has, on flat buffers.

@@ -3,8 +3,32 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/flight_recorder.h"
 
 namespace tessera {
+namespace {
+
+/// Groups whose calls are recorded.
+class RecordedGroups final : public GroupFactory {
+ public:
+  RecordedGroups(std::shared_ptr<GroupFactory> factory, std::shared_ptr<FlightRecorder> recorder)
+      : factory_(std::move(factory)), recorder_(std::move(recorder)) {}
+
+  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, const std::vector<int>& world_ranks,
+                                                    GroupUse use) override {
+    TESSERA_ASSIGN_OR_RETURN(auto group, factory_->make(name, world_ranks, use));
+    return recorder_->record(name, std::move(group));
+  }
+  std::shared_ptr<Collectives> control_of(const std::shared_ptr<Collectives>& group) override {
+    return factory_->control_of(group);  // one of host memory is its own, recorded or not
+  }
+
+ private:
+  const std::shared_ptr<GroupFactory> factory_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+};
+
+}  // namespace
 
 Mesh::Mesh(std::shared_ptr<MeshGroups> groups) : groups_(std::move(groups)) {}
 
@@ -20,6 +44,8 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
 
 Mesh MeshGroups::make_mesh(Topology topology, std::shared_ptr<GroupFactory> factory,
                            std::shared_ptr<KeyValueStore> store) {
+  if (auto recorder = FlightRecorder::from_environment(topology.rank, topology.world_size))
+    factory = std::make_shared<RecordedGroups>(std::move(factory), std::move(recorder));
   return Mesh(std::shared_ptr<MeshGroups>(new MeshGroups(std::move(topology), std::move(factory), std::move(store))));
 }
 

@@ -13,14 +13,22 @@ Condition with_optimizer(std::string text, std::function<bool(OptimizerType)> ho
 Condition with_type(const std::string& name, OptimizerType wanted) {
   return with_optimizer("optimizer.type " + name, [wanted](OptimizerType type) { return type == wanted; });
 }
-Condition with_betas() { return with_optimizer("optimizer.type adamw, adam, lion, muon or lamb", has_betas); }
+Condition with_betas() {
+  return with_optimizer("optimizer.type adamw, adam, lion, muon, lamb or own_matrix", has_betas);
+}
 Condition with_eps() {
-  return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb or lars", has_eps);
+  return with_optimizer("optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb, lars or own_matrix", has_eps);
 }
 Condition with_momentum() { return with_optimizer("optimizer.type sgd, rmsprop or lars", has_momentum); }
 Condition with_layers() { return with_optimizer("optimizer.type lamb or lars", adapts_layers); }
 
 Condition with_muon() { return with_type("muon", OptimizerType::kMuon); }
+Condition with_adafactor() { return with_type("adafactor", OptimizerType::kAdafactor); }
+Condition with_matrix_groups() {
+  return with_optimizer("optimizer.type muon or own_matrix", [](OptimizerType type) {
+    return type == OptimizerType::kMuon || type == OptimizerType::kOwnMatrix;
+  });
+}
 
 Condition with_schedule(std::string text, std::vector<LrScheduleType> types) {
   return {"lr_schedule.type " + std::move(text), {"/lr_schedule/type"}, [types](const Strategy& s) {
@@ -48,76 +56,79 @@ constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0
 std::vector<StrategyKey> parameter_group_keys() {
   const auto member = [](const char* name) { return "/optimizer/groups/" + std::string(name); };
   const auto of_kind = [](ValueKind kind) { return StrategyField{kind, {}, nullptr, nullptr, {}}; };
-  return {{.pointer = member("name"),
-           .field = of_kind(ValueKind::kName),
-           .default_json = R"("")",
-           .example_json = R"("head")",
-           .doc = "What Engine::set_lr and messages call the group.",
-           .cost = "None."},
-          {.pointer = member("match"),
-           .field = of_kind(ValueKind::kNames),
-           .default_json = R"(["*"])",
-           .example_json = R"(["*.bias", "*norm*"])",
-           .doc = "Patterns of parameter names, with * and ? as in file names.",
-           .cost = "None."},
-          {.pointer = member("max_dim"),
-           .field = of_kind(ValueKind::kInteger),
-           .range = {0, 64},
-           .unit = "dimensions",
-           .default_json = "64",
-           .example_json = "1",
-           .doc = "Only parameters of at most so many dimensions; 1: biases and the weights of norms.",
-           .cost = "None."},
-          {.pointer = member("lr_ratio"),
-           .field = of_kind(ValueKind::kNumber),
-           .range = {0, 1000},
-           .default_json = "1.0",
-           .example_json = "0.1",
-           .doc = "The group's learning rate as a share of everybody's.",
-           .cost = "Too high: the loss diverges."},
-          {.pointer = member("weight_decay"),
-           .field = of_kind(ValueKind::kNumber),
-           .range = kDecayRange,
-           .default_json = "0.01",
-           .example_json = "0.0",
-           .doc = "As optimizer.weight_decay, whose value is the default.",
-           .cost = "Too high: the model underfits."},
-          {.pointer = member("eps"),
-           .field = of_kind(ValueKind::kNumber),
-           .range = kEpsRange,
-           .default_json = "1e-08",
-           .example_json = "1e-6",
-           .doc = "As optimizer.eps, whose value is the default.",
-           .cost = "Smaller steps where gradients are small.",
-           .only_if = with_eps()},
-          {.pointer = member("betas"),
-           .field = of_kind(ValueKind::kNumberPair),
-           .range = kBetaRange,
-           .default_json = "[0.9, 0.999]",
-           .example_json = "[0.9, 0.95]",
-           .doc = "As optimizer.betas, whose value is the default.",
-           .cost = "A longer memory: slower to follow a change.",
-           .only_if = with_betas()},
-          {.pointer = member("type"),
-           .field = StrategyField{ValueKind::kChoice,
-                                  {{"adamw", "the group's matrices are updated by adamw"},
-                                   {"muon", "by muon, embeddings too"}},
-                                  nullptr,
-                                  nullptr,
-                                  {}},
-           .default_json = R"("muon")",
-           .example_json = R"("adamw")",
-           .doc = "Which rule updates the group's matrices. Left out: muon, but adamw for those of embeddings.",
-           .cost = "As optimizer.type.",
-           .only_if = with_type("muon", OptimizerType::kMuon)},
-          {.pointer = member("layer_adaptation"),
-           .field = of_kind(ValueKind::kBoolean),
-           .default_json = "true",
-           .example_json = "false",
-           .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
-                  "weights of norms.",
-           .cost = "None.",
-           .only_if = with_layers()}};
+  return {
+      {.pointer = member("name"),
+       .field = of_kind(ValueKind::kName),
+       .default_json = R"("")",
+       .example_json = R"("head")",
+       .doc = "What Engine::set_lr and messages call the group.",
+       .cost = "None."},
+      {.pointer = member("match"),
+       .field = of_kind(ValueKind::kNames),
+       .default_json = R"(["*"])",
+       .example_json = R"(["*.bias", "*norm*"])",
+       .doc = "Patterns of parameter names, with * and ? as in file names.",
+       .cost = "None."},
+      {.pointer = member("max_dim"),
+       .field = of_kind(ValueKind::kInteger),
+       .range = {0, 64},
+       .unit = "dimensions",
+       .default_json = "64",
+       .example_json = "1",
+       .doc = "Only parameters of at most so many dimensions; 1: biases and the weights of norms.",
+       .cost = "None."},
+      {.pointer = member("lr_ratio"),
+       .field = of_kind(ValueKind::kNumber),
+       .range = {0, 1000},
+       .default_json = "1.0",
+       .example_json = "0.1",
+       .doc = "The group's learning rate as a share of everybody's.",
+       .cost = "Too high: the loss diverges."},
+      {.pointer = member("weight_decay"),
+       .field = of_kind(ValueKind::kNumber),
+       .range = kDecayRange,
+       .default_json = "0.01",
+       .example_json = "0.0",
+       .doc = "As optimizer.weight_decay, whose value is the default.",
+       .cost = "Too high: the model underfits."},
+      {.pointer = member("eps"),
+       .field = of_kind(ValueKind::kNumber),
+       .range = kEpsRange,
+       .default_json = "1e-08",
+       .example_json = "1e-6",
+       .doc = "As optimizer.eps, whose value is the default.",
+       .cost = "Smaller steps where gradients are small.",
+       .only_if = with_eps()},
+      {.pointer = member("betas"),
+       .field = of_kind(ValueKind::kNumberPair),
+       .range = kBetaRange,
+       .default_json = "[0.9, 0.999]",
+       .example_json = "[0.9, 0.95]",
+       .doc = "As optimizer.betas, whose value is the default.",
+       .cost = "A longer memory: slower to follow a change.",
+       .only_if = with_betas()},
+      {.pointer = member("type"),
+       .field = StrategyField{ValueKind::kChoice,
+                              {{"adamw", "the group's matrices are updated by adamw"},
+                               {"muon", "by muon, embeddings too"},
+                               {"own_matrix", "by the program's rule, embeddings too"}},
+                              nullptr,
+                              nullptr,
+                              {}},
+       .default_json = R"("muon")",
+       .example_json = R"("adamw")",
+       .doc = "Which rule updates the group's matrices: adamw, or that of optimizer.type. Left out: the latter, but "
+              "adamw for those of embeddings.",
+       .cost = "As optimizer.type.",
+       .only_if = with_matrix_groups()},
+      {.pointer = member("layer_adaptation"),
+       .field = of_kind(ValueKind::kBoolean),
+       .default_json = "true",
+       .example_json = "false",
+       .doc = "Whether the norms of each of the group's parameters adapt its rate. Mostly false for biases and the "
+              "weights of norms.",
+       .cost = "None.",
+       .only_if = with_layers()}};
 }
 
 ParameterGroup group_from(const nlohmann::json& object) {
@@ -136,7 +147,10 @@ ParameterGroup group_from(const nlohmann::json& object) {
   take_optional("eps", group.eps);
   take_optional("betas", group.betas);
   if (object.contains("type")) {
-    group.type = object.at("type") == "muon" ? OptimizerType::kMuon : OptimizerType::kAdamW;
+    const std::string type = object.at("type").get<std::string>();
+    group.type = type == "muon"         ? OptimizerType::kMuon
+                 : type == "own_matrix" ? OptimizerType::kOwnMatrix
+                                        : OptimizerType::kAdamW;
   }
   take("layer_adaptation", group.layer_adaptation);
   return group;
@@ -225,9 +239,11 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc = "The update rule.",
        .cost =
            "Numbers of state_dtype a parameter beside the master weight: adamw, adam and lamb 2, lion and adagrad 1, "
-           "rmsprop 1 to 3, sgd and lars with momentum 1, without 0; muon 1 for matrices; own as many as the rule "
-           "says. muon also needs memory and time to exchange matrices between ranks and make them orthogonal; "
-           "lamb and lars go over all state twice a step."},
+           "rmsprop 1 to 3, sgd and lars with momentum 1, without 0; muon 1 for matrices; own and own_matrix as many "
+           "as "
+           "the rule says; adafactor 1 for vectors, and of matrices one for each row and column. muon, adafactor and "
+           "own_matrix also need memory and time to exchange matrices between ranks; lamb and lars go over all state "
+           "twice a step."},
       {.pointer = "/optimizer/lr",
        .field = number_field(AT(optimizer.lr)),
        .range = {0, 1000},
@@ -258,9 +274,8 @@ std::vector<StrategyKey> optimizer_keys() {
        .range = kDecayRange,
        .default_json = "0.01",
        .example_json = "0.1",
-       .doc =
-           "Pull towards zero: decoupled for adamw, lion, muon and lamb, else added to the gradient; own: as the rule "
-           "will have it.",
+       .doc = "Pull towards zero: decoupled for adamw, lion, muon, lamb and adafactor, else added to the gradient; own "
+              "and own_matrix: as the rule will have it.",
        .cost = "Too high: the model underfits."},
       {.pointer = "/optimizer/momentum",
        .field = number_field(AT(optimizer.momentum)),
@@ -349,6 +364,30 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc = "What a matrix's learning rate is multiplied by. Weight decay goes by the rate itself.",
        .cost = "original: matrices need a rate of their own, some ten times adamw's.",
        .only_if = with_muon()},
+      {.pointer = "/optimizer/adafactor/beta2_decay",
+       .field = number_field(AT(optimizer.adafactor.beta2_decay)),
+       .range = {-10, 0},
+       .default_json = "-0.8",
+       .example_json = "-0.7",
+       .doc = "The second moments keep 1 - t^beta2_decay of themselves at a parameter's step t.",
+       .cost = "Nearer to 0: a shorter memory, and so noisier steps.",
+       .only_if = with_adafactor()},
+      {.pointer = "/optimizer/adafactor/min_rms",
+       .field = number_field(AT(optimizer.adafactor.min_rms)),
+       .range = {0, 1000},
+       .default_json = "0.001",
+       .example_json = "0.01",
+       .doc = "A parameter's root mean square, by which its rate is multiplied, counts as at least this.",
+       .cost = "0: parameters that are zeros stay so.",
+       .only_if = with_adafactor()},
+      {.pointer = "/optimizer/adafactor/clip_threshold",
+       .field = number_field(AT(optimizer.adafactor.clip_threshold)),
+       .range = {1e-30, 1e30},
+       .default_json = "1.0",
+       .example_json = "0.5",
+       .doc = "Largest root mean square of a parameter's update, before the rate; longer ones are scaled down to it.",
+       .cost = "Smaller: slower learning.",
+       .only_if = with_adafactor()},
       {.pointer = "/optimizer/state_dtype",
        .field = choice_field(AT(optimizer.state_dtype), state_dtypes()),
        .default_json = R"("fp32")",

@@ -16,19 +16,6 @@ Condition with_replicas() {
 
 }  // namespace
 
-std::vector<StrategyKey> checkpoint_keys() {
-  return {
-      {.pointer = "/checkpoint/async",
-       .field = boolean_field(AT(checkpoint.async)),
-       .default_json = "false",
-       .example_json = "true",
-       .doc = "save_checkpoint copies what this rank writes, and returns. A thread writes, syncs and commits the copy "
-              "while training goes on. A save that failed is reported by the next step, save or load, on every rank.",
-       .cost = "Memory: of what is sharded this rank's part of the fp32 masters and states, of what ranks hold alike "
-               "their share of it. Time of one copy a save; the thread hashes, which takes a core while it does."},
-  };
-}
-
 std::vector<StrategyKey> platform_keys() {
   return {
       {.pointer = "/memory/limit",

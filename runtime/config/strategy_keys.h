@@ -17,6 +17,8 @@ std::vector<StrategyKey> schedule_keys();
 std::vector<StrategyKey> platform_keys();
 std::vector<StrategyKey> offload_keys();
 std::vector<StrategyKey> checkpoint_keys();
+std::vector<StrategyKey> spike_keys();
+std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
 
 /// The most that a count may be.

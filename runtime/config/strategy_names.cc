@@ -70,17 +70,23 @@ const std::vector<Named<OptimizerType>>& optimizer_types() {
       {kMuon, "muon", "Muon (Jordan et al., 2024) for matrices but those of embeddings, adamw for all else"},
       {kLamb, "lamb", "LAMB (arXiv 1904.00962): adamw, with steps as long as each tensor's weights say"},
       {kLars, "lars", "LARS (arXiv 1708.03888): sgd, with steps as long as each tensor's weights say"},
-      {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"}};
+      {kAdafactor, "adafactor",
+       "Adafactor (arXiv 1804.04235), as PyTorch has it; there lr is 0.01, an upper limit of relative steps"},
+      {kOwn, "own", "a rule of the program's, which it gives the Engine (tessera/elementwise_optimizer.h)"},
+      {kOwnMatrix, "own_matrix",
+       "a rule of the program's for matrices but those of embeddings (tessera/matrix_optimizer.h), adamw for all "
+       "else"}};
   return list;
 }
 
 bool has_betas(OptimizerType type) {
   return type == OptimizerType::kAdamW || type == OptimizerType::kAdam || type == OptimizerType::kLion ||
-         type == OptimizerType::kMuon || type == OptimizerType::kLamb;
+         type == OptimizerType::kMuon || type == OptimizerType::kLamb || type == OptimizerType::kOwnMatrix;
 }
 
 bool has_eps(OptimizerType type) {
-  return type != OptimizerType::kSgd && type != OptimizerType::kLion && type != OptimizerType::kOwn;
+  return type != OptimizerType::kSgd && type != OptimizerType::kLion && type != OptimizerType::kAdafactor &&
+         type != OptimizerType::kOwn;
 }
 
 bool has_momentum(OptimizerType type) {
@@ -92,6 +98,10 @@ bool has_nesterov(OptimizerType type) { return type == OptimizerType::kSgd || ty
 bool keeps_states(const OptimizerConfig& optimizer) {
   const bool keeps_momentum_alone = optimizer.type == OptimizerType::kSgd || optimizer.type == OptimizerType::kLars;
   return !keeps_momentum_alone || optimizer.momentum > 0;
+}
+
+bool updates_whole_tensors(OptimizerType type) {
+  return type == OptimizerType::kMuon || type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
 }
 
 bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
@@ -156,6 +166,16 @@ const std::vector<Named<CompressedAxes>>& compressed_axes() {
       {CompressedAxes::kBoth, "both", "the shard and the replicate axis"},
       {CompressedAxes::kReplicate, "replicate", "the replicate axis"},
       {CompressedAxes::kShard, "shard", "the shard axis"}};
+  return list;
+}
+
+const std::vector<Named<SpikeAction>>& spike_actions() {
+  static const std::vector<Named<SpikeAction>> list = {
+      {SpikeAction::kNone, "none", "it is made as any other"},
+      {SpikeAction::kSkip, "skip", "it is skipped on all ranks, as for an overflow, with a warning"},
+      {SpikeAction::kRollback, "rollback",
+       "it is skipped, and the last checkpoint that was saved or loaded is loaded, while data and step numbers go on; "
+       "at most three times the same one"}};
   return list;
 }
 

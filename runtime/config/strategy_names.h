@@ -31,6 +31,7 @@ const std::vector<Named<Tier>>& tiers();             ///< of training state
 const std::vector<Named<Tier>>& activation_tiers();  ///< of OffloadConfig::activations
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();
+const std::vector<Named<SpikeAction>>& spike_actions();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
@@ -40,6 +41,8 @@ bool has_eps(OptimizerType type);
 bool has_momentum(OptimizerType type);
 bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< by the norms of each parameter
+/// Whether it updates matrices, or all tensors, in whole, on the rank that each is dealt to.
+bool updates_whole_tensors(OptimizerType type);
 /// Whether the optimizer keeps something of each element beside the master weight.
 bool keeps_states(const OptimizerConfig& optimizer);
 

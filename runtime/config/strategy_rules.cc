@@ -111,14 +111,23 @@ StrategyRule state_dtype_rule() {
           }};
 }
 
+/// Rules of whole tensors whose states are not each element's.
+bool has_tensor_rule(OptimizerType type) {
+  return type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
+}
+
 StrategyRule own_state_dtype_rule() {
-  return {{"/optimizer/state_dtype", "/optimizer/type"},
-          "optimizer.type own needs state_dtype fp32: the rule computes with its states as they are kept.",
-          [](const Strategy& s) -> std::string {
-            const OptimizerConfig& optimizer = s.optimizer;
-            if (optimizer.type != OptimizerType::kOwn || optimizer.state_dtype == StateDType::kF32) return "";
-            return fmt::format("own needs \"state_dtype\": \"fp32\", got {}", name_of(optimizer.state_dtype));
-          }};
+  return {
+      {"/optimizer/state_dtype", "/optimizer/type"},
+      "optimizer.type own, own_matrix and adafactor need state_dtype fp32: the rule computes with its states as they "
+      "are kept.",
+      [](const Strategy& s) -> std::string {
+        const OptimizerType type = s.optimizer.type;
+        const bool needs = type == OptimizerType::kOwn || has_tensor_rule(type);
+        if (!needs || s.optimizer.state_dtype == StateDType::kF32) return "";
+        return fmt::format("{} needs \"state_dtype\": \"fp32\", got {}", name_of(type),
+                           name_of(s.optimizer.state_dtype));
+      }};
 }
 
 StrategyRule centered_rule() {
@@ -230,6 +239,40 @@ StrategyRule feedback_rule() {
           }};
 }
 
+/// What PowerSGD, top-k and a program's hook do not go with.
+StrategyRule method_rule(std::string pointer, std::function<bool(const Strategy&)> is_used) {
+  return {
+      {pointer, "/compression/gradients", "/compression/sums", "/mixed_precision/param", "/mixed_precision/reduce",
+       "/mesh/replicate"},
+      fmt::format("{} goes with mixed_precision.reduce fp32, without param fp16, on a mesh of one replica, and with "
+                  "compression.gradients and compression.sums none.",
+                  dotted(pointer)),
+      [is_used](const Strategy& s) -> std::string {
+        if (!is_used(s)) return "";
+        if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)
+          return "cannot stand beside \"gradients\" or \"sums\" in fewer bits: give one or the other";
+        if (s.mixed_precision.param == DType::kF16)
+          return "would see and keep gradients times a loss scale, which changes under fp16: take bf16";
+        if (s.mixed_precision.reduce != DType::kF32)
+          return fmt::format("sends fp32, and mixed_precision.reduce is {}: leave that out",
+                             name_of(s.mixed_precision.reduce));
+        if (s.mesh.replicate > 1)
+          return fmt::format("needs one replica, whose ranks sum all gradients at once, got {}: leave replicate out",
+                             s.mesh.replicate);
+        return "";
+      }};
+}
+
+StrategyRule one_method_rule() {
+  return {{"/compression/power_sgd_rank", "/compression/top_k", "/compression/hook"},
+          "Of compression.power_sgd_rank, top_k and hook there is one at most.",
+          [](const Strategy& s) -> std::string {
+            const CompressionConfig& compression = s.compression;
+            const int methods = (compression.power_sgd_rank > 0) + (compression.top_k > 0) + compression.hook;
+            return methods <= 1 ? "" : "of power_sgd_rank, top_k and hook there is one at most: leave the others out";
+          }};
+}
+
 std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   if (group.match.empty()) return "has an empty \"match\", which fits nothing; leave it out to mean all parameters";
   const auto missing = [&](const char* name) {
@@ -237,7 +280,12 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   };
   if (group.eps && !has_eps(s.optimizer.type)) return missing("eps");
   if (group.betas && !has_betas(s.optimizer.type)) return missing("betas");
-  if (group.type && s.optimizer.type != OptimizerType::kMuon) return missing("type");
+  const bool has_types = s.optimizer.type == OptimizerType::kMuon || s.optimizer.type == OptimizerType::kOwnMatrix;
+  if (group.type && !has_types) return missing("type");
+  if (group.type && *group.type != OptimizerType::kAdamW && *group.type != s.optimizer.type) {
+    return fmt::format("has type {}, where optimizer.type is {}; wanted that or adamw", name_of(*group.type),
+                       name_of(s.optimizer.type));
+  }
   if (!group.layer_adaptation && !adapts_layers(s.optimizer.type)) return missing("layer_adaptation");
   return "";
 }
@@ -271,15 +319,58 @@ StrategyRule lars_clip_rule() {
           }};
 }
 
-StrategyRule muon_offload_rule() {
+StrategyRule tensor_rule_offload_rule() {
   return {
       {"/optimizer/type", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
-      "optimizer.type muon goes without offload.",
+      "optimizer.type adafactor and own_matrix go without offload of training state.",
       [](const Strategy& s) -> std::string {
-        if (s.optimizer.type != OptimizerType::kMuon || !s.offload.is_used()) return "";
-        return "muon passes over its state twice a step, which is not possible on disk yet: leave \"offload\" out, or "
-               "take adamw";
+        if (!has_tensor_rule(s.optimizer.type) || !s.offload.is_used()) return "";
+        return fmt::format(
+            "{} needs masters of whole tensors and their states in memory: leave parameters, masters and moments of "
+            "\"offload\" out, or take adamw or muon",
+            name_of(s.optimizer.type));
       }};
+}
+
+StrategyRule rollback_rule() {
+  return {
+      {"/on_spike/action", "/checkpoint/dir"},
+      "on_spike.action rollback needs checkpoint.dir.",
+      [](const Strategy& s) -> std::string {
+        if (s.on_spike.action != SpikeAction::kRollback || !s.checkpoint.dir.empty()) return "";
+        return "rollback needs \"checkpoint\": {\"dir\": ...}, the folder with the checkpoints to go back to, in this "
+               "file: a flag does not count; or take \"skip\"";
+      }};
+}
+
+StrategyRule durable_rollback_rule() {
+  return {
+      {"/on_spike/action", "/durable/every"},
+      "on_spike.action rollback goes without durable.",
+      [](const Strategy& s) -> std::string {
+        if (s.on_spike.action != SpikeAction::kRollback || s.durable.every == 0) return "";
+        return "rollback cannot stand beside \"durable\": a run that goes on from a commit knows no checkpoint to go "
+               "back to; take \"skip\"";
+      }};
+}
+
+StrategyRule durable_dir_rule() {
+  return {{"/durable/every", "/durable/dir"}, "durable.every needs durable.dir.", [](const Strategy& s) -> std::string {
+            if (s.durable.every == 0 || !s.durable.dir.empty()) return "";
+            return "needs \"durable\": {\"dir\": ...}, a folder on a local disk of each host";
+          }};
+}
+
+StrategyRule durable_feedback_rule() {
+  return {{"/durable/every", "/compression/error_feedback", "/compression/power_sgd_rank", "/compression/top_k"},
+          "durable goes without what compression keeps from step to step.",
+          [](const Strategy& s) -> std::string {
+            const CompressionConfig& compression = s.compression;
+            const bool keeps = compression.error_feedback || compression.power_sgd_rank > 0 || compression.top_k > 0;
+            if (s.durable.every == 0 || !keeps) return "";
+            return "what rounding took from gradients is not committed yet: leave compression.error_feedback, "
+                   "power_sgd_rank and top_k out, or save checkpoints instead";
+          }};
 }
 
 /// What an update in backward cannot wait for, or cannot take back.
@@ -316,19 +407,30 @@ const std::vector<StrategyRule>& strategy_rules() {
       offload_paths_rule(),
       offload_limit_rule(),
       feedback_rule(),
+      method_rule("/compression/power_sgd_rank", [](const Strategy& s) { return s.compression.power_sgd_rank > 0; }),
+      method_rule("/compression/top_k", [](const Strategy& s) { return s.compression.top_k > 0; }),
+      method_rule("/compression/hook", [](const Strategy& s) { return s.compression.hook; }),
+      one_method_rule(),
       groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
-      muon_offload_rule(),
+      tensor_rule_offload_rule(),
       lars_clip_rule(),
       in_backward_rule(
-          "/optimizer/type", "optimizer.type muon",
-          [](const Strategy& s) { return s.optimizer.type == OptimizerType::kMuon; },
+          "/optimizer/type", "optimizer.type muon, adafactor or own_matrix",
+          [](const Strategy& s) { return updates_whole_tensors(s.optimizer.type); },
           "ranks exchange the matrices of several units at once"),
       in_backward_rule(
           "/optimizer/type", "optimizer.type lamb or lars",
           [](const Strategy& s) { return adapts_layers(s.optimizer.type); },
           "an update meets all ranks between its two passes, once for all units"),
+      rollback_rule(),
+      durable_rollback_rule(),
+      durable_dir_rule(),
+      durable_feedback_rule(),
+      in_backward_rule(
+          "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
+          "the loss of all ranks is known only when backward has ended"),
       in_backward_rule(
           "/gradient_clipping", "gradient_clipping", [](const Strategy& s) { return s.gradient_clipping > 0; },
           "the norm of all gradients is known only when backward has ended"),

@@ -10,7 +10,7 @@ namespace {
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
   for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
-                    compression_keys, checkpoint_keys, platform_keys}) {
+                    compression_keys, checkpoint_keys, spike_keys, durable_keys, platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -37,6 +37,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/mixed_precision/loss_scale", "Loss scaling, which keeps small fp16 gradients from vanishing."},
       {"/optimizer", "The update of the master weights."},
       {"/optimizer/muon", "Muon's own numbers."},
+      {"/optimizer/adafactor", "Adafactor's own numbers."},
       {"/ema", "An exponential moving average of the master weights."},
       {"/lr_schedule", "The learning rate over time."},
       {"/offload", "Training state and activations on tiers below memory."},
@@ -45,7 +46,9 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/offload/moments", "Optimizer states, the average of the weights among them."},
       {"/offload/activations", "Tensors that forward saves for backward."},
       {"/compression", "Gradients in fewer bits, where they go over a network."},
-      {"/checkpoint", "How checkpoints are saved."},
+      {"/checkpoint", "Where, when and how checkpoints are saved."},
+      {"/on_spike", "Steps whose loss is far above those before them."},
+      {"/durable", "Steps that outlive the process, without checkpoints."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};

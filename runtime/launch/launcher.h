@@ -28,7 +28,8 @@ struct LaunchOptions {
 ///
 /// | event                               | what happens                                                              |
 /// |-------------------------------------|---------------------------------------------------------------------------|
-/// | a rank fails                        | the others have `grace_s`, then SIGTERM, after `term_s` SIGKILL           |
+/// | a rank fails                        | the others have `grace_s`, then SIGTERM, after `term_s` SIGKILL; at once  |
+/// |                                     | where all that still run are stopped, since those report nothing          |
 /// | a rank returns 0                    | nothing; what it left in its process group is ended                       |
 /// | SIGINT, SIGTERM, SIGHUP, SIGQUIT or | forwarded to all ranks and waited for. A second one is forwarded too, and |
 /// | SIGUSR1                             | `grace_s` starts. The third kills                                         |

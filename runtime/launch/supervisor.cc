@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr int kCheckEveryMs = 50;  // while groups outlive their leaders, which no descriptor tells of
+constexpr int kLookEveryMs = 200;  // for ranks that are stopped, while the others have their time to report
 
 std::chrono::steady_clock::duration seconds(double s) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
@@ -80,7 +81,7 @@ int Supervisor::poll_timeout_ms() const {
   if (leftovers) return kCheckEveryMs;
   if (!deadline_) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, urgency_ == Urgency::kGrace ? kLookEveryMs : 60'000));
 }
 
 void Supervisor::poll_once() {
@@ -179,7 +180,10 @@ void Supervisor::raise_urgency(Urgency urgency) {
 }
 
 void Supervisor::advance_urgency() {
-  if (!deadline_ || Clock::now() < *deadline_) return;
+  const bool is_vain = urgency_ == Urgency::kGrace && std::ranges::all_of(ranks_, [](const Rank& rank) {
+                         return rank.ended || rank.process.is_stopped();
+                       });
+  if (!is_vain && (!deadline_ || Clock::now() < *deadline_)) return;
   raise_urgency(urgency_ == Urgency::kGrace ? Urgency::kTerm : Urgency::kKill);
 }
 

@@ -23,7 +23,8 @@ namespace tessera {
 /// | urgency | entered                                             | leaves after                |
 /// |---------|-----------------------------------------------------|-----------------------------|
 /// | none    | at the start                                        | a failure, a second signal  |
-/// | grace   | a rank failed, or the user insisted                 | grace_s                     |
+/// | grace   | a rank failed, or the user insisted                 | grace_s, or when only ranks |
+/// |         |                                                     | that are stopped are left   |
 /// | term    | SIGTERM was sent to the groups still running        | term_s                      |
 /// | kill    | SIGKILL was sent                                    |                             |
 class Supervisor {

@@ -5,13 +5,15 @@
 
 namespace tessera {
 
-std::int64_t MatrixDeal::cost_of(MatrixShape shape) {
+std::int64_t MatrixDeal::cost_of(MatrixShape shape, MatrixWork work) {
+  if (!work.multiplies) return shape.rows * shape.columns;
   const std::int64_t shorter = std::min(shape.rows, shape.columns), longer = std::max(shape.rows, shape.columns);
   return shorter * shorter * (2 * longer + shorter);
 }
 
-MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh)
-    : axes_(optimizer), mesh_(mesh) {
+MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh,
+                       MatrixWork work)
+    : axes_(optimizer), work_(work), mesh_(mesh) {
   MatrixBatch batch;
   const auto close = [&] {
     measure(batch);
@@ -23,7 +25,9 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     for (std::size_t g = 0; g < units[u].groups.size(); ++g) {
       const GroupShape& group = units[u].groups[g];
       for (std::size_t i = 0; i < group.matrices.size(); ++i) {
-        matrices_.push_back({u, g, i, group.layout.extent(i), group.layout.numel(), group.matrices[i]});
+        const TensorStates& states = group.tensor_states;
+        matrices_.push_back({u, g, i, group.layout.extent(i), group.layout.numel(), group.matrices[i], 0,
+                             states.extent_of(i), states.numel()});
       }
     }
     batch.end_unit = u + 1;
@@ -46,11 +50,12 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
 void MatrixDeal::deal(MatrixBatch& batch) {
   std::vector<std::size_t> order(batch.end - batch.begin);
   std::iota(order.begin(), order.end(), batch.begin);
-  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return cost_of(matrices_[i].shape); });
+  const auto cost = [&](std::size_t i) { return cost_of(matrices_[i].shape, work_); };
+  std::ranges::stable_sort(order, std::ranges::greater(), cost);
   std::vector<std::int64_t> loads(static_cast<std::size_t>(mesh_.world_size()));
   for (const std::size_t i : order) {
     const auto least = std::ranges::min_element(loads);
-    *least += cost_of(matrices_[i].shape);
+    *least += cost(i);
     matrices_[i].owner = static_cast<int>(least - loads.begin());
   }
 }
@@ -58,25 +63,38 @@ void MatrixDeal::deal(MatrixBatch& batch) {
 bool MatrixDeal::is_even(const MatrixBatch& batch) const {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(mesh_.world_size()));
   for (const DealtMatrix& matrix : matrices_of(batch))
-    loads[static_cast<std::size_t>(matrix.owner)] += cost_of(matrix.shape);
+    loads[static_cast<std::size_t>(matrix.owner)] += cost_of(matrix.shape, work_);
   const std::int64_t all = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
   return static_cast<double>(*std::ranges::max_element(loads)) * static_cast<double>(loads.size()) <=
          kMostUneven * static_cast<double>(all);
 }
 
-Extent MatrixDeal::part_of(const DealtMatrix& matrix, int rank) const {
-  return intersect(matrix.extent, owned(axes_, mesh_.of(rank), matrix.group_numel));
+Extent MatrixDeal::part_of(Extent extent, std::int64_t buffer_numel, int rank) const {
+  return intersect(extent, owned(axes_, mesh_.of(rank), buffer_numel));
+}
+
+/// Along an axis over which state is copied, the owner's own copy is the one that is sent.
+bool MatrixDeal::is_nearest(const DealtMatrix& matrix, int from) const {
+  const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
+  return (axes_.shard || sender.shard_index == owner.shard_index) &&
+         (axes_.replicate || sender.replicate_index == owner.replicate_index);
 }
 
 Extent MatrixDeal::collected_piece(const DealtMatrix& matrix, int from) const {
-  const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);
-  // Along an axis over which state is copied, the owner's own copy is the one that is sent.
-  const bool is_nearest = (axes_.shard || sender.shard_index == owner.shard_index) &&
-                          (axes_.replicate || sender.replicate_index == owner.replicate_index);
-  return is_nearest ? part_of(matrix, from) : Extent{matrix.extent.offset, 0};
+  return is_nearest(matrix, from) ? returned_piece(matrix, from) : Extent{matrix.extent.offset, 0};
 }
 
-Extent MatrixDeal::returned_piece(const DealtMatrix& matrix, int to) const { return part_of(matrix, to); }
+Extent MatrixDeal::returned_piece(const DealtMatrix& matrix, int to) const {
+  return part_of(matrix.extent, matrix.group_numel, to);
+}
+
+Extent MatrixDeal::collected_states(const DealtMatrix& matrix, int from) const {
+  return is_nearest(matrix, from) ? returned_states(matrix, from) : Extent{matrix.states.offset, 0};
+}
+
+Extent MatrixDeal::returned_states(const DealtMatrix& matrix, int to) const {
+  return part_of(matrix.states, matrix.states_numel, to);
+}
 
 void MatrixDeal::measure(MatrixBatch& batch) const {
   const auto world = static_cast<std::size_t>(mesh_.world_size());
@@ -84,8 +102,11 @@ void MatrixDeal::measure(MatrixBatch& batch) const {
   for (const DealtMatrix& matrix : matrices_of(batch)) {
     const std::size_t row = static_cast<std::size_t>(matrix.owner) * world;
     for (std::size_t rank = 0; rank < world; ++rank) {
-      to_owner[row + rank] += collected_piece(matrix, static_cast<int>(rank)).numel;
-      from_owner[row + rank] += returned_piece(matrix, static_cast<int>(rank)).numel;
+      const auto number = static_cast<int>(rank);
+      if (number == matrix.owner) continue;  // what an owner holds itself does not travel
+      to_owner[row + rank] +=
+          collected_values() * collected_piece(matrix, number).numel + collected_states(matrix, number).numel;
+      from_owner[row + rank] += returned_piece(matrix, number).numel + returned_states(matrix, number).numel;
     }
   }
   batch.collected = *std::ranges::max_element(to_owner);
@@ -101,8 +122,10 @@ std::int64_t MatrixDeal::exchange_numel() const {
 std::int64_t MatrixDeal::work_numel() const {
   std::int64_t most = 0;
   for (const DealtMatrix& matrix : matrices_) {
+    const std::int64_t numel = in_whole_lines(matrix.extent.numel);
     const std::int64_t shorter = std::min(matrix.shape.rows, matrix.shape.columns);
-    most = std::max(most, 3 * in_whole_lines(matrix.extent.numel) + 2 * in_whole_lines(shorter * shorter));
+    most = std::max(most, work_.is_muon ? 3 * numel + 2 * in_whole_lines(shorter * shorter)
+                                        : 2 * numel + in_whole_lines(matrix.states.numel));
   }
   return most;
 }

@@ -47,6 +47,12 @@ std::int64_t UnitShape::gathered_bytes() const {
   return bytes;
 }
 
+Extent TensorStates::extent_of(std::size_t tensor) const {
+  if (empty() || first[tensor] == first[tensor + 1]) return {};
+  const std::int64_t begin = layout.extent(first[tensor]).offset;
+  return {begin, layout.extent(first[tensor + 1] - 1).end() - begin};
+}
+
 std::int64_t UnitShape::trainable_numel() const {
   std::int64_t numel = 0;
   for (const GroupShape& group : groups) numel += group.trainable ? group.layout.numel() : 0;
@@ -64,11 +70,12 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_gradients();
   plan_parameter_records();
   plan_optimizer();
-  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh);
+  matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   if (input_.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
+  plan_image();
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -244,7 +251,8 @@ StatePiece state_piece(StateDType dtype, std::int64_t numel) {
 }
 
 void MemoryPlan::plan_optimizer() {
-  std::vector<std::int64_t> record_bytes;  // in the order of the update
+  std::vector<std::int64_t> record_bytes;  // in the order of units
+  std::vector<char> of_matrices;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
@@ -253,15 +261,25 @@ void MemoryPlan::plan_optimizer() {
       for (const StateDType dtype : states_of(group)) {
         use_[MemoryCategory::kOptimizer] += state_piece(dtype, records.states_in_memory()).bytes();
       }
+      use_[MemoryCategory::kOptimizer] += 4 * tensor_state_part_of(group).numel;
       for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
         record_bytes.push_back(records.record(chunk).bytes);
+        of_matrices.push_back(group.matrices.empty() ? 0 : 1);
       }
     }
   }
   // Parameters are read more often than states, so they have the cache first.
   const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
   state_records_ = plan_pool(record_bytes, cache);
-  plan_updates(state_records_, record_bytes, input_.first_pass_moves_states ? 2 : 1);
+  UpdatedRecords updated;
+  for (auto i = static_cast<std::size_t>(state_records_.cached); i < record_bytes.size(); ++i) {
+    (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
+  }
+  plan_updates(state_records_, updated, input_.first_pass_moves_states || !updated.matrices.empty());
+}
+
+Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
+  return owned(input_.placement.optimizer, input_.mesh, group.tensor_states.numel());
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
@@ -295,24 +313,38 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::in
   return pool;
 }
 
-/// A pass over records reads all but those in memory, which are cached or still in the slots from the last pass, and writes all
-/// that it changes and that are not cached. Passes go forward and backward by turns. `bytes`: of the records that updates go through,
-/// the pool's first ones. `writing_passes`: of an update.
-void MemoryPlan::plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes) {
-  const std::span<const std::int64_t> moving =
-      bytes.subspan(std::min(bytes.size(), static_cast<std::size_t>(pool.cached)));
-  const std::size_t held = std::min(static_cast<std::size_t>(pool.slots), moving.size());
-  // Updates in backward go the same way in every step, so they find in the slots all records or none.
-  const bool finds_none = input_.updates_in_backward && held < moving.size();
-  const std::int64_t there_and_back =
-      2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
-  disk_.read_in_two_steps += (input_.updates_twice ? 2 : 1) * there_and_back;
-  disk_.written_in_two_steps += writing_passes * 2 * sum(moving);
+/// A pass over records reads all but those still in the slots from the last pass, and writes all that it changes. Passes go forward and
+/// backward by turns, and with `updates_twice` all do in every step.
+void MemoryPlan::plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes) {
+  std::vector<std::int64_t> all = records.elements;
+  all.insert(all.end(), records.matrices.begin(), records.matrices.end());
+  const auto slots = static_cast<std::size_t>(pool.slots);
+  const auto there_and_back = [&](std::span<const std::int64_t> moving) {
+    const std::size_t held = std::min(slots, moving.size());
+    // Updates in backward always go the same way, so they find in the slots all records or none.
+    const bool finds_none = input_.updates_in_backward && held < moving.size();
+    return 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
+  };
+  if (!records.once_backward) {
+    const std::span<const std::int64_t> again = input_.updates_twice ? all : records.matrices;
+    disk_.read_in_two_steps += there_and_back(all) + there_and_back(again);
+    disk_.written_in_two_steps += 2 * (sum(all) + (first_pass_writes ? sum(again) : 0));
+    return;
+  }
+  // Two steps: elements forward, matrices backward, matrices backward, elements backward.
+  const std::span<const std::int64_t> elements = records.elements, matrices = records.matrices;
+  std::int64_t found = sum(elements.first(std::min(slots, elements.size())));
+  if (matrices.size() <= slots) {
+    found += sum(matrices) + sum(elements.last(std::min(slots - matrices.size(), elements.size())));
+  }
+  if (all.size() <= slots) found += sum(matrices);
+  disk_.read_in_two_steps += 2 * sum(all) - found;
+  disk_.written_in_two_steps += 2 * sum(all);
 }
 
 void MemoryPlan::plan_parameter_records() {
   std::vector<std::int64_t> bytes, gathers;
-  std::size_t trainable = 0;
+  std::vector<char> of_matrices;  // of those that train
   for (const bool trains : {true, false}) {
     for (std::size_t i = 0; i < input_.units.size(); ++i) {
       for (const GroupShape& group : input_.units[i].groups) {
@@ -321,16 +353,43 @@ void MemoryPlan::plan_parameter_records() {
         for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
           bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
           gathers.push_back(gathers_in_step(i));
+          if (trains) of_matrices.push_back(group.matrices.empty() ? 0 : 1);
         }
       }
     }
-    if (trains) trainable = bytes.size();
   }
   parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes);
-  plan_updates(parameter_records_, std::span(bytes).first(trainable), /*writing_passes=*/1);
+  UpdatedRecords updated;
+  for (auto i = static_cast<std::size_t>(parameter_records_.cached); i < of_matrices.size(); ++i) {
+    (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
+  }
+  updated.once_backward = !updated.matrices.empty();
+  plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
   for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
     disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
   }
+}
+
+void MemoryPlan::plan_image() {
+  if (!input_.is_durable) return;
+  image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
+  for (const RecordPool& pool : {state_records_, parameter_records_}) image_bytes_ += pool.cached * pool.record_bytes;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      image_bytes_ += parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
+    }
+  }
+  disk_.durable_bytes = disk_.bytes;  // each record's other place
+  const auto pages = [](std::int64_t each) { return (each + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; };
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
+    bytes.push_back(pages(std::min(left, input_.offload.record_bytes)));
+  }
+  const std::int64_t before = disk_.bytes;
+  image_records_ = plan_pool(bytes, /*cache_bytes=*/0);
+  disk_.written_in_commit = sum(bytes);
+  disk_.bytes = before;
+  disk_.durable_bytes += 2 * disk_.written_in_commit;
 }
 
 void MemoryPlan::plan_checkpoint() {
@@ -351,6 +410,7 @@ void MemoryPlan::plan_checkpoint() {
         const std::int64_t more_scales = state.scales > 0 ? static_cast<std::int64_t>(group.layout.size()) : 0;
         bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
       }
+      bytes += 4 * most_written(axes, input_.mesh, group.tensor_states.numel());
     }
   }
   use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
@@ -367,13 +427,24 @@ FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   return {part_of(numel, input_.compressed_shard_part), part_of(summed, input_.compressed_replicate_part)};
 }
 
+MethodMemory MemoryPlan::method_memory_of(const GroupShape& group) const {
+  if (!group.trainable || input_.compressed_shard_part == 0) return {};
+  const CompressionConfig& compression = input_.compression;
+  if (compression.power_sgd_rank > 0) return power_sgd_memory(group, compression.power_sgd_rank);
+  if (compression.top_k > 0) return top_k_memory(group, compression.top_k, input_.mesh.shard_size);
+  return {};
+}
+
 void MemoryPlan::plan_feedback() {
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       const FeedbackNumel kept = feedback_numel_of(group);
-      use_[MemoryCategory::kFeedback] += (kept.shard + kept.replicate) * 4;
+      const MethodMemory method = method_memory_of(group);
+      use_[MemoryCategory::kFeedback] += (kept.shard + kept.replicate + method.kept) * 4;
+      method_work_numel_ = std::max(method_work_numel_, method.work);
     }
   }
+  use_[MemoryCategory::kFeedback] += method_work_numel_ * 4;
 }
 
 /// On a GPU's host they take memory as they come, which no plan knows.
@@ -396,7 +467,7 @@ std::string MemoryPlan::to_table() const {
                                                        "records of what lies on disk, used, on their way, or cached",
                                                        "copy of what an asynchronous save writes, in host memory",
                                                        "saved tensors on their way to and from their tier",
-                                                       "what rounding took from gradients, fp32"};
+                                                       "what gradients on the wire lacked, and their factors, fp32"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
@@ -420,6 +491,10 @@ std::string MemoryPlan::to_table() const {
             format_bytes(std::max(parameter_records_.record_bytes, state_records_.record_bytes)) + "; a step reads " +
             format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
             "\n";
+  }
+  if (input_.is_durable) {
+    text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +
+            format_bytes(disk_.written_in_commit) + " from memory\n";
   }
   if (input_.offload.activations != Tier::kMemory) {
     const bool on_disk = input_.offload.activations == Tier::kNvme;

@@ -9,6 +9,7 @@
 
 #include "runtime/base/state_dtype.h"
 #include "sharding/layout/chunks.h"
+#include "sharding/layout/factor_layout.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/placement.h"
 #include "sharding/layout/record_layout.h"
@@ -38,6 +39,7 @@ struct PlanInput {
   MasterKind master = MasterKind::kSplitBF16;
   StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< of the optimizer
   StateFormats matrix_states = {};                             ///< of groups that are updated as matrices
+  MatrixWork matrix_work = {};
   /// On a GPU, where reductions run beside backward: each has a unit's time to end, whatever that costs.
   bool is_queued = false;
   /// Reductions over some axis go on by themselves while ranks compute (Collectives::reduces_in_background), over a network.
@@ -52,6 +54,7 @@ struct PlanInput {
   CompressionConfig compression = {};
   /// Of each axis's group: Collectives::compressed_part; 0 too where `compression` leaves the axis as it is.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
+  bool is_durable = false;  ///< DurableConfig
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -139,8 +142,14 @@ class MemoryPlan {
   const MatrixDeal& matrices() const { return matrices_; }
   std::int64_t matrix_bytes() const { return (2 * matrices_.exchange_numel() + matrices_.work_numel()) * 4; }
 
+  /// This rank's part of a group's GroupShape::tensor_states, fp32. All of it is in memory.
+  Extent tensor_state_part_of(const GroupShape& group) const;
+
   /// On each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
+  /// Of a trainable group whose sums are made by a GradientMethod (MemoryCategory::kFeedback too); zeros where they are not.
+  MethodMemory method_memory_of(const GroupShape& group) const;
+  std::int64_t method_work_numel() const { return method_work_numel_; }  ///< all groups' together
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
@@ -149,6 +158,10 @@ class MemoryPlan {
   const RecordPool& state_records() const { return state_records_; }
   /// Those of groups that train come first, then the frozen ones, each in the order of units.
   const RecordPool& parameter_records() const { return parameter_records_; }
+  /// Of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states, one behind the other, and
+  /// cached records. `image_bytes` of them in all.
+  const RecordPool& image_records() const { return image_records_; }
+  std::int64_t image_bytes() const { return image_bytes_; }
   const DiskUse& disk() const { return disk_; }
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
@@ -166,8 +179,16 @@ class MemoryPlan {
   void plan_checkpoint();
   void plan_activations();
   void plan_feedback();
+  void plan_image();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
-  void plan_updates(const RecordPool& pool, std::span<const std::int64_t> bytes, int writing_passes);
+  /// Records that updates go through: those of what is updated element by element, and those of matrices.
+  struct UpdatedRecords {
+    std::vector<std::int64_t> elements, matrices;  ///< bytes of each that moves
+    /// Those of matrices are passed over once a step, always backward (their parameters); else twice, forward and backward (their
+    /// states). Update::update_with_matrices says in which order.
+    bool once_backward = false;
+  };
+  void plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes);
 
   PlanInput input_;
   MemoryUse use_;
@@ -176,8 +197,10 @@ class MemoryPlan {
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
+  std::int64_t method_work_numel_ = 0;
   MatrixDeal matrices_;
-  RecordPool state_records_, parameter_records_;
+  RecordPool state_records_, parameter_records_, image_records_;
+  std::int64_t image_bytes_ = 0;
   DiskUse disk_;
 };
 

@@ -7,7 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "engine/same_start.h"
 #include "runtime/base/status.h"
+#include "runtime/config/json_differences.h"
 
 namespace tessera::app {
 namespace {

@@ -30,6 +30,21 @@ class Faults : public Workplace {
 constexpr double kSoon =
     40;  // seconds: no rank waited for a time-out, of which the shortest is 300; machines may be busy
 
+// F45. On a machine with GPUs they are hidden from the run.
+TEST_F(Faults, TrainingOnAGpuThatIsNotThereSaysSoAtOnce) {
+  for (const char* transport : {"nccl", "cuda_host"}) {
+    const std::string on_gpu =
+        strategy("FULL_SHARD", R"(, "comm": {"transport": ")" + std::string(transport) + R"("})");
+    for (const Words& start : {Words{}, launch(2)}) {
+      const Ended ended = fail(start + train(on_gpu, "none"), {{"CUDA_VISIBLE_DEVICES", ""}});
+      EXPECT_EQ(ended.code, 69) << ended.err;
+      EXPECT_THAT(ended.err,
+                  AllOf(HasSubstr("comm.transport"), ::testing::ContainsRegex("GPU|CUDA"), HasSubstr("hint:")));
+      EXPECT_LT(ended.seconds, kSoon);
+    }
+  }
+}
+
 TEST_F(Faults, BadStrategyFile) {
   write_file(path("bad.json"), R"({"strategy": "FULL_SHARDS", "optimizer": {"lr": "fast"}})");
   const Ended ended = fail(launch(2) + train(path("bad.json"), "none"));

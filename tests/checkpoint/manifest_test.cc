@@ -28,6 +28,8 @@ TEST(Manifest, ComesBack) {
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(write_manifest(*manifest), text);
   EXPECT_EQ(manifest->rates, (std::vector<std::optional<double>>{1e-3, std::nullopt, 0.1 + 0.2}));
+  EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
+  EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));
@@ -96,6 +98,11 @@ TEST(Manifest, HostileOnesAreRefused) {
       {"\"shape\":[700,512]", "\"shape\":[3037000500,3037000500]", "too large"},
       {"\"shape\":[700,512]", "\"shape\":[-700,512]", "/shape"},
       {"\"shape\":[700,512]", "\"shape\":700", "/shape"},
+      {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"exp_avg\":[3037000500,3037000500]}",
+       "too large"},
+      {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"exp_avg\":[-1]}", "/state_shapes/exp_avg"},
+      {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"sums\":[1]}", "not among \"states\""},
+      {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":[[1]]", "wanted an object"},
       {"\"step\": 12", "\"step\": -12", "/step"},
       {"\"step\": 12", "\"step\": 1.2e1", "/step"},
       {"\"step\": 12", "\"step\": 99999999999999999999", "/step"},
@@ -109,6 +116,8 @@ TEST(Manifest, HostileOnesAreRefused) {
       {"\"dtype\":\"I64\"", "\"dtype\":\"C64\"", "/dtype"},
       {"\"scale\":1024.5", "\"scale\":-1", "/loss_scale/scale"},
       {"\"rates\": [0.001", "\"rates\": [\"x\"", "/rates"},
+      {"\"window\":[2.5", "\"window\":[-1", "/losses/window"},
+      {"\"spikes_in_a_row\":1", "\"spikes_in_a_row\":1.5", "/losses/spikes_in_a_row"},
       {"\"shuffle\":true", "\"shuffle\":1", "/data/shuffle"},
       {"\"chunk_bytes\":1048576", "\"chunk_bytes\":0", "/chunk_bytes"},
       {"\"header_bytes\":", "\"header_bytes\":-", "/header_bytes"},
@@ -133,7 +142,8 @@ TEST(Manifest, NothingMayBeMissing) {
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
     // What a checkpoint need not have.
-    if (key == "data" || key == "rates" || key == "loss_scale" || key.starts_with("tessera") || key.starts_with("xxh3"))
+    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key.starts_with("tessera") ||
+        key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

@@ -87,6 +87,42 @@ TEST(Reshard, HoldsTheSameInAnyNumberOfFiles) {
   }
 }
 
+// A matrix, in the second of many files, and a parameter without elements, whose states have some.
+TEST(Reshard, StatesOfShapesOfTheirOwnStayWhole) {
+  const ScratchFolder made;
+  Manifest manifest;
+  manifest.states = {{"m", "fp32"}, {"rows", "fp32"}};
+  manifest.parameters = {{"first", {}, {700}, {}, "F32", true},
+                         {"matrix", {}, {400, 3}, {}, "F32", true},
+                         {"none", {}, {0, 5}, {}, "F32", true}};
+  manifest.parameters[0].states = {"m"};
+  for (SavedParameter& parameter : std::span(manifest.parameters).subspan(1)) parameter.states = {"m", "rows"};
+  manifest.parameters[1].state_shapes = {{"rows", {400, 1}}};
+  manifest.parameters[2].state_shapes = {{"rows", {5}}};
+  manifest.files = {write_made_up(made.path(), "a",
+                                  {{"master", "first", "F32", 0, 700},
+                                   {"m", "first", "F32", 0, 700},
+                                   {"master", "matrix", "F32", 0, 1200},
+                                   {"m", "matrix", "F32", 0, 1200},
+                                   {"rows", "matrix", "F32", 0, 256},
+                                   {"rows", "matrix", "F32", 256, 144},
+                                   {"rows", "none", "F32", 0, 5}},
+                                  1)};
+  write_content(made.file("manifest.json"), write_manifest(manifest));
+  const auto from = opened(made.path());
+  ASSERT_NE(from, nullptr);
+  for (const std::int64_t files : {1, 3, 9}) {
+    const ScratchFolder folder;
+    const auto path = reshard_checkpoint(*from, folder.path(), files, kWho);
+    ASSERT_TRUE(path.ok()) << path.status();
+    const auto to = opened(*path);
+    ASSERT_NE(to, nullptr);
+    EXPECT_EQ(write_manifest(without_files(to->manifest())), write_manifest(without_files(from->manifest())));
+    expect_same_tensors(*from, *to);
+    EXPECT_EQ(to->pieces("rows", "matrix").size(), 1u);
+  }
+}
+
 TEST(Reshard, ThereAndBackAreTheSameFiles) {
   const ScratchFolder made, folder, there, back;
   write_made_up_checkpoint(made.path());

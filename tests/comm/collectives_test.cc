@@ -1,10 +1,18 @@
 #include <gmock/gmock.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <thread>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/flight_recorder.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
@@ -191,6 +199,43 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
   EXPECT_THAT(message_of(results[0]), AllOf(HasSubstr("rank 0/2 late barrier #2"), HasSubstr("timed out after 0.2 s"),
                                             HasSubstr("rank 1, last in barrier 'warm' (#1)")));
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
+}
+
+// F5: what each rank was in can be compared afterwards.
+TEST(ThreadFailures, FlightRecordsHaveTheLastCallsOfAllGroups) {
+  const std::string folder = ::testing::TempDir() + "flight-" + std::to_string(::getpid());
+  ::setenv("TESSERA_FLIGHT_RECORDS", folder.c_str(), 1);
+  const auto results = statuses(
+      2,
+      [](const Mesh& mesh) {
+        const MeshAxes axes = world_axes(mesh);
+        float sum[2] = {1, 2};
+        for (int i = 0; i < 70; ++i)
+          TESSERA_RETURN_IF_ERROR(axes.reduce->all_reduce("sums", sum, DType::kF32, sum, 2).wait());
+        if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        return axes.world->barrier("late").wait();
+      },
+      0.2);
+  ::unsetenv("TESSERA_FLIGHT_RECORDS");
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_EQ(exit_code_of(results[*rank - '0']), ExitCode::kPeerLost);
+    std::ifstream file(folder + "/rank-0000" + rank + ".json");
+    const nlohmann::json record = nlohmann::json::parse(file);
+    EXPECT_THAT(record.at("why").get<std::string>(), HasSubstr("late barrier"));
+    std::map<std::string, nlohmann::json> groups;
+    for (const auto& group : record.at("groups")) {
+      const auto name = group.at("name").get<std::string>();
+      groups[name.substr(name.rfind('.') + 1)] = group.at("calls");
+    }
+    ASSERT_EQ(groups.at("reduce").size(), FlightRecorder::kCalls);
+    EXPECT_EQ(groups.at("reduce").back().at("number"), 70);
+    EXPECT_EQ(groups.at("reduce").back().at("operation"), "all_reduce");
+    EXPECT_TRUE(groups.at("reduce").back().at("ended_s").is_number());
+    ASSERT_EQ(groups.at("world").size(), 1u);
+    EXPECT_EQ(groups.at("world")[0].at("label"), "late");
+    EXPECT_TRUE(groups.at("world")[0].at("ended_s").is_null());
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(ThreadFailures, AbortEndsCallsUnderWayInEveryGroupWithItsReason) {

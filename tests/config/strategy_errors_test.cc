@@ -68,7 +68,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
      "\n"
@@ -92,7 +92,7 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, memory, check, comm)"},
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, memory, check, comm)"},
     {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true})",
      R"(s.json:1:14: /offload/gradients: not available in this version (gradients in host memory or on NVMe); leave it out)"
      "\n"
@@ -109,7 +109,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, muon, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, muon, adafactor, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -172,6 +172,28 @@ const BadFile kCombinations[] = {
      R"(s.json:1:24: /mesh/replicate: 2 replicas of FULL_SHARD are HYBRID_SHARD; write "strategy": "HYBRID_SHARD", or leave replicate out)"},
     {"InBackwardBesideClipping", R"({"optimizer": {"in_backward": true}, "gradient_clipping": 1})",
      R"(s.json:1:31: /optimizer/in_backward: cannot stand beside gradient_clipping: the norm of all gradients is known only when backward has ended)"},
+    {"InBackwardBesideSpikes", R"({"on_spike": {"action": "skip"}, "optimizer": {"in_backward": true}})",
+     R"(s.json:1:63: /optimizer/in_backward: cannot stand beside on_spike: the loss of all ranks is known only when backward has ended)"},
+    {"RollbackWithoutAFolder", R"({"on_spike": {"action": "rollback"}})",
+     R"(s.json:1:25: /on_spike/action: rollback needs "checkpoint": {"dir": ...}, the folder with the checkpoints to go back to, in this file: a flag does not count; or take "skip")"},
+    {"RollbackBesideCommits",
+     R"({"on_spike": {"action": "rollback"}, "checkpoint": {"dir": "a"}, "durable": {"every": 1, "dir": "b"}})",
+     R"(s.json:1:25: /on_spike/action: rollback cannot stand beside "durable": a run that goes on from a commit knows no checkpoint to go back to; take "skip")"},
+    {"CommitsWithoutAFolder", R"({"durable": {"every": 1}})",
+     R"(s.json:1:23: /durable/every: needs "durable": {"dir": ...}, a folder on a local disk of each host)"},
+    {"AFolderWithoutCommits", R"({"durable": {"dir": "a"}})",
+     R"(s.json:1:21: /durable/dir: "a" has no effect: it needs durable.every above 0; leave it out, or change that)"},
+    {"CommitsBesideFeedback",
+     R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}, "durable": {"every": 1, "dir": "a"}})",
+     R"(s.json:1:78: /durable/every: what rounding took from gradients is not committed yet: leave compression.error_feedback, power_sgd_rank and top_k out, or save checkpoints instead)"},
+    {"AHookOfShards", R"({"compression": {"hook": true}})",
+     R"(s.json:1:26: /compression/hook: true has no effect: it needs strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS; leave it out, or change that)"},
+    {"AHookBesideInt8", R"({"strategy": "NO_SHARD", "compression": {"hook": true, "gradients": "int8"}})",
+     R"(s.json:1:50: /compression/hook: cannot stand beside "gradients" or "sums" in fewer bits: give one or the other)"},
+    {"TwoMethods", R"({"strategy": "NO_SHARD", "compression": {"hook": true, "top_k": 0.1}})",
+     R"(s.json:1:65: /compression/top_k: of power_sgd_rank, top_k and hook there is one at most: leave the others out)"},
+    {"SpikesThatNothingTells", R"({"on_spike": {"factor": 3}})",
+     R"(s.json:1:25: /on_spike/factor: 3.0 has no effect: it needs on_spike.action skip or rollback; leave it out, or change that)"},
     {"InBackwardBesideAccumulation", R"({"gradient_accumulation": 2, "optimizer": {"in_backward": true}})",
      R"(s.json:1:59: /optimizer/in_backward: cannot stand beside gradient_accumulation above 1: each backward would be a step of its own)"},
     {"InBackwardBesideLossScaling", R"({"optimizer": {"in_backward": true}, "mixed_precision": {"param": "fp16"}})",
@@ -204,9 +226,9 @@ const BadFile kCombinations[] = {
      "\n"
      R"(s.json:1:45: /optimizer/nesterov: true has no effect: it needs optimizer.type sgd or lars; leave it out, or change that)"},
     {"BetasWithSgd", R"({"optimizer": {"type": "sgd", "betas": [0.9, 0.95], "eps": 1e-6}})",
-     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam, lion, muon or lamb; leave it out, or change that)"
+     R"(s.json:1:40: /optimizer/betas: [0.9,0.95] has no effect: it needs optimizer.type adamw, adam, lion, muon, lamb or own_matrix; leave it out, or change that)"
      "\n"
-     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb or lars; leave it out, or change that)"},
+     R"(s.json:1:60: /optimizer/eps: 1e-06 has no effect: it needs optimizer.type adamw, adam, adagrad, rmsprop, muon, lamb, lars or own_matrix; leave it out, or change that)"},
     {"NesterovWithoutMomentum", R"({"optimizer": {"type": "sgd", "nesterov": true}})",
      R"(s.json:1:43: /optimizer/nesterov: needs a "momentum" above 0, such as 0.9)"},
     {"NesterovWithDampening", R"({"optimizer": {"type": "sgd", "momentum": 0.9, "nesterov": true, "dampening": 0.5}})",
@@ -222,7 +244,7 @@ const BadFile kCombinations[] = {
     {"MuonsNumbersWithoutMuon", R"({"optimizer": {"muon": {"ns_steps": 6}}})",
      R"(s.json:1:37: /optimizer/muon/ns_steps: 6 has no effect: it needs optimizer.type muon; leave it out, or change that)"},
     {"MuonInBackward", R"({"optimizer": {"type": "muon", "in_backward": true}})",
-     R"(s.json:1:47: /optimizer/in_backward: cannot stand beside optimizer.type muon: ranks exchange the matrices of several units at once)"},
+     R"(s.json:1:47: /optimizer/in_backward: cannot stand beside optimizer.type muon, adafactor or own_matrix: ranks exchange the matrices of several units at once)"},
     {"TwoClips", R"({"gradient_clipping": 1, "gradient_clip_value": 0.5})",
      R"(s.json:1:49: /gradient_clip_value: cannot stand beside gradient_clipping: give one or the other)"},
     {"EmaOfOne", R"({"ema": {"decay": 1}})", R"(s.json:1:19: /ema/decay: must be a number from 0 to below 1, got 1)"},
@@ -279,6 +301,26 @@ const BadFile kCombinations[] = {
      R"(s.json:1:26: /compression/axes: "shard" has no effect: it needs compression.gradients or compression.sums int8 or int4; leave it out, or change that)"},
     {"SumsThatNobodyGets", R"({"compression": {"sums": "int8"}})",
      R"(s.json:1:26: /compression/sums: "int8" has no effect: it needs a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD); leave it out, or change that)"},
+    {"FactorsOfShards", R"({"compression": {"power_sgd_rank": 4}})",
+     R"(s.json:1:36: /compression/power_sgd_rank: 4 has no effect: it needs strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS; leave it out, or change that)"},
+    {"TopKOfShards", R"({"strategy": "HYBRID_SHARD", "compression": {"top_k": 0.1}})",
+     R"(s.json:1:55: /compression/top_k: 0.1 has no effect: it needs strategy NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS; leave it out, or change that)"},
+    {"MoreThanAll", R"({"strategy": "NO_SHARD", "compression": {"top_k": 1.5}})",
+     R"(s.json:1:51: /compression/top_k: must be a number from 0 to 1, got 1.5)"},
+    {"FactorsBesideCodes", R"({"strategy": "NO_SHARD", "compression": {"power_sgd_rank": 4, "gradients": "int8"}})",
+     R"(s.json:1:60: /compression/power_sgd_rank: cannot stand beside "gradients" or "sums" in fewer bits: give one or the other)"},
+    {"FactorsBesideTopK", R"({"strategy": "NO_SHARD", "compression": {"power_sgd_rank": 4, "top_k": 0.1}})",
+     R"(s.json:1:60: /compression/power_sgd_rank: of power_sgd_rank, top_k and hook there is one at most: leave the others out)"},
+    {"FactorsOfScaledGradients",
+     R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}, "mixed_precision": {"param": "fp16"}})",
+     R"(s.json:1:51: /compression/top_k: would see and keep gradients times a loss scale, which changes under fp16: take bf16)"},
+    {"FactorsInBF16",
+     R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}, "mixed_precision": {"param": "bf16", "reduce": "bf16"}})",
+     R"(s.json:1:51: /compression/top_k: sends fp32, and mixed_precision.reduce is bf16: leave that out)"},
+    {"FactorsOfReplicas", R"({"strategy": "NO_SHARD", "mesh": {"replicate": 2}, "compression": {"top_k": 0.1}})",
+     R"(s.json:1:77: /compression/top_k: needs one replica, whose ranks sum all gradients at once, got 2: leave replicate out)"},
+    {"StartOfNothing", R"({"compression": {"start_step": 10}})",
+     R"(s.json:1:32: /compression/start_step: 10 has no effect: it needs compression.power_sgd_rank, top_k or hook; leave it out, or change that)"},
     {"WsdTooLong", R"({"lr_schedule": {"type": "wsd", "total_steps": 10, "warmup_steps": 5, "decay_steps": 6}})",
      R"(s.json:1:68: /lr_schedule/warmup_steps: warmup_steps 5 + decay_steps 6 are more than total_steps 10)"},
     {"StepsOfAConstant", R"({"lr_schedule": {"total_steps": 10, "min_ratio": 0.5}})",

@@ -51,7 +51,11 @@ std::int64_t allocations_in(const Body& body) {
 }
 
 void update_after_backward(Strategy&) {}
-constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward};
+void watch_for_spikes(Strategy& strategy) {
+  strategy.on_spike = {.action = SpikeAction::kSkip, .factor = 1000, .window = 2};
+}
+void update_whole_tensors(Strategy& strategy) { strategy.optimizer.type = OptimizerType::kAdafactor; }
+constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes};
 
 /// Of one step's forward and backward without an Engine, as a torch::optim program has them.
 std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
@@ -75,6 +79,7 @@ TEST(Allocations, ASteadyStepTakesNothingFromTheHeap) {
     }
   };
   for (const auto update : kUpdates) on_each_placement(2, body, update);
+  on_placements(kInMemory, 2, body, update_whole_tensors);
 }
 
 // Gathers, releases, prefetches and reductions among them.

@@ -2,61 +2,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <limits>
 
-#include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/init.h"
-#include "tests/support/fork_ranks.h"
-#include "tests/support/free_port.h"
-#include "tests/support/session.h"
+#include "tests/engine/on_hosts.h"
 
 namespace tessera::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
-void join_as(int rank, int ranks, int port, int hosts) {
-  const int per_host = ranks / hosts;
-  const std::pair<const char*, int> variables[] = {{"RANK", rank},
-                                                   {"WORLD_SIZE", ranks},
-                                                   {"LOCAL_RANK", rank % per_host},
-                                                   {"LOCAL_WORLD_SIZE", per_host},
-                                                   {"MASTER_PORT", port}};
-  for (const auto& [name, value] : variables) setenv(name, std::to_string(value).c_str(), 1);
-  setenv("MASTER_ADDR", "127.0.0.1", 1);
-}
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw Error(ExitCode::kInternal, what);
-}
-
-/// Runs `body` on `ranks` processes, on `hosts` hosts: gloo joins hosts, shared memory the ranks of one.
-void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
-  const int port = free_port();
-  const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
-    join_as(rank, ranks, port, hosts);
-    body(init());
-    return absl::OkStatus();
-  });
-  for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
-}
-
 Adjust compressed(WireForm gradients, WireForm sums = WireForm::kPlain, bool feedback = false) {
   return [=](Strategy& strategy) { strategy.compression = {gradients, sums, CompressedAxes::kBoth, feedback}; };
-}
-
-/// How far values are from others, beside how far those are from 0.
-double distance(const Values& values, const Values& others) {
-  double difference = 0, size = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    difference += (values[i].second.to(at::kDouble) - others[i].second.to(at::kDouble)).square().sum().item<double>();
-    size += others[i].second.to(at::kDouble).square().sum().item<double>();
-  }
-  return std::sqrt(difference / size);
 }
 
 constexpr std::size_t kSteps = 4;

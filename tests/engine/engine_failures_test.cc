@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(EngineFailures, CallsInTheWrongOrderAreRefusedAndHarmless) {
   on_each_placement(2, [](const Mesh& mesh, Strategy strategy) {
@@ -89,6 +90,32 @@ std::vector<std::string> failures(const Placed& kind, const std::function<at::Te
   EXPECT_THROW(run_ranks({.ranks = kCount}, train), std::exception);
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
   return said;
+}
+
+TEST(EngineFailures, RanksWithDifferentStrategiesAreToldAllKeysThatDiffer) {
+  std::vector<std::string> said(3);
+  const auto make = [&](const Mesh& mesh) {
+    Strategy strategy;
+    strategy.durable.dir = "folder-of-rank-" + std::to_string(mesh.rank());  // folders may differ
+    if (mesh.rank() == 2) {
+      strategy.optimizer.weight_decay = 0.5;
+      strategy.prefetch = 3;
+    }
+    try {
+      Tiny model = make_tiny({}, true);
+      const Engine engine(model, strategy, mesh);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      said[mesh.rank()] = error.message();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_ranks({.ranks = 3}, make), Error);
+  for (const std::string& message : said) {
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 2: /strategy/optimizer/weight_decay: 0.5, rank 0 has 0.01; "
+                                         "/strategy/prefetch: 3, rank 0 has 1"),
+                               Not(HasSubstr("folder-of")), Not(HasSubstr("rank 1:")), HasSubstr("hint:")));
+  }
 }
 
 TEST(EngineFailures, ExceptionInForwardEndsAllRanks) {

@@ -1,5 +1,5 @@
 // Muon in an Engine: whole matrices, whatever ranks hold of them. Its numbers are those of its formula, and their bits those of every
-// strategy.
+// strategy, in memory and on disk.
 
 #include <ATen/ops/linalg_svdvals.h>
 #include <gmock/gmock.h>
@@ -177,6 +177,50 @@ TEST(Muon, HasTheSameBitsUnderEveryStrategy) {
   }
 }
 
+TEST(Muon, HasTheSameBitsOnDisk) {
+  for (const Kept& kept : kOneOfEachKind) {
+    FirstValues first;
+    for (const Below* below : kInMemoryAndBelow) {
+      on_each_placement(
+          2,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            Session session(mesh, strategy, kAwkward);
+            for (std::size_t i = 0; i < 5; ++i) {
+              const StepResult step = session.train(i);
+              EXPECT_EQ(step.planned, step.allocated) << name_of(kept);
+            }
+            const Values values = session.values();
+            if (mesh.rank() != 0) return;
+            EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << (below ? ", below" : ", in memory");
+          },
+          [&](Strategy& s) {
+            adjusted_to(kept, below)(s);
+            with_muon(s);
+            s.ema.decay = 0.9;
+          },
+          kept.param);
+    }
+  }
+}
+
+TEST(Muon, MovesWhatThePlanSaysToAndFromTheDisk) {
+  static constexpr Below kBelow[] = {
+      {0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16}, {0, 1, 0.3, 16384, 0, 1}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Below& below : kBelow) {
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        const auto adjust = [&](Strategy& s) {
+          with_muon(s);
+          put_below(s, below);
+        };
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust, dtype), kWide);
+        expect_planned_disk_traffic(session,
+                                    std::string(name_of(dtype)) + ", queue " + std::to_string(below.queue_depth));
+      });
+    }
+  }
+}
+
 TEST(Muon, HasTheSameBitsOnAMeshOfTwoAxes) {
   std::optional<Values> wanted;
   for (const bool over_world : {false, true}) {
@@ -266,9 +310,11 @@ TEST(Muon, RefusesWhatItCannotDo) {
     });
   };
   EXPECT_THAT(error_with([](Strategy& s) { s.optimizer.in_backward = true; }), HasSubstr("muon"));
-  EXPECT_THAT(error_with([](Strategy& s) { put_below(s, kSomeBelow); }), HasSubstr("muon"));
   EXPECT_THAT(error_with([](Strategy& s) { s.optimizer.groups = {{.match = {"head"}, .type = OptimizerType::kSgd}}; }),
-              HasSubstr("/optimizer/groups/0/type: must be one of adamw, muon"));
+              HasSubstr("/optimizer/groups/0/type: must be one of adamw, muon, own_matrix"));
+  EXPECT_THAT(
+      error_with([](Strategy& s) { s.optimizer.groups = {{.match = {"head"}, .type = OptimizerType::kOwnMatrix}}; }),
+      HasSubstr("group 0 has type own_matrix, where optimizer.type is muon"));
   EXPECT_THAT(error_with([](Strategy& s) {
                 s.optimizer.type = OptimizerType::kAdamW;
                 s.optimizer.groups = {{.match = {"head"}, .type = OptimizerType::kMuon}};

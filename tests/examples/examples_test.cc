@@ -54,6 +54,18 @@ TEST_F(Examples, AnUpdateRuleOfTheProgramsOwnLearns) {
   }
 }
 
+TEST_F(Examples, AnUpdateRuleForMatricesOfTheProgramsOwnLearns) {
+  const auto last = last_line(output_of(OWN_MATRIX_OPTIMIZER, 2), "step");
+  EXPECT_EQ(last.at("step"), 200);
+  EXPECT_LT(last.at("loss"), 1.0);
+}
+
+TEST_F(Examples, GradientsSummedByTheProgramsOwnRuleLearn) {
+  const auto last = last_line(output_of(OWN_COMM_HOOK, 2), "step");
+  EXPECT_EQ(last.at("step"), 200);
+  EXPECT_LT(last.at("loss"), 1.0);
+}
+
 TEST_F(Examples, AScriptLearnsAndTakesItsWeightsBack) {
   const Words script = {TORCH_PYTHON, "-B", TESSERA_SOURCE "/examples/python/script_classifier.py",
                         path("classifier.pt")};

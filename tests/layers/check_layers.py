@@ -16,6 +16,7 @@ PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/strategy.h"]
 PUBLIC_COMM = ["include/tessera/mesh.h", "include/tessera/topology.h"]
 PUBLIC_DATA = ["include/tessera/token_options.h"]
 PUBLIC_LAYOUT = ["include/tessera/memory.h"]
+PUBLIC_SHARDING = ["include/tessera/comm_hook.h"]
 PUBLIC_OFFLOAD = ["include/tessera/existing.h"]
 PUBLIC_MODELS = ["include/tessera/tensor_names.h"]
 GROUND = ["runtime/base", "runtime/config", *PUBLIC_CONFIG]
@@ -28,7 +29,7 @@ DEVICE = [*SHARED, "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
-SHARDING = ["sharding", "sharding/layout", *PUBLIC_LAYOUT]
+SHARDING = ["sharding", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT]
 ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "offload", "checkpoint", "include/tessera"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
@@ -48,7 +49,8 @@ ALLOWED = {
     "runtime/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
-    "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, "include/tessera/error.h"],
+    "sharding/timing": [*GROUND, "sharding/layout", *PUBLIC_LAYOUT],
+    "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "optim": GROUND,
     "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
     "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE, *PUBLIC_DATA, *PUBLIC_OFFLOAD],
@@ -63,16 +65,16 @@ ALLOWED = {
     "engine/safetensors": [*ENGINE_GROUND, "engine/checkpoint"],
     "engine": [*ENGINE_GROUND, "engine/activations", "engine/checkpoint", "engine/safetensors", "engine/init", "engine/device", "engine/memory", "engine/step", "engine/loop"],
     "models": [*GROUND, *PUBLIC_MODELS],
-    "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", *PUBLIC_LAYOUT],
+    "benchmarks/native": [*GROUND, *SHARED, "optim", "offload", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT],
     "benchmarks/native/studies": [*GROUND, "runtime/border", "runtime/comm", "runtime/comm/local", "runtime/data", "sharding/layout", "models",
                                   "benchmarks/native", "include/tessera"],
     "app/import": GROUND,
-    "app": ["app/import", *GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "optim",
+    "app": ["app/import", *GROUND, "runtime/border", *COMM, "runtime/launch", "runtime/tokenizer", "runtime/data", "engine", "engine/device", "engine/memory", "sharding/layout", "sharding/timing", "optim",
             "offload", "checkpoint", "models", "benchmarks/native", "benchmarks/native/studies", "include/tessera"],
     "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "include/tessera"],
     "examples": ["include/tessera", "models"],
 }
-FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "optim", "offload", "checkpoint", "app/import",
+FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "sharding/timing", "optim", "offload", "checkpoint", "app/import",
                  "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]

@@ -99,7 +99,7 @@ TEST(MatrixDeal, MessagesOfABatchFit) {
         for (int rank = 0; rank < ranks; ++rank) {
           std::int64_t to = 0, from = 0;
           for (const DealtMatrix& matrix : deal.matrices_of(batch)) {
-            if (matrix.owner != owner) continue;
+            if (matrix.owner != owner || rank == owner) continue;
             to += deal.collected_piece(matrix, rank).numel;
             from += deal.returned_piece(matrix, rank).numel;
           }
@@ -110,6 +110,75 @@ TEST(MatrixDeal, MessagesOfABatchFit) {
       EXPECT_LE(ranks * std::max(batch.collected, batch.returned), deal.exchange_numel());
     }
   });
+}
+
+// Each matrix has a number for each row and for each column.
+TEST(MatrixDeal, StatesOfWholeTensorsGoWithThem) {
+  for (const Case& c : kCases) {
+    const Placement placement = placement_of(c.strategy, c.over_world);
+    const int parts = parts_of(placement, c.mesh), ranks = c.mesh.world_size();
+    auto units = blocks_of(3, 100, parts);
+    for (UnitShape& unit : units) {
+      for (GroupShape& group : unit.groups) {
+        if (group.matrices.empty()) continue;
+        std::vector<std::int64_t> numels;
+        std::vector<std::size_t> first = {0};
+        for (const MatrixShape& matrix : group.matrices) {
+          numels.insert(numels.end(), {matrix.rows, matrix.columns});
+          first.push_back(numels.size());
+        }
+        group.tensor_states = {Layout::pack(numels, parts), first};
+      }
+    }
+    const MatrixDeal deal(units, placement.optimizer, c.mesh, {.is_muon = false, .multiplies = false});
+    SCOPED_TRACE(name_of(c.strategy) + " on " + std::to_string(ranks) + " ranks");
+    for (const DealtMatrix& matrix : deal.matrices()) {
+      ASSERT_GE(matrix.states.numel, matrix.shape.rows + matrix.shape.columns);
+      std::vector<int> collected(static_cast<std::size_t>(matrix.states.numel)), returned = collected;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto count = [&](Extent piece, std::vector<int>& times) {
+          for (std::int64_t i = 0; i < piece.numel; ++i)
+            ++times[static_cast<std::size_t>(piece.offset - matrix.states.offset + i)];
+        };
+        count(deal.collected_states(matrix, rank), collected);
+        count(deal.returned_states(matrix, rank), returned);
+      }
+      EXPECT_EQ(std::ranges::count(collected, 1), matrix.states.numel);
+      EXPECT_EQ(std::ranges::count(returned, returned[0]), matrix.states.numel);
+    }
+    for (const MatrixBatch& batch : deal.batches()) {
+      for (int owner = 0; owner < ranks; ++owner) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          std::int64_t to = 0;
+          for (const DealtMatrix& matrix : deal.matrices_of(batch)) {
+            if (matrix.owner != owner || rank == owner) continue;
+            to += 2 * deal.collected_piece(matrix, rank).numel + deal.collected_states(matrix, rank).numel;
+          }
+          EXPECT_LE(to, batch.collected);
+        }
+      }
+    }
+    PlanInput input;
+    input.placement = placement;
+    input.mesh = c.mesh;
+    input.units = blocks_of(3, 100, parts);
+    const std::int64_t without = MemoryPlan(input).use()[MemoryCategory::kOptimizer];
+    input.units = units;
+    const TensorStates& states = units[1].groups[1].tensor_states;
+    EXPECT_EQ(MemoryPlan(input).use()[MemoryCategory::kOptimizer] - without,
+              3 * 4 * owned(placement.optimizer, c.mesh, states.numel()).numel);
+  }
+}
+
+// An owner has its own copy where state is replicated, and so collects nothing.
+TEST(MatrixDeal, WhatAnOwnerHoldsDoesNotTravel) {
+  const MatrixDeal replicated(blocks_of(3, 100, 1), placement_of(ShardingStrategy::kNoShard, false).optimizer, {1, 4});
+  for (const MatrixBatch& batch : replicated.batches()) {
+    EXPECT_EQ(batch.collected, 0);
+    EXPECT_GT(batch.returned, 0);
+  }
+  const MatrixDeal alone(blocks_of(3, 100, 1), placement_of(kFullShard, false).optimizer, {1, 1});
+  EXPECT_EQ(alone.exchange_numel(), 0);
 }
 
 /// What the rank that computes longest takes, over the mean.

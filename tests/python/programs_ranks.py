@@ -404,6 +404,33 @@ def workers(strategy):
     engine.close()
 
 
+def durable_steps(strategy):
+    with tempfile.TemporaryDirectory() as own:
+        folder = tessera.broadcast(own)
+        strategy = {**strategy, "durable": {"every": 2, "dir": folder}}
+        net = model()
+        engine = tessera.Engine(net, strategy)
+        assert engine.resume_durable() is None
+        for step in range(1, 4):
+            train(engine, net, [step])
+            assert engine.commit_durable(json={"step": step}, tensors={"counts": torch.arange(step)}) == (step == 2)
+        engine.close()
+        net = model()
+        engine = tessera.Engine(net, strategy)
+        resumed = engine.resume_durable()
+        assert resumed.step == 2 and resumed.json == {"step": 2} and torch.equal(resumed.tensors["counts"], torch.arange(2))
+        got = train(engine, net, [3, 4])
+        assert engine.commit_durable()
+        engine.close()
+        net = model()
+        engine = tessera.Engine(net, {key: value for key, value in strategy.items() if key != "durable"})
+        train(engine, net, [1, 2])
+        assert train(engine, net, [3, 4]) == got
+        with expected(64, "durable.every"):
+            engine.commit_durable()
+        engine.close()
+
+
 def checkpoints_beside_training(strategy):
     checkpoints({**strategy, "checkpoint": {"async": True}})
 
@@ -625,7 +652,7 @@ def hook_that_clears_gradients(strategy):
 
 
 PROGRAMS = [collectives, state_dicts, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
-            workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, deferred, rates_and_groups, averages, refused_modules, leaks]
+            workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -18,6 +18,11 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
 
+    def test_adafactor_beside_torchs(self):
+        code, output = launch(2, "adafactor_ranks.py")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("trained like torch's Adafactor"), 2, output)
+
     def test_activations_on_disk(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "activations_ranks.py", folder)

@@ -232,5 +232,22 @@ TEST(Partition, WhatTrainsInADtypeThatCannotIsRefusedByName) {
   }
 }
 
+// What PowerSGD cuts into factors, as it lies in memory.
+TEST(Partition, TensorsAreMatricesByTheirOutermostDimension) {
+  torch::nn::Module module;
+  module.register_parameter("convolution", torch::ones({6, 4, 3, 2}));
+  module.register_parameter("channels_last", torch::ones({6, 4, 3, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+  module.register_parameter("by_columns", torch::ones({5, 7}).t());
+  module.register_parameter("one_matrix", torch::ones({1, 8, 9}));
+  module.register_parameter("vector", torch::ones({11}));
+  module.register_parameter("nothing", torch::ones({0, 3}));
+  Strategy strategy;
+  EXPECT_TRUE(partition(module, strategy, 1)[0]->groups[0]->shape().factored.empty());
+  strategy.compression.power_sgd_rank = 2;
+  EXPECT_THAT(partition(module, strategy, 1)[0]->groups[0]->shape().factored,
+              ElementsAre(MatrixShape{6, 24}, MatrixShape{6, 24}, MatrixShape{5, 7}, MatrixShape{8, 9}, MatrixShape{},
+                          MatrixShape{}));
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -112,6 +112,27 @@ TEST(Residency, AKnownOrderIsGatheredAheadAndNoMoreOften) {
   });
 }
 
+// The record of the second round must begin with unit 1 too, or the third begins in its middle.
+TEST(Residency, ARoundMayBeginWithTheUnitThatTheLastOneEndedWith) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Resident resident(mesh, options_of(6, 1));
+    const std::size_t round[] = {1, 2, 3, 4, 5, 4, 3, 2, 1};
+    std::vector<std::int64_t> gathers;
+    for (int step = 0; step < 4; ++step) {
+      const std::int64_t before = resident.residency.counts().gathers;
+      for (int microbatch = 0; microbatch < 2; ++microbatch) {
+        for (const std::size_t u : round) resident.use_once(u);
+        resident.residency.end_round();
+      }
+      resident.residency.release_all();
+      gathers.push_back(resident.residency.counts().gathers - before);
+    }
+    // With two slots the second round finds units 1 and 2 there; nothing is gathered in vain.
+    EXPECT_EQ(gathers[2], gathers[3]);
+    EXPECT_EQ(gathers[3], 8 + 6);
+  });
+}
+
 TEST(Residency, ReleaseAllMakesTheNextUseSeeTheChangedShards) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

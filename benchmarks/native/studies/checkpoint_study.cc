@@ -11,10 +11,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
 #include "tessera/collectives.h"
+#include "tessera/durable.h"
 #include "tessera/engine.h"
 
 namespace tessera::app {
@@ -44,15 +47,20 @@ struct Layers : torch::nn::Module {
 
 /// Layers with an Engine that has made a step, so that there are states.
 struct Trained {
-  Trained(const Mesh& mesh, std::int64_t width, bool saves_beside_training) {
+  Trained(const Mesh& mesh, std::int64_t width, const std::function<void(Strategy&)>& adjust)
+      : input(at::ones({1, width})) {
     Strategy strategy;
     strategy.units.classes = {"Linear"};
-    strategy.checkpoint.async = saves_beside_training;
+    if (adjust) adjust(strategy);
     module = std::make_shared<Layers>(width);
     engine = std::make_unique<Engine>(std::static_pointer_cast<torch::nn::Module>(module), strategy, mesh);
-    engine->backward(module->forward(at::ones({1, width})).mean());
+    step();
+  }
+  void step() const {
+    engine->backward(module->forward(input).mean());
     engine->step();
   }
+  at::Tensor input;
   std::shared_ptr<Layers> module;
   std::unique_ptr<Engine> engine;
 };
@@ -74,19 +82,57 @@ void write_file(const std::filesystem::path& path, const std::vector<std::byte>&
   expect(::close(file) == 0);
 }
 
+/// Writes over a file past the page cache, as a commit does, and syncs it. Its first round makes it.
+class OverwrittenFile {
+ public:
+  OverwrittenFile(const std::filesystem::path& path, std::size_t bytes)
+      : path_(path), file_(::open(path.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600)), bytes_(bytes) {
+    void* memory = nullptr;
+    expect(file_ >= 0 && ::posix_memalign(&memory, 4096, kPortion) == 0);
+    memory_.reset(static_cast<std::byte*>(memory));
+    std::memset(memory_.get(), 3, kPortion);
+  }
+  ~OverwrittenFile() { ::close(file_); }
+  OverwrittenFile(const OverwrittenFile&) = delete;
+  OverwrittenFile& operator=(const OverwrittenFile&) = delete;
+
+  void write() const {
+    for (std::size_t begin = 0; begin < bytes_; begin += kPortion)
+      expect(::pwrite(file_, memory_.get(), kPortion, static_cast<off_t>(begin)) == static_cast<ssize_t>(kPortion));
+    expect(::fsync(file_) == 0);
+  }
+
+ private:
+  static constexpr std::size_t kPortion = 4 << 20;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  void expect(bool worked) const {
+    if (!worked) throw Error(ExitCode::kIo, path_.string() + ": " + std::strerror(errno));
+  }
+  const std::filesystem::path path_;
+  const int file_;
+  const std::size_t bytes_;
+  std::unique_ptr<std::byte, Free> memory_;
+};
+
 class CheckpointStudy {
  public:
   CheckpointStudy(const Mesh& mesh, const CheckpointStudyOptions& options)
       : mesh_(mesh),
         folder_(options.folder / "tessera-bench-checkpoint"),
         width_(static_cast<std::int64_t>(std::sqrt(static_cast<double>(options.parameters) / kUnits))),
-        waiting_(mesh, width_, false),
-        beside_(mesh, width_, true) {
+        waiting_(mesh, width_, nullptr),
+        beside_(mesh, width_, [](Strategy& strategy) { strategy.checkpoint.async = true; }),
+        durable_(mesh, width_,
+                 [&](Strategy& strategy) { strategy.durable = {.every = 1, .dir = (folder_ / "durable").string()}; }) {
     save_checkpoint(*beside_.engine, folder_);
     bytes_ = checkpoint_progress(*beside_.engine)->bytes;
     finish_checkpoint(*beside_.engine);
     from_.resize(static_cast<std::size_t>(bytes_), std::byte{1});
     to_.resize(static_cast<std::size_t>(bytes_), std::byte{2});
+    const auto committed = static_cast<std::size_t>(durable_.engine->plan().disk.written_in_commit);
+    overwritten_.emplace(folder_ / ("overwritten-" + std::to_string(mesh.rank())), committed);
   }
   ~CheckpointStudy() {
     std::error_code ignored;
@@ -102,6 +148,9 @@ class CheckpointStudy {
     time(counts, kHold, [&] { save_checkpoint(*beside_.engine, folder_, {}, {.keep = 1}); });
     finish_checkpoint(*beside_.engine);
     note(counts, kCommit, begin);
+    time(counts, kOverwrite, [&] { overwritten_->write(); });
+    durable_.step();
+    time(counts, kDurable, [&] { commit_durable(*durable_.engine); });
   }
 
   BenchTable to_table() const {
@@ -117,7 +166,7 @@ class CheckpointStudy {
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum Number { kCopy, kWrite, kSave, kHold, kCommit, kLoad, kNumbers };
+  enum Number { kCopy, kWrite, kSave, kHold, kCommit, kLoad, kOverwrite, kDurable };
   struct Row {
     std::string name;
     Number limit;
@@ -140,7 +189,8 @@ class CheckpointStudy {
   const Mesh& mesh_;
   const std::filesystem::path folder_;
   const std::int64_t width_;
-  Trained waiting_, beside_;
+  Trained waiting_, beside_, durable_;
+  std::optional<OverwrittenFile> overwritten_;
   std::int64_t bytes_ = 0;
   std::vector<std::byte> from_, to_;
   std::vector<Row> rows_ = {{"copy in memory", kCopy},
@@ -148,7 +198,9 @@ class CheckpointStudy {
                             {"save that training waits for", kWrite},
                             {"save beside training: what training waits for", kCopy},
                             {"save beside training: until it is committed", kWrite},
-                            {"load, from the page cache", kCopy}};
+                            {"load, from the page cache", kCopy},
+                            {"file, overwritten past the page cache and synced", kOverwrite},
+                            {"commit of a step (durable)", kOverwrite}};
 };
 
 }  // namespace

@@ -107,4 +107,4 @@ class EngineOptimizer(torch.optim.Optimizer):
         self.engine.set_lr(self.param_groups[0]["lr"])
         result = take_step(self.engine)
         self.grad_norm.fill_(result.grad_norm)
-        self.step_was_skipped = result.overflow
+        self.step_was_skipped = result.overflow or result.spike

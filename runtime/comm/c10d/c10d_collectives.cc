@@ -282,6 +282,9 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DTy
                                         std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kReduceScatter, label, dtype, numel_per_rank);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+  if (options.method && dtype == DType::kF32)
+    return Work(
+        reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel_per_rank, visitor));
   return Work(scatter(call, static_cast<const std::byte*>(input), output, numel_per_rank, visitor, options));
 }
 
@@ -289,6 +292,8 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
                                     SumVisitor* visitor, const ReduceOptions& options) {
   const CallSignature call = begin(Operation::kAllReduce, label, dtype, numel);
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
+  if (options.method && dtype == DType::kF32)
+    return Work(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor));
   const auto* const bytes = static_cast<const std::byte*>(input);
   const bool is_small = numel * size_of(dtype) <= kSmallBytes;
   return Work(is_small ? reduce_small(call, bytes, output, numel, visitor, options)

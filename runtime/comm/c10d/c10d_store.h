@@ -1,7 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
 #include "runtime/comm/key_value_store.h"
 
@@ -12,7 +14,9 @@ namespace tessera {
 /// exceptions become statuses of exit code 69: the store's server is gone.
 class C10dStore : public KeyValueStore {
  public:
-  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  /// `server`: who serves it, for messages.
+  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string server = "rank 0")
+      : store_(std::move(store)), server_(std::move(server)) {}
 
   absl::Status set(const std::string& key, const std::string& value) override;
   absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override;
@@ -21,9 +25,11 @@ class C10dStore : public KeyValueStore {
 
   /// For c10d's own backends, which meet through such a store.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
+  const std::string& server() const { return server_; }
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string server_;
 };
 
 /// The text of an exception as a user wants it: without c10's stack trace.

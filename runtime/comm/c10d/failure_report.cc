@@ -8,6 +8,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
+#include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/in_time.h"
 
 namespace tessera {
@@ -16,6 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
 constexpr std::chrono::milliseconds kForTheStore{2000};
+/// The store's server stays so long for ranks that give up a little later than it.
+constexpr std::chrono::milliseconds kForLateRanks{3000};
 constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 500;  // in a message
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
@@ -26,6 +29,17 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 }  // namespace
 
+/// What the others of a group say; by member.
+struct FailureReport::Answers {
+  struct Answer {
+    std::string text;        ///< empty: none
+    bool has_come = false;   ///< it has begun to connect
+    bool has_ended = false;  ///< its program has, and well
+  };
+  std::vector<Answer> of;
+  bool store_is_gone = false;  ///< and so some did not get a word in
+};
+
 struct FailureReport::Shared {
   const Group group;
   const std::shared_ptr<KeyValueStore> store;
@@ -33,8 +47,28 @@ struct FailureReport::Shared {
 
   Shared(const Group& group, std::shared_ptr<KeyValueStore> store) : group(group), store(std::move(store)) {}
 
+  /// Who serves the store.
+  std::string server() const {
+    const auto* const of_c10d = dynamic_cast<const C10dStore*>(store.get());
+    return of_c10d ? of_c10d->server() : "rank 0";
+  }
   std::string any_key() const { return "failed/" + group.key(); }
   std::string key(int member) const { return any_key() + "/" + std::to_string(member); }
+  std::string arrival_key(int member) const { return "came/" + group.key() + "/" + std::to_string(member); }
+
+  std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
+
+  /// The store must not go before the others have read it.
+  void let_others_hear(const Answers& answers) const {
+    store->set(heard_key(group.rank), "").IgnoreError();
+    if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;
+    const auto end = Clock::now() + kForLateRanks;
+    for (int q = 0; q < group.size(); ++q) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+      if (q == group.rank || !answers.of[q].has_come || left.count() <= 0) continue;
+      store->get(heard_key(q), left).status().IgnoreError();
+    }
+  }
 
   // Whatever the store says to this: it may be gone with the rank that failed.
   void publish(const std::string& text) const {
@@ -44,27 +78,70 @@ struct FailureReport::Shared {
     }
   }
 
-  struct Answer {
-    std::string text;        ///< empty: none
-    bool has_ended = false;  ///< its program has, and well
-  };
-  std::vector<Answer> answers() const {
-    std::vector<Answer> answers(group.size());
+  void ask_all(Answers& answers) const {
     const auto end = Clock::now() + kForAllAnswers;
-    for (int q = 0; q < group.size(); ++q) {
-      if (q == group.rank) continue;
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-      answers[q].has_ended = store->has(key_of_ended_rank(group.world_rank(q))).value_or(false);
-      if (answers[q].has_ended) continue;
-      answers[q].text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))).value_or("");
+    for (int q = 0; q < group.size() && !answers.store_is_gone; ++q) {
+      if (q != group.rank) answers.store_is_gone = !ask(q, end, answers.of[q]).ok();
     }
-    return answers;
+  }
+
+  absl::Status ask(int q, Clock::time_point end, Answers::Answer& answer) const {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    TESSERA_ASSIGN_OR_RETURN(answer.has_ended, store->has(key_of_ended_rank(group.world_rank(q))));
+    if (answer.has_ended) return absl::OkStatus();
+    const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0)));
+    if (text.ok()) answer.text = *text;
+    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // it may have come meanwhile
+    const bool is_late = !text.ok() && exit_code_of(text.status()) == ExitCode::kPeerLost;
+    return is_late ? absl::OkStatus() : text.status();
   }
 };
 
 FailureReport::FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store)
     : shared_(std::make_shared<Shared>(group, std::move(store))) {}
 FailureReport::~FailureReport() = default;
+
+bool FailureReport::ask_all(const std::shared_ptr<Answers>& answers) {
+  answers->of.resize(static_cast<std::size_t>(shared_->group.size()));
+  return !shared_->store_hangs &&
+         ends_in_time([shared = shared_, answers] { shared->ask_all(*answers); }, kForTheStore);
+}
+
+void FailureReport::publish_arrival() {
+  const auto come = [shared = shared_] {
+    shared->store->set(shared->arrival_key(shared->group.rank), "").IgnoreError();
+  };
+  if (!ends_in_time(come, kForTheStore)) shared_->store_hangs = true;
+}
+
+absl::Status FailureReport::explain_arrival(const std::string& why) {
+  const Group& group = shared_->group;
+  publish("gave up: " + why);
+  const auto answers = std::make_shared<Answers>();
+  if (!ask_all(answers)) return make_error(ExitCode::kPeerLost, why + "; " + silent_server());
+  if (answers->store_is_gone) return make_error(ExitCode::kPeerLost, why + "; " + gone_server());
+  ends_in_time([shared = shared_, answers] { shared->let_others_hear(*answers); }, kForLateRanks + kForTheStore);
+  std::vector<int> absent, silent;
+  for (int q = 0; q < group.size(); ++q) {
+    if (q == group.rank || answers->of[q].has_ended) continue;
+    if (!answers->of[q].has_come && answers->of[q].text.empty()) absent.push_back(group.world_rank(q));
+    if (answers->of[q].text.empty()) silent.push_back(group.world_rank(q));
+  }
+  std::string text = why;
+  if (!absent.empty())
+    text += "; rank " + number_ranges(absent) + (absent.size() == 1 ? " has" : " have") + " not come";
+  else if (!silent.empty())
+    text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
+  return make_error(ExitCode::kPeerLost, text);
+}
+
+std::string FailureReport::silent_server() const {
+  return "the store, and so " + shared_->server() + ", does not answer";
+}
+
+std::string FailureReport::gone_server() const {
+  return shared_->server() + " is gone, which serves the store: it has ended, or its host cannot be reached";
+}
 
 void FailureReport::publish_call(const CallSignature& call) { publish("was in " + call.describe()); }
 
@@ -87,17 +164,15 @@ std::string FailureReport::news() {
 absl::Status FailureReport::explain(const CallSignature& call, const std::string& why) {
   const Group& group = shared_->group;
   std::string text = group.self() + " " + where(call) + ": " + why;
-  const auto answers = std::make_shared<std::vector<Shared::Answer>>();
-  if (shared_->store_hangs ||
-      !ends_in_time([shared = shared_, answers] { *answers = shared->answers(); }, kForTheStore))
-    return make_error(ExitCode::kPeerLost, text + "; the store, and so rank 0, does not answer");
+  const auto answers = std::make_shared<Answers>();
+  if (!ask_all(answers)) return make_error(ExitCode::kPeerLost, text + "; " + silent_server());
   ExitCode code = ExitCode::kPeerLost;
   std::vector<int> silent, ended;
   std::size_t told = 0;
   for (int q = 0; q < group.size(); ++q) {
     if (q == group.rank) continue;
-    const std::string& answer = (*answers)[q].text;
-    if ((*answers)[q].has_ended) {
+    const std::string& answer = answers->of[q].text;
+    if (answers->of[q].has_ended) {
       ended.push_back(group.world_rank(q));
       continue;
     }
@@ -111,7 +186,9 @@ absl::Status FailureReport::explain(const CallSignature& call, const std::string
       code = ExitCode::kInternal;
   }
   if (told > kMostAnswers) text += "; and " + std::to_string(told - kMostAnswers) + " more";
-  if (!silent.empty())
+  if (answers->store_is_gone)
+    text += "; " + gone_server();
+  else if (!silent.empty())
     text += "; rank " + number_ranges(silent) + (silent.size() == 1 ? " does" : " do") + " not answer";
   if (!ended.empty()) {
     if (code == ExitCode::kPeerLost) code = ExitCode::kCorruptData;

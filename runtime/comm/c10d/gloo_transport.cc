@@ -6,6 +6,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
+#include "runtime/comm/c10d/failure_report.h"
 
 namespace tessera {
 namespace {
@@ -31,13 +32,15 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const Group& group, const std
 
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
                                                               std::shared_ptr<C10dStore> store) {
+  FailureReport report(group, store);
+  report.publish_arrival();
   try {
     const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
     return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store));
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + " cannot connect over " +
-                                               address + ": " + text_of_c10_exception(error) +
-                                               "; GLOO_SOCKET_IFNAME names the network interface to use");
+    return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
+                                  text_of_c10_exception(error) +
+                                  "; GLOO_SOCKET_IFNAME names the network interface to use");
   }
 }
 

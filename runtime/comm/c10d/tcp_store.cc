@@ -190,7 +190,8 @@ absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, d
   C10dStore whole(connected);
   TESSERA_RETURN_IF_ERROR(check_owner(topology, whole, timeout));
   const std::string prefix = "tessera/" + topology.run_id + "/" + std::to_string(topology.restart_count);
-  auto store = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, connected));
+  auto store = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, connected),
+                                           topology.agent_store ? "torchrun's agent" : "rank 0");
   TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline).run());
   return store;
 }

@@ -51,10 +51,18 @@ class HierarchicalCollectives : public Collectives {
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
+    if (options.method && dtype == DType::kF32) {
+      return Work(
+          ended(reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor)));
+    }
     return Work(ended(scatter(label, static_cast<std::byte*>(input), dtype, output, numel, visitor, on_wire(options))));
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, const ReduceOptions& options) override {
+    if (options.method && dtype == DType::kF32) {
+      return Work(
+          ended(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor)));
+    }
     const absl::Status status =
         ended(reduce(label, static_cast<std::byte*>(input), dtype, output, numel, on_wire(options)));
     if (status.ok()) visit_sums(visitor, 0, output, numel);

@@ -9,7 +9,10 @@ namespace tessera {
 
 absl::StatusOr<int> gpu_count() {
   if (const int count = c10::cuda::device_count(); count > 0) return count;
-  return make_error(ExitCode::kUnavailable, "comm.transport wants a GPU, but this machine has no usable CUDA device");
+  return make_error(
+      ExitCode::kUnavailable,
+      "comm.transport wants a GPU, but this machine has no usable CUDA device. hint: `tessera doctor` says what there "
+      "is; without a GPU take comm.transport \"host\" or \"gloo\"");
 }
 
 absl::Status use_gpu(int index) {

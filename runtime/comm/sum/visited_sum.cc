@@ -55,6 +55,23 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
   if (!streamed.empty()) end_stream();
 }
 
+absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,
+                           std::size_t numel, SumVisitor* visitor) {
+  TESSERA_RETURN_IF_ERROR(method.sum(group, label, input, numel));
+  if (output != input) std::memcpy(output, input, numel * sizeof(float));
+  visit_sums(visitor, 0, output, numel);
+  return absl::OkStatus();
+}
+
+absl::Status reduce_scatter_by(SumMethod& method, Collectives& group, std::string_view label, float* input,
+                               float* output, std::size_t numel, SumVisitor* visitor) {
+  TESSERA_RETURN_IF_ERROR(method.sum(group, label, input, numel * static_cast<std::size_t>(group.size())));
+  const float* const own = input + static_cast<std::size_t>(group.rank()) * numel;
+  if (output != own) std::memcpy(output, own, numel * sizeof(float));
+  visit_sums(visitor, 0, output, numel);
+  return absl::OkStatus();
+}
+
 absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor) {
   if (visitor)
     return make_error(ExitCode::kInternal,

@@ -19,6 +19,12 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
+/// What all_reduce and reduce_scatter do where ReduceOptions::method says how sums are made; `numel` as in those calls.
+absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,
+                           std::size_t numel, SumVisitor* visitor);
+absl::Status reduce_scatter_by(SumMethod& method, Collectives& group, std::string_view label, float* input,
+                               float* output, std::size_t numel, SumVisitor* visitor);
+
 /// OK if a transport that leaves sums to a device can do this one: of fp32, bf16 or fp16, and no SumVisitor, which is
 /// host code.
 absl::Status check_device_sum(std::string_view label, DType dtype, const SumVisitor* visitor);

@@ -205,7 +205,10 @@ class CudaPeerDevice : public PeerDevice {
 
 absl::StatusOr<std::unique_ptr<PeerDevice>> cuda_peer_device(int index) {
   if (index >= c10::cuda::device_count()) {
-    return make_error(ExitCode::kUnavailable, "comm.transport is \"cuda_host\", but this machine has no usable GPU");
+    return make_error(
+        ExitCode::kUnavailable,
+        "comm.transport is \"cuda_host\", but this machine has no usable GPU. hint: `tessera doctor` says what "
+        "there is; without a GPU take comm.transport \"host\" or \"gloo\"");
   }
   TESSERA_RETURN_IF_ERROR(status_of(cudaSetDevice(index), "cudaSetDevice"));
   int shares_events = 0;

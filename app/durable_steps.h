@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "app/commands.h"
+#include "tessera/checkpoint.h"
+#include "tessera/engine.h"
+#include "tessera/strategy.h"
+#include "tessera/token_batches.h"
+
+namespace tessera::app {
+
+/// Whether this rank has a commit of an earlier run ("durable" in the strategy) from which --resume lets this one go on.
+bool has_durable_steps(const Strategy& strategy, const CheckpointOptions& options, int rank);
+
+/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. Collective. Throws
+/// tessera::Error: 64 where --resume is something else, and there is a commit.
+std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
+                                                     TokenBatches& batches, bool speaks);
+
+/// After each step. `items.data`: behind the step's last microbatch. Collective. Throws tessera::Error.
+void commit_durable_step(Engine& engine, const CheckpointItems& items);
+
+}  // namespace tessera::app

@@ -1,0 +1,41 @@
+#include "app/plan_of_world.h"
+
+#include "engine/detailed_plan.h"
+#include "runtime/border/throw.h"
+#include "tessera/deferred_init.h"
+#include "tessera/recompute.h"
+
+namespace tessera::app {
+namespace {
+
+Topology topology_of(const WorldCommand& command) {
+  if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
+    throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
+                                      " ranks do not fill --hosts " + std::to_string(command.hosts) + " evenly");
+  Topology topology;
+  topology.world_size = command.world_size;
+  topology.local_world_size = command.world_size / command.hosts;
+  topology.launcher = "plan";
+  return topology;
+}
+
+}  // namespace
+
+MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
+  const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
+    return checkpoint(segment, x);
+  };
+  const auto model = shapes_only([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+  return plan_in_detail(*model, strategy, topology);
+}
+
+PlannedWorld plan_of_world(const WorldCommand& command) {
+  PlannedWorld world;
+  world.topology = topology_of(command);
+  world.strategy = Strategy::from_file(command.strategy);
+  world.config = value_or_throw(models::read_model_config(command.model));
+  world.plan = plan_of(world.config, world.strategy, world.topology);
+  return world;
+}
+
+}  // namespace tessera::app

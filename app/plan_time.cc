@@ -1,0 +1,78 @@
+#include "app/plan_time.h"
+
+#include "benchmarks/native/number_text.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "runtime/border/throw.h"
+
+namespace tessera::app {
+namespace {
+
+struct Part {
+  const char* key;
+  const char* what;
+  double seconds;
+};
+
+std::vector<Part> parts_of(const PredictedStep& step) {
+  return {{"compute_s", "forward and backward", step.compute_s},
+          {"update_s", "update", step.update_s},
+          {"rest_s", "the rest of a step on a rank alone", step.rest_s},
+          {"stretch_s", "cores that transport takes from these", step.stretch_s},
+          {"exposed_gather_s", "waiting for parameters", step.exposed_gather_s},
+          {"exposed_reduction_s", "waiting for sums of gradients", step.exposed_reduction_s},
+          {"exposed_publish_s", "waiting for updated values", step.exposed_publish_s},
+          {"agreement_s", "the step's agreement", step.agreement_s}};
+}
+
+nlohmann::ordered_json json_of(const PredictedWire& wire) {
+  return {{"busy_s", wire.busy_s}, {"calls", wire.calls}, {"sent_bytes", wire.sent_bytes}};
+}
+
+std::string text_of(const char* axis, const PredictedWire& wire) {
+  if (wire.calls == 0) return "";
+  return std::string("the wire of the ") + axis + " axis is busy for " + number_text(wire.busy_s, "%.4f") + " s with " +
+         std::to_string(wire.calls) + " calls; a rank sends " + format_bytes(wire.sent_bytes) + "\n";
+}
+
+}  // namespace
+
+TimingFiles read_timing(const TimingOptions& options, const MeshPosition& mesh, int ranks_per_host) {
+  TimingFiles files;
+  files.profile = value_or_throw(read_step_profile(options.profile));
+  const Links links = value_or_throw(read_links(options.links));
+  files.links = {links, links};
+  // Ranks of a shard group are neighbours, those of a replica group a shard group apart.
+  if (options.links_inside.empty()) return files;
+  const Links inside = value_or_throw(read_links(options.links_inside));
+  if (mesh.shard_size <= ranks_per_host) files.links.shard = inside;
+  if (mesh.world_size() <= ranks_per_host) files.links.replicate = inside;
+  return files;
+}
+
+std::string to_text(const PredictedStep& step) {
+  using Align = TextTable::Align;
+  TextTable table({{"a step takes"}, {"seconds", Align::kRight}, {"share", Align::kRight}});
+  for (const Part& part : parts_of(step)) {
+    if (part.seconds > 0)
+      table.add_row(
+          {part.what, number_text(part.seconds, "%.4f"), number_text(100 * part.seconds / step.seconds, "%.1f %%")});
+  }
+  table.add_row({"all together", number_text(step.seconds, "%.4f"), ""});
+  std::string text = table.to_string() + text_of("shard", step.shard) + text_of("replicate", step.replicate) +
+                     "what bounds it: " + name_of(step.bound) + "\n";
+  for (const std::string& left_out : step.left_out) text += "not counted: " + left_out + "\n";
+  return text;
+}
+
+nlohmann::ordered_json to_json(const PredictedStep& step) {
+  nlohmann::ordered_json json = {{"seconds", step.seconds}};
+  for (const Part& part : parts_of(step)) json[part.key] = part.seconds;
+  json["shard"] = json_of(step.shard);
+  json["replicate"] = json_of(step.replicate);
+  json["bound"] = name_of(step.bound);
+  json["not_counted"] = step.left_out;
+  return json;
+}
+
+}  // namespace tessera::app

@@ -1,0 +1,183 @@
+#include "benchmarks/native/link_speed.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "benchmarks/native/samples.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::int64_t kSmallBytes = 256;  // as much as a step's agreement has of a rank
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+std::int64_t nanoseconds(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
+
+/// Measures, with buffers of its own.
+class LinkMeter {
+ public:
+  LinkMeter(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options)
+      : gather_(gather), reduce_(reduce), options_(options), ranks_(gather.size()) {}
+
+  absl::Status take_memory() {
+    const auto bytes = static_cast<std::size_t>(std::max(options_.most_bytes, ranks_ * kSmallBytes));
+    TESSERA_ASSIGN_OR_RETURN(full_, gather_.allocate(bytes));
+    TESSERA_ASSIGN_OR_RETURN(bucket_, reduce_.allocate(bytes));
+    TESSERA_ASSIGN_OR_RETURN(sums_, reduce_.allocate(bytes));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LinkSpeed> run() {
+    LinkSpeed speed;
+    Links& links = speed.links;
+    links.transport = reduce_.transport();
+    links.ranks = ranks_;
+    links.hosts = options_.hosts;
+    links.reduces_in_background = reduce_.reduces_in_background();
+    links.gathers_in_background = gather_.kind() == TransportKind::kGloo;
+    TESSERA_ASSIGN_OR_RETURN(MeasuredOperation small,
+                             measure("small", {ranks_ * kSmallBytes}, 1, &LinkMeter::all_gather));
+    links.small = {.alpha_s = small.points.front().seconds, .beta_s_per_byte = 0};
+    const std::pair<const char*, OperationFit*> kinds[] = {{"all_gather", &links.all_gather},
+                                                           {"reduce_scatter", &links.reduce_scatter},
+                                                           {"all_reduce", &links.all_reduce}};
+    const Call calls[] = {&LinkMeter::all_gather, &LinkMeter::reduce_scatter, &LinkMeter::all_reduce};
+    for (std::size_t i = 0; i < std::size(kinds); ++i) {
+      const auto& [name, fit] = kinds[i];
+      TESSERA_ASSIGN_OR_RETURN(MeasuredOperation operation, measure(name, sizes(), i == 2 ? 2 : 1, calls[i]));
+      *fit = operation.fit;
+      speed.operations.push_back(std::move(operation));
+    }
+    if (links.reduces_in_background) {
+      TESSERA_ASSIGN_OR_RETURN(links.cpu_s_per_byte, measure_load());
+    }
+    return speed;
+  }
+
+ private:
+  /// Of a buffer of so many bytes on all ranks together (all_reduce: on each).
+  using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
+
+  absl::Status all_gather(std::int64_t bytes) {
+    const std::size_t part = static_cast<std::size_t>(bytes / ranks_);
+    std::byte* const full = full_->data();
+    return gather_.all_gather("links", full + static_cast<std::size_t>(gather_.rank()) * part, full, part).wait();
+  }
+  absl::Status reduce_scatter(std::int64_t bytes) {
+    return reduce_
+        .reduce_scatter("links", bucket_->data(), DType::kF32, sums(), static_cast<std::size_t>(bytes / ranks_ / 4),
+                        nullptr, Waits::kLater)
+        .wait();
+  }
+  absl::Status all_reduce(std::int64_t bytes) { return start_all_reduce(bytes).wait(); }
+  Work start_all_reduce(std::int64_t bytes) {
+    return reduce_.all_reduce("links", bucket_->data(), DType::kF32, sums(), static_cast<std::size_t>(bytes / 4),
+                              nullptr, Waits::kLater);
+  }
+  float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
+
+  std::vector<std::int64_t> sizes() const {
+    std::vector<std::int64_t> all;
+    for (std::int64_t bytes = options_.most_bytes; bytes >= 1 << 16 && all.size() < 4; bytes /= 8) {
+      all.push_back(bytes / (4 * ranks_) * (4 * ranks_));
+    }
+    std::ranges::reverse(all);
+    return all;
+  }
+
+  /// The slowest rank's, so that all say the same.
+  absl::StatusOr<double> agreed(double seconds) {
+    std::vector<double> all(static_cast<std::size_t>(ranks_));
+    TESSERA_RETURN_IF_ERROR(gather_.all_gather("links' times", &seconds, all.data(), sizeof seconds).wait());
+    return std::ranges::max(all);
+  }
+
+  absl::StatusOr<double> median_of(Call call, std::int64_t bytes) {
+    constexpr int kFewest = 3, kMost = 200;
+    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));  // warm
+    TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+    const auto first = Clock::now();
+    TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
+    TESSERA_ASSIGN_OR_RETURN(const double once, agreed(since(first)));
+    const int times = std::clamp(static_cast<int>(options_.seconds / std::max(once, 1e-6)), kFewest, kMost);
+    Samples samples;
+    for (int i = 0; i < times; ++i) {
+      const auto begin = Clock::now();
+      TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
+      samples.ns.push_back(nanoseconds(since(begin)));
+    }
+    return agreed(samples.median_s());
+  }
+
+  /// `times`: how often a rank sends what others have of a buffer.
+  absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
+                                            Call call) {
+    MeasuredOperation operation{name, {}, {}};
+    for (const std::int64_t bytes : buffers) {
+      TESSERA_ASSIGN_OR_RETURN(const double seconds, median_of(call, bytes));
+      operation.points.push_back({times * (bytes / ranks_ * (ranks_ - 1)), seconds});
+    }
+    if (operation.points.size() < 2) return operation;
+    const AlphaBeta fit = fit_alpha_beta(operation.points);
+    operation.fit = {std::max(0.0, fit.alpha_s), std::max(0.0, fit.beta_s_per_byte)};
+    return operation;
+  }
+
+  /// Keeps one core busy, with numbers in its cache.
+  double compute(std::int64_t rounds) {
+    std::vector<float> values(4096, 1.0f);
+    const auto begin = Clock::now();
+    for (std::int64_t i = 0; i < rounds; ++i) {
+      for (float& value : values) value = value * 0.999f + 0.001f;
+    }
+    const double seconds = since(begin);
+    busy_ = values[static_cast<std::size_t>(rounds) % values.size()];
+    return seconds;
+  }
+
+  /// What a byte on the wire takes from compute beside it.
+  absl::StatusOr<double> measure_load() {
+    const std::int64_t bytes = sizes().back();
+    TESSERA_ASSIGN_OR_RETURN(const double reduction, median_of(&LinkMeter::all_reduce, bytes));
+    constexpr std::int64_t kTry = 2000;
+    TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
+    // Somewhat longer than the reduction, so that all of it is beside compute.
+    const auto rounds = static_cast<std::int64_t>(1.5 * std::max(reduction, 0.02) / std::max(once, 1e-6) * kTry) + 1;
+    Samples alone, beside;
+    for (int i = 0; i < 7; ++i) {
+      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+      alone.ns.push_back(nanoseconds(compute(rounds)));
+      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+      Work work = start_all_reduce(bytes);
+      beside.ns.push_back(nanoseconds(compute(rounds)));
+      TESSERA_RETURN_IF_ERROR(work.wait());
+    }
+    const double sent = 2.0 * static_cast<double>(bytes / ranks_ * (ranks_ - 1));
+    return agreed(std::max(0.0, beside.median_s() - alone.median_s()) / sent);
+  }
+
+  Collectives& gather_;
+  Collectives& reduce_;
+  const LinkSpeedOptions options_;
+  const int ranks_;
+  std::unique_ptr<CommBuffer> full_, bucket_, sums_;
+  volatile float busy_ = 0;  ///< so that `compute` is not left out
+};
+
+}  // namespace
+
+absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options) {
+  LinkMeter meter(gather, reduce, options);
+  TESSERA_RETURN_IF_ERROR(meter.take_memory());
+  return meter.run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "benchmarks/native/alpha_beta.h"
+#include "runtime/comm/collectives.h"
+#include "sharding/timing/links.h"
+
+namespace tessera {
+
+struct LinkSpeedOptions {
+  int hosts = 1;                                    ///< of the groups' ranks
+  std::int64_t most_bytes = std::int64_t{8} << 20;  ///< of the largest buffer
+  double seconds = 2;  ///< for each operation and size, about; at least three calls are made
+};
+
+/// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took.
+struct MeasuredOperation {
+  const char* name = "";
+  std::vector<TimedBytes> points;
+  OperationFit fit;
+};
+
+struct LinkSpeed {
+  Links links;
+  std::vector<MeasuredOperation> operations;
+};
+
+/// Times collectives of fp32 buffers, and fits them. `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has
+/// them. Collective; every rank gets what the slowest one measured. Errors: those of the groups.
+absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include "checkpoint/commit_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/regular_file.h"
+#include "offload/atomic_file.h"
+#include "offload/fault_environment.h"
+#include "offload/file_calls.h"
+#include "offload/file_error.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMostCommitBytes = std::int64_t{1} << 36;
+
+std::string stem_of(const std::string& folder, int rank) { return fmt::format("{}/rank-{:05}", folder, rank); }
+
+std::string commit_file(const std::string& stem, std::int64_t generation) {
+  return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
+}
+
+absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {
+  return file_error({.who = who, .operation = operation, .file = path, .error = error});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CommitLog>> CommitLog::open(const std::string& folder, int rank,
+                                                           const std::string& who) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
+  const std::string stem = stem_of(folder, rank);
+  // A run that is being killed may take a while to go.
+  TESSERA_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::take(stem + ".lock", "commits its steps to " + folder, who,
+                                                             std::chrono::seconds(3)));
+  std::unique_ptr<CommitLog> log(new CommitLog(folder, stem, who, std::move(lock)));
+  TESSERA_RETURN_IF_ERROR(log->remove_leftovers());
+  return log;
+}
+
+std::string CommitLog::file_of(std::int64_t generation) const { return commit_file(stem_, generation); }
+
+bool CommitLog::has_files(const std::string& folder, int rank) {
+  std::error_code ignored;
+  const std::string stem = stem_of(folder, rank);
+  return fs::exists(commit_file(stem, 0), ignored) || fs::exists(commit_file(stem, 1), ignored);
+}
+
+/// What a process that was killed left of a commit that it was writing.
+absl::Status CommitLog::remove_leftovers() const {
+  const std::string begin = fs::path(stem_).filename().string() + ".commit-";
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(begin) || name.find(".tmp-") == std::string::npos) continue;
+    if (const int got = file_calls::unlink(entry.path().string()); got < 0 && got != -ENOENT)
+      return log_failure(who_, "unlink", entry.path().string(), -got);
+  }
+  return error ? log_failure(who_, "list", folder_, error.value()) : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Commit>> CommitLog::read() const {
+  std::vector<Commit> commits;
+  for (const std::int64_t which : {0, 1}) {
+    const std::string path = file_of(which);
+    const absl::StatusOr<std::string> text = read_regular_text(path, kMostCommitBytes, who_);
+    if (!text.ok() && exit_code_of(text.status()) == ExitCode::kNoInput) continue;
+    TESSERA_RETURN_IF_ERROR(text.status());
+    absl::StatusOr<Commit> commit = read_commit(path, *text);
+    if (commit.ok() && commit->generation % 2 != which)
+      commit = make_error(ExitCode::kCorruptData, path + ": it holds the other file's commit");
+    if (commit.ok()) {
+      commits.push_back(*std::move(commit));
+    } else {
+      log_warning(who_ + ": " + message_of(commit.status()) + ". The commit before it is looked for");
+    }
+  }
+  std::ranges::sort(commits, {}, &Commit::generation);
+  return commits;
+}
+
+absl::Status CommitLog::write(const Commit& commit) const {
+  const std::string bytes = write_commit(commit);
+  return write_file_atomically(file_of(commit.generation), std::as_bytes(std::span(bytes)), who_);
+}
+
+absl::Status CommitLog::remove(std::int64_t generation) const {
+  const std::string path = file_of(generation);
+  const int got = file_calls::unlink(path);
+  if (got == -ENOENT) return absl::OkStatus();
+  if (got < 0) return log_failure(who_, "unlink", path, -got);
+  const char* operation = "fsync";
+  const int synced = file_calls::sync_folder(folder_, operation);
+  return synced < 0 ? log_failure(who_, operation, folder_, -synced) : absl::OkStatus();
+}
+
+}  // namespace tessera

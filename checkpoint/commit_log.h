@@ -1,0 +1,50 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit.h"
+#include "checkpoint/folder_lock.h"
+
+namespace tessera {
+
+/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take turns. While this
+/// lives, nobody else opens the same rank's.
+class CommitLog {
+ public:
+  /// Makes the folder if it is not there. `who` stands in front of messages: "rank 0".
+  /// Errors: 69 another process has it; 73, 77, 71, 74.
+  static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
+
+  /// Whether the rank has commits in the folder, or files of that name.
+  static bool has_files(const std::string& folder, int rank);
+  /// The commits that are there, whole, the older one first. A damaged file is no commit, and a warning says so.
+  absl::StatusOr<std::vector<Commit>> read() const;
+  /// Writes a commit over the one of two generations before. At any moment, through errors, kills and power loss, its file is the old
+  /// one or the new one. After an error it may be either: see `remove`.
+  absl::Status write(const Commit& commit) const;
+  /// A commit of this generation is gone from the disk, if it was there. Errors: 74, ...
+  absl::Status remove(std::int64_t generation) const;
+
+  /// FolderLock::forget.
+  void forget_lock() { lock_.forget(); }
+
+  /// Of this rank: "/scratch/durable/rank-00000".
+  const std::string& stem() const { return stem_; }
+
+ private:
+  CommitLog(std::string folder, std::string stem, std::string who, FolderLock lock)
+      : folder_(std::move(folder)), stem_(std::move(stem)), who_(std::move(who)), lock_(std::move(lock)) {}
+  std::string file_of(std::int64_t generation) const;
+  absl::Status remove_leftovers() const;
+
+  const std::string folder_, stem_, who_;
+  FolderLock lock_;
+};
+
+}  // namespace tessera

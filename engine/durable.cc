@@ -1,0 +1,306 @@
+#include "tessera/durable.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/tensor_bytes.h"
+#include "engine/engine_checkpoints.h"
+#include "engine/expect.h"
+#include "engine/outcomes.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "runtime/comm/gather_strings.h"
+#include "sharding/unrecorded.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+// Names of a commit's parts, beside those of records, and of the parts of what the program gave.
+constexpr const char* kEngine = "engine";
+constexpr const char* kOwnGenerator = "generator";
+constexpr const char* kItems = "items";
+constexpr const char* kTexts = "json";
+constexpr const char* kTensors = "tensors";
+
+std::string text_of(const at::Tensor& host) {
+  const std::span<std::byte> bytes = bytes_of(host);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Fills the tensor, which is in host memory. False if `text` has another number of bytes.
+bool fill(const at::Tensor& host, std::string_view text) {
+  const std::span<std::byte> bytes = bytes_of(host);
+  if (bytes.size() != text.size()) return false;
+  if (!bytes.empty()) std::memcpy(bytes.data(), text.data(), bytes.size());
+  return true;
+}
+
+std::string item_part(const std::string& name) { return "item:" + name; }
+std::string buffer_part(const std::string& name) { return "buffer:" + name; }
+
+/// The number of updates of each parameter that trains, by its number.
+json updates_of(const std::vector<std::unique_ptr<Unit>>& units, const StepProgress& progress) {
+  json updates = json::object();
+  for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
+    const FlatParameter& parameter = group.parameters[i];
+    const auto found = progress.updates.find(parameter.tensor.unsafeGetTensorImpl());
+    if (found != progress.updates.end()) updates[std::to_string(parameter.number)] = found->second;
+  });
+  return updates;
+}
+
+json text_of_cursor(const SamplerCursor& cursor) {
+  return {cursor.epoch, cursor.consumed, cursor.num_samples, cursor.seed, cursor.shuffle};
+}
+
+SamplerCursor read_cursor(const json& text) {
+  return {text.at(0).get<std::int64_t>(), text.at(1).get<std::int64_t>(), text.at(2).get<std::int64_t>(),
+          text.at(3).get<std::uint64_t>(), text.at(4).get<bool>()};
+}
+
+/// What the program gave. Throws tessera::Error (64) for what cannot be written down.
+std::string text_of_items(const CheckpointItems& items) {
+  CommitParts parts;
+  json tensors = json::array();
+  for (const auto& [name, text] : items.json)
+    expect(json::accept(text), "commit_durable: the item \"", name, "\" is no JSON text");
+  for (const auto& [name, tensor] : items.tensors) {
+    expect(tensor.defined(), "commit_durable: the item \"", name, "\" is an undefined tensor");
+    tensors.push_back({name, safetensors_word(tensor.scalar_type(), "item \"" + name + "\""), tensor.sizes().vec()});
+    parts[item_part(name)] = text_of(host_copy(tensor));
+  }
+  json texts = {{"json", items.json}};
+  if (items.data) texts["data"] = text_of_cursor(*items.data);
+  parts[kTexts] = texts.dump();
+  parts[kTensors] = tensors.dump();
+  return write_parts(parts);
+}
+
+/// All that a commit holds beside training state and items.
+CommitParts parts_of(const EngineCheckpoints::State& s) {
+  const StepProgress progress = s.step->progress();
+  json engine = {{"applied", progress.applied},
+                 {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
+                 {"rates", json::array()},
+                 {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
+                 {"updates", updates_of(s.units, progress)}};
+  for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
+  CommitParts parts;
+  for (const auto& buffer : s.module->named_buffers()) {
+    if (buffer.value().defined()) parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value()));
+  }
+  parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
+  parts[kEngine] = engine.dump();
+  return parts;
+}
+
+/// Gives the Engine what a commit holds.
+class Resume {
+ public:
+  Resume(EngineCheckpoints::State& s, const Commit& commit) : s_(s), step_(commit.step), parts_(commit.parts) {}
+
+  absl::Status apply() {
+    const Unrecorded unrecorded;
+    engine_ = json::parse(parts_.at(kEngine));
+    TESSERA_RETURN_IF_ERROR(s_.durable->bring_back());
+    const auto buffers = s_.module->named_buffers();
+    for (const auto& [part, bytes] : parts_) {
+      if (!part.starts_with(buffer_part(""))) continue;
+      const std::string name = part.substr(buffer_part("").size());
+      if (!buffers.contains(name)) return other_bytes(name, at::empty({0}));
+    }
+    for (const auto& item : buffers) {
+      if (!item.value().defined()) continue;
+      const at::Tensor value = at::empty(item.value().sizes(), item.value().options().device(c10::kCPU));
+      if (!fill(value, parts_[buffer_part(item.key())])) return other_bytes(item.key(), value);
+      at::Tensor(item.value()).copy_(value);
+    }
+    const std::string& state = parts_[kOwnGenerator];
+    const at::Tensor generator = at::empty({static_cast<std::int64_t>(state.size())}, at::TensorOptions(at::kByte));
+    fill(generator, state);
+    set_generator(c10::Device(c10::kCPU), generator);
+    return read_items();
+  }
+
+  /// What cannot fail any more.
+  LoadedCheckpoint finish() {
+    StepProgress progress = s_.step->progress();
+    progress.applied = engine_.at("applied").get<std::int64_t>();
+    const json& scaler = engine_.at("scaler");
+    if (s_.strategy.mixed_precision.loss_scale.dynamic)
+      progress.scaler = {scaler.at(0).get<float>(), scaler.at(1).get<std::int64_t>(), scaler.at(2).get<std::int64_t>()};
+    read_rates(progress);
+    engine_.at("losses").at(0).get_to(progress.losses.losses);
+    engine_.at("losses").at(1).get_to(progress.losses.spikes_in_a_row);
+    const json& updates = engine_.at("updates");
+    for_each_parameter(s_.units, [&](const FlatGroup& group, std::size_t i) {
+      const FlatParameter& parameter = group.parameters[i];
+      const auto found = updates.find(std::to_string(parameter.number));
+      if (found != updates.end()) progress.updates[parameter.tensor.unsafeGetTensorImpl()] = found->get<std::int64_t>();
+    });
+    s_.step->resume(progress);
+    s_.attempts = step_;
+    for (auto& unit : s_.units) unit->gathered_hash = 0;
+    s_.accept_new_values();
+    loaded_.path = s_.durable->folder();
+    loaded_.step = step_;
+    return std::move(loaded_);
+  }
+
+ private:
+  /// Those set by hand. Else the strategy says what they are, which may be another one by now.
+  void read_rates(StepProgress& progress) {
+    if (s_.strategy.lr_schedule.type != LrScheduleType::kManual) return;
+    const json& rates = engine_.at("rates");
+    if (rates.size() != progress.rates.size()) {
+      loaded_.inexact.push_back(
+          "the run has other groups of parameters than the commit, so rates set by hand were left out");
+      return;
+    }
+    for (std::size_t i = 0; i < progress.rates.size(); ++i) {
+      const json& rate = rates.at(i);
+      progress.rates[i] = rate.is_null() ? std::numeric_limits<double>::quiet_NaN() : rate.get<double>();
+    }
+  }
+
+  absl::Status other_bytes(const std::string& name, const at::Tensor& wanted) {
+    return make_error(
+        ExitCode::kCorruptData,
+        c10::str(s_.durable->folder(), ": the commit of step ", step_, " holds ", parts_[buffer_part(name)].size(),
+                 " bytes of the buffer \"", name, "\", and ", wanted.nbytes(),
+                 " are wanted. hint: a buffer that forward makes must be there before: run a forward first"));
+  }
+
+  absl::Status read_items() {
+    CommitParts items;
+    if (!read_parts(parts_[kItems], items)) return no_items();
+    const json texts = json::parse(items[kTexts]);
+    loaded_.items.json = texts.at("json").get<std::map<std::string, std::string>>();
+    if (texts.contains("data")) loaded_.items.data = read_cursor(texts.at("data"));
+    for (const json& item : json::parse(items[kTensors])) {
+      const auto name = item.at(0).get<std::string>();
+      const auto type = type_of_word(item.at(1).get<std::string>());
+      if (!type) return no_items();
+      const at::Tensor value = at::empty(item.at(2).get<std::vector<std::int64_t>>(), at::TensorOptions(*type));
+      if (!fill(value, items[item_part(name)])) return no_items();
+      loaded_.items.tensors[name] = value;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status no_items() const {
+    return make_error(ExitCode::kCorruptData, c10::str(s_.durable->folder(), ": the commit of step ", step_,
+                                                       " holds items that are none of commit_durable"));
+  }
+
+  EngineCheckpoints::State& s_;
+  const std::int64_t step_;
+  CommitParts parts_;  ///< a copy: the commit itself changes when it is brought back
+  json engine_;
+  LoadedCheckpoint loaded_;
+};
+
+/// The commit is on every rank's disk, or on none.
+absl::Status write_commit(EngineCheckpoints::State& s, const CommitParts& parts) {
+  Collectives& control = *s.axes.control;
+  const auto write = [&] { return s.durable->write(s.attempts, parts); };
+  const absl::Status written = share_status(control, "commit written", status_from(write));
+  if (written.ok()) {
+    s.durable->committed();
+    return written;
+  }
+  // No rank may write where the last commit has no place before this one is gone from all disks.
+  const absl::Status gone =
+      share_status(control, "commit taken back", status_from([&] { return s.durable->take_back(); }));
+  if (gone.ok()) return written;
+  s.fail(gone);
+  return make_error(exit_code_of(written),
+                    message_of(written) + "; then it could not be taken back: " + message_of(gone));
+}
+
+absl::Status commit_step(EngineCheckpoints::State& s, const CheckpointItems& items) {
+  Collectives& control = *s.axes.control;
+  CommitParts parts;
+  std::string text;
+  // What cannot be written down is told before anything is written.
+  const auto describe = [&] {
+    text = text_of_items(items);
+    parts = parts_of(s);
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(share_status(control, "commit begun", status_from(describe)));
+  TESSERA_ASSIGN_OR_RETURN(parts[kItems], broadcast_string(control, "commit's items", text, 0));
+  TESSERA_RETURN_IF_ERROR(write_commit(s, parts));
+  // A first commit that is alone looks like one that was under way when its run was killed, which the next run forgets. So there are
+  // two of it.
+  return s.durable->last()->generation == 1 ? write_commit(s, parts) : absl::OkStatus();
+}
+
+}  // namespace
+
+void EngineCheckpoints::expect_durable(const char* call) const {
+  expect(s_.durable != nullptr, call, " without \"durable\" in the strategy: set durable.every and durable.dir");
+  expect(s_.microbatch == 0, call, " between backward and step: call step() or zero_grad() first");
+  s_.expect_weights(call);
+  expect(s_.open_guards == 0, call, " under a Gathered guard: close that guard first");
+}
+
+std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
+  if (!s_.durable || !s_.durable->last() || s_.durable->is_resumed()) return std::nullopt;
+  return s_.durable->last()->step;
+}
+
+bool EngineCheckpoints::commit(const CheckpointItems& items) {
+  expect_durable("commit_durable");
+  expect(s_.durable->is_resumed(), "commit_durable: durable.dir ", s_.durable->folder(), " holds step ",
+         s_.durable->last() ? s_.durable->last()->step : 0,
+         " of an earlier run, from which this run did not go on. hint: call resume_durable before the first step; or "
+         "remove the folder on every host");
+  expect(!s_.half_loaded, "commit_durable after a load failed half-way: the values are of no one step");
+  if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
+  const Span span("commit");
+  throw_if_error(s_.or_abort("commit_durable", [&] {
+    s_.expect_parameters();
+    return commit_step(s_, items);
+  }));
+  return true;
+}
+
+std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
+  expect_durable("resume_durable");
+  if (!s_.durable->last()) return std::nullopt;
+  expect(!s_.durable->is_resumed(), "resume_durable after this run's first commit, or twice");
+  finish();
+  return value_or_throw(s_.or_abort("resume_durable", [&]() -> absl::StatusOr<LoadedCheckpoint> {
+    s_.expect_parameters();
+    Resume resume(s_, *s_.durable->last());
+    for (auto& unit : s_.units) {
+      if (unit->residency()) unit->residency()->drop(*unit);
+    }
+    // No rank may be reading parts that others write.
+    TESSERA_RETURN_IF_ERROR(share_status(*s_.axes.control, "commit found", absl::OkStatus()));
+    s_.half_loaded = true;
+    TESSERA_RETURN_IF_ERROR(
+        share_status(*s_.axes.control, "commit brought back", status_from([&] { return resume.apply(); })));
+    LoadedCheckpoint loaded = resume.finish();
+    s_.half_loaded = false;
+    if (s_.mesh.rank() != 0) return loaded;
+    log_info("goes on from " + loaded.path + ", after step " + std::to_string(loaded.step));
+    for (const std::string& inexact : loaded.inexact) log_warning(loaded.path + ": " + inexact);
+    return loaded;
+  }));
+}
+
+bool commit_durable(Engine& engine, const CheckpointItems& items) { return EngineCheckpoints(engine).commit(items); }
+
+std::optional<LoadedCheckpoint> resume_durable(Engine& engine) { return EngineCheckpoints(engine).resume_durable(); }
+
+}  // namespace tessera

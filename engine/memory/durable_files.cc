@@ -1,0 +1,277 @@
+#include "engine/memory/durable_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/hash.h"
+#include "engine/memory/training_memory.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kImage = "memory";
+constexpr const char* kWeights = "weights";
+constexpr const char* kAbout = "about";
+
+/// What people tell runs apart by.
+std::string about_run(const PlanInput& input) {
+  return c10::str(input.mesh.world_size(), input.mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ",
+                  input.mesh.replicate_size, " x ", input.mesh.shard_size, ", ", input.units.size(), " units");
+}
+
+/// The same text however it was written: names of files are made from it.
+std::string folder_of(const std::string& dir) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(dir), error);
+  if (error) path = std::filesystem::absolute(dir).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).string();
+}
+
+/// One commit as ranks tell each other of it.
+nlohmann::json brief(const Commit& commit) { return {commit.generation, commit.run, commit.step, commit.layout}; }
+
+bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
+  return std::ranges::any_of(
+      commits, [&](const nlohmann::json& each) { return each.at(0) == commit.at(0) && each.at(1) == commit.at(1); });
+}
+
+std::string words_of(const nlohmann::json& commits) {
+  std::string text;
+  for (const nlohmann::json& commit : commits)
+    text += (text.empty() ? "" : " and ") + std::to_string(commit.at(2).get<std::int64_t>());
+  return text.empty() ? "none" : "step " + text;
+}
+
+}  // namespace
+
+DurableFiles::DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank)
+    : folder_(folder_of(config.dir)),
+      rank_(rank),
+      who_("rank " + std::to_string(rank)),
+      layout_(checkpoint_hash(layout)),
+      about_(about_run(plan.input())) {
+  scratch_stem_ = c10::str("tessera-durable-", hash_text(checkpoint_hash(folder_)), "-rank-", rank);
+}
+
+absl::StatusOr<std::string> DurableFiles::look() {
+  TESSERA_ASSIGN_OR_RETURN(log_, CommitLog::open(folder_, rank_, who_));
+  TESSERA_ASSIGN_OR_RETURN(found_, log_->read());
+  nlohmann::json told = {{"commits", nlohmann::json::array()}};
+  for (const Commit& commit : found_) {
+    told["commits"].push_back(brief(commit));
+    const auto about = commit.parts.find(kAbout);
+    if (about != commit.parts.end()) told["about"] = about->second;
+  }
+  if (rank_ == 0) told["run"] = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
+  told["layout"] = layout_;
+  return told.dump();
+}
+
+absl::Status DurableFiles::forget_later() {
+  for (const Commit& commit : found_) {
+    if (!last_ || commit.generation > last_->generation) TESSERA_RETURN_IF_ERROR(log_->remove(commit.generation));
+  }
+  found_.clear();
+  is_resumed_ = !last_;
+  return absl::OkStatus();
+}
+
+void DurableFiles::choose(const std::vector<std::string>& held) {
+  std::vector<nlohmann::json> ranks;
+  for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
+  run_ = ranks[0].at("run").get<std::uint64_t>();
+  const nlohmann::json* common = nullptr;
+  bool is_first =
+      true;  // at most the first commit of a folder was under way: it is made twice, so it is not alone for long
+  for (const nlohmann::json& rank : ranks) {
+    for (const nlohmann::json& commit : rank.at("commits")) is_first = is_first && commit.at(0) == 1;
+  }
+  for (const nlohmann::json& commit : ranks[0].at("commits")) {
+    const bool on_all =
+        std::ranges::all_of(ranks, [&](const nlohmann::json& rank) { return is_held(rank.at("commits"), commit); });
+    if (on_all) common = &commit;  // the newest is the last
+  }
+  for (std::size_t rank = 0; common && rank < ranks.size(); ++rank) {
+    const auto& commits = ranks[rank].at("commits");
+    const auto same =
+        std::ranges::find_if(commits, [&](const nlohmann::json& commit) { return commit.at(0) == common->at(0); });
+    if (same->at(3) == ranks[rank].at("layout")) continue;
+    throw Error(
+        ExitCode::kCorruptData,
+        c10::str("durable.dir ", folder_, " holds step ", common->at(2).get<std::int64_t>(), " of a run of ",
+                 ranks[rank].value("about", std::string("another kind")), "; this run is of ", about_,
+                 ", and its model, strategy or number of ranks is another one. hint: take the model, strategy and "
+                 "ranks of that run; or name another folder, and load a checkpoint, which any run can"));
+  }
+  if (!common && !is_first) {
+    std::string text = "durable.dir " + folder_ + ": there is no step that all ranks hold:";
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      text += c10::str(rank > 0 ? "," : "", " rank ", rank, " has ", words_of(ranks[rank].at("commits")));
+    throw Error(ExitCode::kNoInput,
+                text +
+                    ". hint: are these the same hosts, disks and number of ranks as before? To begin "
+                    "anew, remove the folder on every host");
+  }
+  if (!common) return;
+  for (Commit& commit : found_) {
+    if (commit.generation == common->at(0).get<std::int64_t>()) last_ = commit;
+  }
+}
+
+std::optional<std::vector<double>> DurableFiles::weights() const {
+  if (!last_) return std::nullopt;
+  const auto part = last_->parts.find(kWeights);
+  if (part == last_->parts.end()) return std::nullopt;
+  return nlohmann::json::parse(part->second).get<std::vector<double>>();
+}
+
+void DurableFiles::use_weights(const std::vector<double>& weights) { weights_ = weights; }
+
+void DurableFiles::protect(StateRecords& records, const std::string& kind) const {
+  if (!last_) return;
+  const auto part = last_->parts.find(kind);
+  records.between_passes([&](DurableTier& tier) {
+    throw_if_error(tier.protect(part == last_->parts.end() ? std::string_view() : std::string_view(part->second)));
+  });
+}
+
+void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
+                               const std::vector<std::unique_ptr<Unit>>& units) {
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) {
+      const std::int64_t bytes = group->parameter_chunks.before_records() * group->element_bytes();
+      if (bytes > 0) pieces_.push_back({group->shard, static_cast<std::size_t>(bytes)});
+    }
+  }
+  for (const Arena* arena : {&memory.masters, &memory.optimizer}) {
+    if (arena->taken() > 0) pieces_.push_back({arena->data(), static_cast<std::size_t>(arena->taken())});
+  }
+  if (memory.parameter_records) kinds_.push_back({"parameters", memory.parameter_records});
+  if (memory.state_records) kinds_.push_back({"states", memory.state_records});
+  for (const Kind& kind : kinds_) {
+    kind.records->between_passes([&](DurableTier& tier) {
+      if (!tier.in_memory().empty()) pieces_.push_back(tier.in_memory());
+    });
+  }
+  std::int64_t bytes = 0;
+  for (const std::span<std::byte> piece : pieces_) bytes += static_cast<std::int64_t>(piece.size());
+  TORCH_INTERNAL_ASSERT(bytes == plan.image_bytes(), "what a commit writes departs from the plan");
+  const RecordPool& pool = plan.image_records();
+  if (pool.records == 0) return;  // all lies below memory
+  FileTierOptions options;
+  options.who = who_ + " durable.dir";
+  options.records = pool.records;
+  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  for (std::int64_t left = bytes; left > 0; left -= pool.record_bytes)
+    options.sizes.push_back(static_cast<std::size_t>(std::min(left, pool.record_bytes)));
+  options.paths = {{folder_}};
+  options.durable = std::filesystem::path(log_->stem()).filename().string() + "." + kImage;
+  options.read_ahead = options.write_behind = static_cast<int>(plan.input().offload.queue_depth);
+  options.durable_is_there = last_.has_value();
+  options.io.any_thread = true;  // as all records
+  image_record_bytes_ = pool.record_bytes;
+  image_ = value_or_throw(FileTier::create(options));
+  if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
+}
+
+/// Calls `body(tier, kind)`; throws what it returns.
+template <class Body>
+void DurableFiles::for_each_tier(const Body& body) {
+  if (image_) throw_if_error(body(static_cast<DurableTier&>(*image_), std::string(kImage)));
+  for (const Kind& kind : kinds_) {
+    kind.records->between_passes([&](DurableTier& tier) { throw_if_error(body(tier, kind.name)); });
+  }
+}
+
+/// Calls `copy(in the record, in a piece, bytes)` for all of the image from `offset` on that a record has.
+template <class Copy>
+void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
+  auto skip = static_cast<std::size_t>(offset);
+  std::size_t done = 0;
+  for (const std::span<std::byte> piece : pieces_) {
+    if (skip >= piece.size()) {
+      skip -= piece.size();
+      continue;
+    }
+    const std::size_t bytes = std::min(piece.size() - skip, record.size() - done);
+    copy(record.data() + done, piece.data() + skip, bytes);
+    skip = 0;
+    done += bytes;
+    if (done == record.size()) return;
+  }
+}
+
+absl::Status DurableFiles::write_image() {
+  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get_to_overwrite(i));
+    copy_piecewise(i * image_record_bytes_, record,
+                   [](std::byte* in_record, const std::byte* in_piece, std::size_t bytes) {
+                     std::memcpy(in_record, in_piece, bytes);
+                   });
+    TESSERA_RETURN_IF_ERROR(image_->put_if_changed(i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DurableFiles::read_image() {
+  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get(i));
+    for (std::int64_t ahead = i + 1; ahead < image_->num_records() && ahead <= i + 4; ++ahead) image_->fetch(ahead);
+    copy_piecewise(i * image_record_bytes_, record,
+                   [](const std::byte* in_record, std::byte* in_piece, std::size_t bytes) {
+                     std::memcpy(in_piece, in_record, bytes);
+                   });
+    TESSERA_RETURN_IF_ERROR(image_->release(i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DurableFiles::write(std::int64_t step, std::map<std::string, std::string> parts) {
+  next_ = Commit{last_ ? last_->generation + 1 : 1, run_, step, layout_, std::move(parts)};
+  next_->parts[kAbout] = about_;
+  next_->parts[kWeights] = nlohmann::json(weights_).dump();
+  TESSERA_RETURN_IF_ERROR(write_image());
+  for_each_tier([&](DurableTier& tier, const std::string& kind) {
+    TESSERA_RETURN_IF_ERROR(tier.sync());
+    next_->parts[kind] = tier.where();
+    return absl::OkStatus();
+  });
+  return log_->write(*next_);
+}
+
+absl::Status DurableFiles::take_back() {
+  if (!next_) return absl::OkStatus();  // `write` has not come so far
+  return log_->remove(std::exchange(next_, std::nullopt)->generation);
+}
+
+void DurableFiles::enter_forked_process() {
+  if (log_) log_->forget_lock();
+}
+
+void DurableFiles::committed() {
+  for_each_tier([](DurableTier& tier, const std::string&) {
+    tier.committed();
+    return absl::OkStatus();
+  });
+  last_ = std::move(next_);
+  next_.reset();
+  // The tables are on the disk, and are needed from there alone.
+  last_->parts.clear();
+  is_resumed_ = true;
+}
+
+absl::Status DurableFiles::bring_back() {
+  for_each_tier([&](DurableTier& tier, const std::string& kind) { return tier.return_to(last_->parts[kind]); });
+  TESSERA_RETURN_IF_ERROR(read_image());
+  is_resumed_ = true;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

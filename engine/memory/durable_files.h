@@ -1,0 +1,111 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit.h"
+#include "checkpoint/commit_log.h"
+#include "engine/memory/state_records.h"
+#include "offload/file_tier.h"
+#include "sharding/layout/memory_plan.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+struct TrainingMemory;
+
+/// What says which bytes of a rank's memory and records are whose: of runs where it is the same, one can go on with the other's commits.
+std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                           const torch::nn::Module& module, const Strategy& strategy);
+
+/// The files of this rank's commits (DurableConfig). Of training state that lies in memory a commit writes all, to its place in
+/// `rank-00000.memory`; of records below memory it says where they are. Either has two places, of which the last commit has one.
+///
+/// A commit counts when the log of every rank has it: `write` on all ranks, a meeting, then `committed` on all of them. Until then
+/// the one before it is untouched.
+class DurableFiles {
+ public:
+  /// Opens nothing yet: see open_durable (engine/open_durable.h).
+  DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
+
+  // How the last commit is found, which all ranks do alike:
+  /// First: the commits of this rank, as text. Errors: those of CommitLog.
+  absl::StatusOr<std::string> look();
+  /// With what every rank said: takes the last commit that all have. Throws tessera::Error, the same on every rank: 65 it is of another
+  /// model, strategy or number of ranks; 66 a rank has lost its own.
+  void choose(const std::vector<std::string>& held);
+  /// Last: removes later commits, which some ranks lack.
+  absl::Status forget_later();
+
+  /// Of this run or, before its first, of the one before; null where there is none.
+  const Commit* last() const { return last_ ? &*last_ : nullptr; }
+  const std::string& folder() const { return folder_; }
+  /// In a process that was forked from a rank: files and lock are the rank's. Nothing else may be called any more.
+  void enter_forked_process();
+  /// The run has gone on from the last commit, or there was none.
+  bool is_resumed() const { return is_resumed_; }
+
+  /// The name, in each directory of offload.paths, of the files of records of a kind.
+  std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
+  /// Of those directories, as they were for the last commit; nothing where there is none.
+  std::optional<std::vector<double>> weights() const;
+  void use_weights(const std::vector<double>& weights);
+  /// Keeps what the last commit says of records of a kind; before anything is put there.
+  void protect(StateRecords& records, const std::string& kind) const;
+
+  /// Makes the file for what lies in memory, once all of that has its place.
+  void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
+                   const std::vector<std::unique_ptr<Unit>>& units);
+  std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
+
+  /// Writes a commit of `step`; `parts`: what it holds beside training state. Errors: 74 and those of CommitLog::write.
+  absl::Status write(std::int64_t step, std::map<std::string, std::string> parts);
+  /// After `write` failed on some rank, or was not called: the commit is gone from this rank's disk.
+  absl::Status take_back();
+  /// After it succeeded on all.
+  void committed();
+
+  /// Training state is the last commit's. Errors: 65 a record came back with other bytes; 74.
+  absl::Status bring_back();
+
+ private:
+  struct Kind {
+    std::string name;
+    std::shared_ptr<StateRecords> records;
+  };
+  template <class Body>
+  void for_each_tier(const Body& body);
+  absl::Status write_image();
+  absl::Status read_image();
+  template <class Copy>
+  void copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const;
+
+  const std::string folder_;
+  const int rank_;
+  const std::string who_;
+  const std::uint64_t layout_;
+  std::uint64_t run_ = 0;
+  std::unique_ptr<CommitLog> log_;
+  std::vector<Commit> found_;
+  std::optional<Commit> last_, next_;
+  std::vector<double> weights_;
+  bool is_resumed_ = false;
+  std::string scratch_stem_, about_;
+  std::vector<std::span<std::byte>> pieces_;  ///< of the image, one behind the other
+  std::unique_ptr<FileTier> image_;
+  std::int64_t image_record_bytes_ = 0;
+  std::vector<Kind> kinds_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include <torch/nn/module.h>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/memory/durable_files.h"
+
+namespace tessera {
+namespace {
+
+nlohmann::json layout_of(const FlatGroup& group) {
+  nlohmann::json json = {{"dtype", name_of(group.dtype)}, {"trains", group.trainable}, {"numel", group.layout.numel()}};
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    const FlatParameter& parameter = group.parameters[i];
+    const Extent place = group.layout.extent(i);
+    json["parameters"].push_back({parameter.name, parameter.sizes, parameter.number, place.offset, place.numel});
+    for_each_tensor_state(group, i, [&](const TensorState& state, Extent lies) {
+      json["tensor_states"].push_back({state.name, state.sizes, lies.offset});
+    });
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                           const torch::nn::Module& module, const Strategy& strategy) {
+  const PlanInput& input = plan.input();
+  const auto axes = [](AxisPlacement placement) { return nlohmann::json{placement.shard, placement.replicate}; };
+  const auto share = [](const OffloadedState& state) {
+    return nlohmann::json(state.tier == Tier::kNvme ? state.fraction : 0.0);
+  };
+  const auto formats = [](const StateFormats& states) {
+    nlohmann::json json = nlohmann::json::array();
+    for (const StateDType state : states) json.push_back(static_cast<int>(state));
+    return json;
+  };
+  nlohmann::json json = {
+      {"mesh", {input.mesh.replicate_size, input.mesh.shard_size, input.mesh.replicate_index, input.mesh.shard_index}},
+      {"placement",
+       {axes(input.placement.parameters), axes(input.placement.gradients), axes(input.placement.optimizer)}},
+      {"in_place", {input.placement.keep_gathered, input.placement.shared}},
+      {"master", static_cast<int>(input.master)},
+      {"states", {formats(input.states), formats(input.matrix_states)}},
+      {"below", {share(input.offload.parameters), share(input.offload.masters), share(input.offload.moments)}},
+      {"records", {input.offload.record_bytes, input.offload.cache_bytes}},
+      {"optimizer", {name_of(strategy.optimizer.type), strategy.ema.decay > 0}},
+      {"directories", strategy.offload.paths}};
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));
+  }
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (buffer.defined())
+      json["buffers"].push_back({item.key(), static_cast<int>(buffer.scalar_type()), buffer.sizes().vec()});
+  }
+  return json.dump();
+}
+
+}  // namespace tessera

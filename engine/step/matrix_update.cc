@@ -1,0 +1,92 @@
+#include "engine/step/matrix_update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/memory/state_views.h"
+#include "engine/step/orthogonalize.h"
+#include "optim/scaled_gradient.h"
+
+namespace tessera {
+namespace {
+
+/// What an orthogonal matrix is multiplied by.
+float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
+  const auto rows = static_cast<double>(parameter.sizes[0]), columns = static_cast<double>(parameter.sizes[1]);
+  const bool is_original = muon.adjust_lr == MuonLrAdjustment::kOriginal;
+  return static_cast<float>(is_original ? std::sqrt(std::max(1.0, rows / columns))
+                                        : 0.2 * std::sqrt(std::max(rows, columns)));
+}
+
+}  // namespace
+
+MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                           const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory,
+                           std::shared_ptr<const TensorRule> rule)
+    : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), rule_(std::move(rule)) {
+  const auto add = [&](const OptimizerConfig& config) {
+    weight_decays_.push_back(config.weight_decay);
+    if (rule_) {
+      assigners_.push_back(std::make_unique<MasterAssigner>(config, strategy.ema));
+    } else {
+      directions_.push_back(std::make_unique<MuonOptimizer>(config, strategy.ema));
+    }
+  };
+  add(strategy.optimizer);
+  for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
+  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world);
+}
+
+void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
+                                   std::size_t config) const {
+  directions_[config + 1]->direction(scalars, slice, gradients_of(group, slice));
+}
+
+const Optimizer& MatrixUpdate::optimizer_of(std::size_t config) const {
+  if (rule_) return *assigners_[config + 1];
+  return *directions_[config + 1];
+}
+
+void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of) {
+  const DealtMatrix* const first = deal_.matrices().data();
+  for (const MatrixBatch& batch : deal_.batches()) {
+    exchange_->run(batch, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
+      const Numbers numbers = numbers_of(static_cast<std::size_t>(&matrix - first));
+      if (numbers.is_used) compute(matrix, whole, numbers);
+    });
+  }
+}
+
+void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
+  if (rule_) return apply_rule(matrix, whole, numbers);
+  orthogonalize_matrix(matrix, units_[matrix.unit]->groups[matrix.group]->parameters[matrix.tensor], whole);
+}
+
+void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter,
+                                        const WholeMatrix& whole) const {
+  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work);
+  const float factor = factor_of(muon_, parameter);
+  for (float& x : whole.gradient) x *= factor;
+}
+
+void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
+  const FlatGroup& group = *units_[matrix.unit]->groups[matrix.group];
+  const FlatParameter& parameter = group.parameters[matrix.tensor];
+  const StepScalars& scalars = numbers.scalars;
+  for (float& g : whole.gradient) g = scaled_gradient(g, scalars.gradient_scale, scalars.clip_value);
+  WholeTensor tensor{parameter, whole.masters, whole.gradient, {}, {}, numbers.lr, 0, scalars.step};
+  tensor.weight_decay = weight_decays_[parameter.group + 1];
+  if (!group.tensor_states.empty()) {
+    const std::size_t begin = group.tensor_states.first[matrix.tensor];
+    const std::size_t count = group.tensor_states.first[matrix.tensor + 1] - begin;
+    tensor.state_shapes = std::span(group.tensor_state_shapes).subspan(begin, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Extent place = group.tensor_states.layout.extent(begin + i);
+      tensor.states[i] = whole.states.subspan(static_cast<std::size_t>(place.offset - matrix.states.offset),
+                                              static_cast<std::size_t>(place.numel));
+    }
+  }
+  rule_->update(tensor);
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/memory/training_memory.h"
+#include "engine/step/matrix_exchange.h"
+#include "engine/step/tensor_rule.h"
+#include "optim/muon_optimizer.h"
+#include "optim/optimizer.h"
+
+namespace tessera {
+
+/// Updates of whole matrices, by Muon or by a TensorRule. What happens to each element by itself, before the matrices are exchanged and
+/// after, is a pass of Update's.
+class MatrixUpdate {
+ public:
+  /// `rule`: null under muon.
+  MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
+               const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule);
+
+  /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
+  bool makes_directions() const { return !rule_; }
+  void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
+                       std::size_t config) const;
+
+  /// One matrix's numbers in a step.
+  struct Numbers {
+    bool is_used = true;  ///< false: nothing becomes of it
+    StepScalars scalars;
+    double lr = 0;  ///< that of the scalars, not rounded
+  };
+  /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `numbers_of(i)`: of
+  /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. Throws tessera::Error, and what a program's rule throws.
+  void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of);
+
+  /// Takes in what came back. `config`: FlatParameter::group.
+  const Optimizer& optimizer_of(std::size_t config) const;
+
+  /// Spent in exchanges so far.
+  double seconds() const { return exchange_->seconds(); }
+
+ private:
+  void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+  void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
+  void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
+
+  const std::vector<std::unique_ptr<Unit>>& units_;
+  const MatrixDeal& deal_;
+  const MuonConfig muon_;
+  const std::shared_ptr<const TensorRule> rule_;
+  // Of what is in no group, then of each group; of the first two, one is empty.
+  std::vector<std::unique_ptr<MuonOptimizer>> directions_;
+  std::vector<std::unique_ptr<MasterAssigner>> assigners_;
+  std::vector<double> weight_decays_;
+  std::optional<MatrixExchange> exchange_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sharding/unit.h"
+#include "tessera/own_rules.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// A tensor in whole, in the memory of its owner. Elements lie as in the parameter's memory (FlatParameter::strides).
+struct WholeTensor {
+  const FlatParameter& parameter;
+  std::span<float> masters;                                           ///< updated in place
+  std::span<float> gradient;                                          ///< scaled and clipped; may be overwritten
+  std::span<const TensorState> state_shapes;                          ///< what TensorRule::states_of said
+  std::array<std::span<float>, MatrixOptimizer::kMostStates> states;  ///< of these shapes; updated in place
+  double lr = 0, weight_decay = 0;
+  std::int64_t step = 1;  ///< of this tensor, with this one
+};
+
+/// An update rule that looks at all of a tensor at a time. One thread at a time.
+class TensorRule {
+ public:
+  virtual ~TensorRule() = default;
+  /// What is kept of a tensor: at most MatrixOptimizer::kMostStates. Throws tessera::Error (64) for a program's mistake.
+  virtual std::vector<TensorState> states_of(const FlatParameter& parameter) const = 0;
+  virtual void update(const WholeTensor& tensor) const = 0;
+};
+
+/// Of adafactor and own_matrix; null for other types.
+std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules);
+
+/// Writes FlatGroup::tensor_states and tensor_state_shapes of all groups of matrices, for `parts` equal parts. `rule` may be null.
+void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const TensorRule* rule, int parts);
+
+}  // namespace tessera

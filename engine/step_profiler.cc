@@ -1,0 +1,111 @@
+#include "engine/step_profiler.h"
+
+#include <algorithm>
+
+#include "engine/engine_checkpoints.h"
+#include "engine/engine_state.h"
+#include "engine/expect.h"
+
+namespace tessera {
+namespace {
+
+using Event = UseTimes::Event;
+
+double seconds(UseTimes::Clock::time_point begin, UseTimes::Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+bool is_alike(const std::vector<ProfileEntry>& a, const std::vector<ProfileEntry>& b) {
+  return std::ranges::equal(
+      a, b, [](const ProfileEntry& x, const ProfileEntry& y) { return x.unit == y.unit && x.pass == y.pass; });
+}
+
+}  // namespace
+
+StepProfiler::StepProfiler(Engine& engine)
+    : engine_(engine), had_watch_(EngineCheckpoints(engine).state().watch.has_value()) {
+  auto& s = EngineCheckpoints(engine).state();
+  expect(s.mesh.world_size() == 1, "a profile of ", s.mesh.world_size(),
+         " ranks: it is what a rank alone computes. hint: start one rank");
+  expect(!s.accelerator.device.is_queued,
+         "a profile of a GPU, whose operators end later than they return, is not built");
+  expect(!s.residency, "a profile with parameters on disk: leave \"offload\": {\"parameters\": ...} out");
+  for (auto& unit : s.units) unit->use_log = &*s.log;
+  s.log->time_uses(&times_);
+  s.use_times = &times_;
+  if (!s.watch) s.watch.emplace();
+}
+
+StepProfiler::~StepProfiler() {
+  auto& s = EngineCheckpoints(engine_).state();
+  s.use_times = nullptr;
+  s.log->time_uses(nullptr);
+  if (had_watch_) return;
+  s.watch.reset();
+  for (auto& unit : s.units) unit->use_log = nullptr;
+}
+
+/// [begin, end): from a forward's first use of a unit to the end of the backward, whose mark is at `end`.
+StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t begin, std::size_t end) const {
+  const auto& s = EngineCheckpoints(engine_).state();
+  Round round;
+  RoundPass pass = RoundPass::kForward;
+  UseTimes::Clock::time_point from = entries[begin].at;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (entries[i].event == Event::kBackward) {
+      pass = RoundPass::kBackward;
+      from = entries[i].at;  // the loss belongs to the unit that backward begins with
+      continue;
+    }
+    const UseTimes::Clock::time_point until = entries[i + 1].at;
+    round.entries.push_back({s.units[static_cast<std::size_t>(entries[i].unit)]->name, pass, seconds(from, until)});
+    from = until;
+  }
+  return round;
+}
+
+void StepProfiler::end_step(bool counts) {
+  const Entries entries = times_.take();
+  if (!counts || entries.empty()) return;
+  double working = 0, update = 0;
+  std::size_t begin = entries.size(), step = 0;  // of the round under way: none; and of the step's end
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].event == Event::kUse && begin == entries.size()) begin = i;
+    if (entries[i].event == Event::kBackwardEnd && begin < i) {
+      working += seconds(entries[begin].at, entries[i].at);
+      rounds_.push_back(round_of(entries, begin, i));
+    }
+    if (entries[i].event == Event::kStep) step = i;
+    if (entries[i].event == Event::kStepEnd) update = seconds(entries[step].at, entries[i].at);
+    if (entries[i].event != Event::kUse && entries[i].event != Event::kBackward) begin = entries.size();
+  }
+  updates_.push_back(update);
+  rests_.push_back(std::max(0.0, EngineCheckpoints(engine_).state().last_step_seconds - working - update));
+}
+
+StepProfile StepProfiler::profile() const {
+  expect(!rounds_.empty(), "a profile of no step: train two steps at least");
+  const auto& s = EngineCheckpoints(engine_).state();
+  StepProfile profile;
+  profile.entries = rounds_.back().entries;
+  for (std::size_t i = 0; i < profile.entries.size(); ++i) {
+    std::vector<double> all;
+    for (const Round& round : rounds_) {
+      if (is_alike(round.entries, rounds_.back().entries)) all.push_back(round.entries[i].seconds);
+    }
+    profile.entries[i].seconds = median(all);
+  }
+  profile.update_seconds = median(updates_);
+  profile.rest_seconds = median(rests_);
+  for_each_trainable(s.units, [&](const FlatGroup& group) { profile.updated_elements += group.optimizer_part.numel; });
+  return profile;
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sharding/timing/step_profile.h"
+#include "sharding/use_times.h"
+#include "tessera/engine.h"
+
+namespace tessera {
+
+/// Times what a rank alone computes with each unit, for the prediction of steps of many ranks. Watches operators, which costs some
+/// microseconds each.
+class StepProfiler {
+ public:
+  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: there a unit's time is not its own.
+  explicit StepProfiler(Engine& engine);
+  ~StepProfiler();
+  StepProfiler(const StepProfiler&) = delete;
+  StepProfiler& operator=(const StepProfiler&) = delete;
+
+  /// After each step. The first one of a run is best left out (`counts` false).
+  void end_step(bool counts = true);
+  /// Medians over the steps that counted. Of microbatches, those count whose units are used in the order of the last one's. Throws
+  /// tessera::Error (64) where no step counted.
+  StepProfile profile() const;
+
+ private:
+  struct Round {
+    std::vector<ProfileEntry> entries;
+  };
+  using Entries = std::vector<UseTimes::Entry>;
+
+  Round round_of(const Entries& entries, std::size_t begin, std::size_t end) const;
+
+  Engine& engine_;
+  UseTimes times_;
+  const bool had_watch_;
+  std::vector<Round> rounds_;
+  std::vector<double> updates_, rests_;  ///< seconds of each step
+};
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <optional>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+class Engine;
+
+/// With `"durable": {"every": K, "dir": D}` in the strategy: every K steps, all that training goes on from is on this host's disk, and a
+/// run that ended at any moment, by kill -9 or a power loss too, goes on from the last such step, bit for bit.
+///
+///   const auto resumed = tessera::resume_durable(engine);   // in every run, before its first step
+///   if (resumed) batches.resume(*resumed->items.data);
+///   for (...) {
+///     ... engine.backward(loss);
+///     engine.step();
+///     tessera::commit_durable(engine, {.data = batches.cursor()});   // after every step: does something after each K-th
+///   }
+///
+/// What lies on disk anyway (`"offload"`) is not written again: a commit says where it is, and until the next one it is not overwritten,
+/// for which it has a second place. What lies in memory is written to D. A commit holds what a checkpoint holds (save_checkpoint), in the
+/// form that training has it: it is for the same model, strategy and number of ranks, on the same hosts. A checkpoint loads anywhere.
+///
+/// What changes in the strategy from run to run without a word: learning rate, schedule, weight decay, clipping and the like come from
+/// the new one, as with a checkpoint; rates set by hand, and a dynamic loss scale, from the commit.
+///
+/// Each rank has files of its own in D, rank-NNNNN.*, and `tessera-durable-*` in the directories of offload.paths.
+
+/// After each `every`-th step (StepResult::step) writes a commit, and waits until it is on the disk of all ranks; else does nothing.
+/// Returns whether it wrote one. `items`: rank 0's count, and every rank gets them back.
+///
+/// Collective; between steps. Errors, the same on every rank: 64 as save_checkpoint, and where D holds a step of an earlier run from which
+/// this run did not go on; 73, 74, 77 where a file cannot be written. Then the commit before it stays the last one; where it was a write or
+/// a sync that failed, so do all later ones of this run.
+bool commit_durable(Engine& engine, const CheckpointItems& items = {});
+
+/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates set by hand, buffers, LibTorch's
+/// generator, and the items. Nothing where D holds none. LoadedCheckpoint::path is D.
+///
+/// Collective; before this run's first commit. Errors, the same on every rank: 64 out of turn, or without `"durable"`; 65 a file is
+/// damaged; 74 one cannot be read.
+std::optional<LoadedCheckpoint> resume_durable(Engine& engine);
+
+}  // namespace tessera

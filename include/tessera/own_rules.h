@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/comm_hook.h"
+#include "tessera/elementwise_optimizer.h"
+#include "tessera/matrix_optimizer.h"
+
+namespace tessera {
+
+/// What a program does by rules of its own. What is null, Tessera does by the rules that the strategy names.
+struct OwnRules {
+  std::shared_ptr<const ElementwiseOptimizer> elements = {};  ///< with optimizer.type "own"
+  std::shared_ptr<const MatrixOptimizer> matrices = {};       ///< with optimizer.type "own_matrix"
+  std::shared_ptr<CommHook> comm_hook = {};                   ///< with compression.hook true
+
+  /// One alone.
+  template <class Rule>
+  static OwnRules of(std::shared_ptr<Rule> rule) {
+    OwnRules rules;
+    if constexpr (std::is_convertible_v<Rule*, const ElementwiseOptimizer*>) {
+      rules.elements = std::move(rule);
+    } else if constexpr (std::is_convertible_v<Rule*, const MatrixOptimizer*>) {
+      rules.matrices = std::move(rule);
+    } else {
+      static_assert(std::is_convertible_v<Rule*, CommHook*>,
+                    "an Engine takes an ElementwiseOptimizer, a MatrixOptimizer or a CommHook");
+      rules.comm_hook = std::move(rule);
+    }
+    return rules;
+  }
+};
+
+}  // namespace tessera

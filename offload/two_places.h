@@ -1,0 +1,53 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "offload/table.h"
+
+namespace tessera {
+
+/// Which of its two places on disk each of some records is at, so that what a commit says is never overwritten before the next
+/// commit: a record that is written for the first time after a commit goes to its other place, and stays there until the next one.
+///
+/// `text` is all that has to be known of the records to find them again: of each, one byte (bit 0 its place, bit 1 whether it was
+/// ever written) and its checksum in eight bytes, the lowest first.
+class TwoPlaces {
+ public:
+  static constexpr std::size_t kTextBytes = 9;  ///< a record
+
+  TwoPlaces() = default;
+  static absl::StatusOr<TwoPlaces> make(std::size_t records, const std::string& who);
+  static constexpr std::size_t occupied_bytes(std::size_t records) { return Table<State>::occupied_bytes(records); }
+
+  /// 0 or 1: where the record's latest value is.
+  int place(std::size_t record) const { return states_[record].latest; }
+  /// Where its next value goes, which is its latest from then on.
+  int place_to_write(std::size_t record);
+  /// The latest values are those of the commit.
+  void commit();
+
+  /// `text`: of a commit. Its places are not written before the next one. What records hold is another matter.
+  absl::Status protect(std::string_view text);
+  std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
+  /// The latest values are those of the commit that `text` is of.
+  absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,
+                         const Table<std::uint64_t>& checksums);
+
+  std::size_t bytes() const { return states_.bytes(); }
+
+ private:
+  struct State {
+    std::uint8_t latest, committed, is_committed, is_written;
+  };
+  absl::Status check(std::string_view text) const;
+
+  Table<State> states_;
+};
+
+}  // namespace tessera

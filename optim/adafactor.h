@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// A tensor whose last two dimensions are `rows` and `columns`, and `matrices` the others' product. Elements lie row by row.
+struct AdafactorTensor {
+  std::int64_t matrices = 1, rows = 1, columns = 0;
+  std::span<float> parameter;  ///< [matrices * rows * columns]
+  std::span<float> gradient;   ///< likewise; overwritten
+  /// States, zeros before the first step: running means of the squares of each row and of each column ...
+  std::span<float> row_var;  ///< [matrices * rows]
+  std::span<float> col_var;  ///< [matrices * columns]
+  /// ... or, of tensors of less than two dimensions, of each element. Then `row_var` and `col_var` are empty.
+  std::span<float> variance;
+};
+
+/// One tensor's numbers in a step.
+struct AdafactorStep {
+  double lr = 0, weight_decay = 0;
+  std::int64_t step = 1;  ///< with this one
+};
+
+/// Adafactor (Shazeer and Stern, arXiv 1804.04235), as `torch.optim.Adafactor` has it with its `eps1` left out:
+///
+///   w = step^beta2_decay
+///   r = r + w (mean over columns of g^2 - r),   c = c + w (mean over rows of g^2 - c)
+///   v = r c^T / max(mean(r), eps),   or of vectors v = v + w (g^2 - v)
+///   u = g / sqrt(max(v, eps^2)),     eps = 2^-23
+///   p = (1 - lr weight_decay) p - u max(min_rms, rms(p)) min(lr, 1 / sqrt(step)) / max(1, rms(u) / clip_threshold)
+///
+/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and machine. Takes nothing
+/// from the heap. Safe to use from many threads at once, on different tensors.
+void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor);
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+#include "optim/rule_optimizer.h"
+
+namespace tessera {
+
+/// SGD without momentum, which keeps nothing: for passes over masters, parameters and averages that a rule elsewhere computed.
+OptimizerConfig sgd_without_states(const OptimizerConfig& config);
+
+/// Masters that are computed elsewhere, by a rule of whole tensors, and taken in here: each in one pass, with the promises of Optimizer.
+class MasterAssigner final : public Optimizer {
+ public:
+  explicit MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema = {},
+                          InstructionSet set = best_instruction_set());
+
+  /// Where weights are averaged, the average; else none.
+  const std::vector<StateInfo>& states() const override { return elements_.states(); }
+  /// Writes the slice's masters to `masters` [n].
+  void read(const OptimizerSlice& slice, float* masters) const;
+  /// `slice.gradient` are the new masters. Of the scalars only `step` counts.
+  void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
+  void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
+
+ private:
+  const RuleOptimizer elements_;  ///< SGD without momentum: masters, parameters and averages, and no states
+  const StepLoops& loops_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/call.h"
+#include "runtime/comm/collectives.h"
+
+namespace tessera {
+
+/// What a rank's groups were called for last, for after a failure: when a rank of a job stands still, the files of the others, and its own,
+/// say which call each was in, in every group. On where the environment variable TESSERA_FLIGHT_RECORDS names a folder; then a call
+/// costs a lock and an allocation more. Groups of GPUs have c10d's recorder instead.
+///
+/// The first call that fails, or an abort, writes FOLDER/rank-00001.json:
+///
+///     {"rank": 1, "world_size": 4, "why": "rank 1/4 blocks.3 all_gather #412: timed out ...", "groups": [
+///       {"name": "1x4.0.gather", "calls": [
+///         {"number": 412, "operation": "all_gather", "label": "blocks.3", "count": 4096, "dtype": "bf16",
+///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
+///
+/// Of each group the last kCalls calls; seconds since the rank made its first group; `ended_s` null: it has not ended.
+/// Thread-safe.
+class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
+ public:
+  static constexpr std::size_t kCalls = 64;
+
+  /// Null where nothing is to be recorded.
+  static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
+  FlightRecorder(std::string folder, int rank, int world_size);
+
+  /// `group`, whose calls are recorded. Memory of one is memory of the other.
+  std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
+
+ private:
+  friend class RecordedCollectives;
+  friend class RecordedWork;
+  struct Call {
+    CallSignature signature;
+    double began_s = 0, ended_s = -1;
+  };
+  struct Group {
+    std::string name;
+    std::uint64_t calls = 0;
+    std::vector<Call> last;  ///< call number n is at n % kCalls
+  };
+
+  double now_s() const;
+  /// Returns the call's number in its group, from 1.
+  std::uint64_t begin(std::size_t group, CallSignature signature);
+  void end(std::size_t group, std::uint64_t call, const absl::Status& status);
+  void failed(const absl::Status& why);
+  std::string text(const absl::Status& why) const;
+
+  const std::string folder_;
+  const int rank_, world_size_;
+  const double start_s_;
+  std::mutex mutex_;  ///< of all below
+  std::vector<Group> groups_;
+  bool is_written_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+/// A matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left [rank, rows] and
+/// right [rank, columns], each column of a factor in one piece.
+///
+/// Nothing here fuses multiply and add, and the order of additions depends on the sizes alone. So bits are the same on all processors.
+struct LowRankShape {
+  std::size_t rows = 0, columns = 0, rank = 0;
+};
+
+/// kept += matrix; left = kept x right.
+void add_and_project(const float* matrix, float* kept, const float* right, float* left, const LowRankShape& shape);
+
+/// right = matrix^T x left.
+void project_back(const float* matrix, const float* left, float* right, const LowRankShape& shape);
+
+/// matrix = left x right^T; kept -= matrix * share.
+void expand(const float* left, const float* right, float share, float* matrix, float* kept, const LowRankShape& shape);
+
+/// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in fp64). One of which
+/// nothing is left becomes zeros; what is left by rounding alone becomes a direction like any other.
+void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
+
+/// Fills those columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`, the column and the
+/// place alone.
+void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::size_t numel);
+
+}  // namespace tessera

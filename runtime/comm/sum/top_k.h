@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+/// Writes to `indices` [count], in ascending order, where the `count` of `values` [numel] with the largest magnitudes are. Of equal ones
+/// those come first that have the lower index; a NaN counts as larger than an infinity. REQUIRES: count <= numel < 2^32.
+void select_largest(const float* values, std::size_t numel, std::size_t count, std::uint32_t* indices);
+
+}  // namespace tessera

@@ -1,0 +1,155 @@
+// "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two, and the run that goes on ends with
+// the bits of one that nothing happened to.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "tests/support/long_tests.h"
+#include "tests/support/workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+class DurableSteps : public Workplace {
+ protected:
+  DurableSteps() { fs::create_directory(path("disk")); }
+
+  /// A run on two ranks with some of its state on disk, that commits every `every` steps; 0: a plain one.
+  Words run_of(const std::string& steps, int every, const std::string& metrics, const Words& more = {}) const {
+    const std::string offload =
+        R"(, "offload": {"masters": {"tier": "nvme", "fraction": 0.5}, "moments": {"tier": "nvme",
+        "fraction": 0.75}, "paths": [")" +
+        path("disk") + R"("], "record": "8KiB", "queue_depth": 2})";
+    const std::string durable =
+        R"(, "durable": {"every": )" + std::to_string(every) + R"(, "dir": ")" + path("durable") + R"("})";
+    return launch(2) + train(strategy("FULL_SHARD", every > 0 ? offload + durable : offload), metrics,
+                             Words{"--steps", steps} + more);
+  }
+  /// A plain run of so many steps, with what it leaves in `whole`.
+  void run_whole(const std::string& steps) const {
+    run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
+  }
+  /// Goes on to the end, which must be that of run_whole.
+  void expect_the_same_end(const std::string& steps, const std::string& what) const {
+    const Ended last = run(run_of(steps, 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
+    const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), path("parts")}, path("look"));
+    EXPECT_EQ(same.code, 0) << what << same.out << same.err;
+    fs::remove_all(path("parts"));
+  }
+  void wait_for_step(Program& job, int step) const {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string text = "\"step\":" + std::to_string(step) + ",";
+    while (read_file(path("parts.jsonl")).find(text) == std::string::npos) {
+      ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << job.out() << job.err();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  void kill_all(Program& job) const {
+    const std::vector<pid_t> processes = job.descendants();
+    for (const pid_t pid : processes) kill(pid, SIGKILL);
+  }
+};
+
+TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
+  run_whole("30");
+  for (const int at : {5, 21}) {
+    Program job(run_of("30", 3, "parts.jsonl"), path("job"));
+    wait_for_step(job, at);
+    kill_all(job);
+    EXPECT_NE(job.wait(20).code, 0);
+  }
+  const Ended last = run(run_of("30", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
+  EXPECT_THAT(last.out, AllOf(::testing::ContainsRegex("resumes .*durable after step (21|24|27|30) "),
+                              HasSubstr("checkpoint after step 30")));
+  expect_the_same_end("30", "");
+}
+
+// Both ranks, or one of them, die at the n-th operation of a kind on the files of commits, of the first commits of a run or of later
+// ones; the next run goes on, and so does one that dies while it goes on.
+TEST_F(DurableSteps, ARankThatDiesAtAnyOperationLosesNoCommit) {
+  run_whole("6");
+  run(run_of("2", 1, "parts.jsonl"));
+  fs::copy(path("durable"), path("durable-then"), fs::copy_options::recursive);
+  fs::copy(path("disk"), path("disk-then"), fs::copy_options::recursive);
+  const Words sites =
+      tests_are_long() ? Words{"open", "write", "fsync", "rename", "unlink", "read"} : Words{"write", "rename"};
+  for (const std::string& site : sites) {
+    int died = 0;
+    const int step = tests_are_long() ? 1 : 7;
+    for (int n = 1; tests_are_long() || n <= 8; n += step) {
+      for (const char* name : {"durable", "disk"}) {
+        fs::remove_all(path(name));
+        fs::copy(path(name + std::string("-then")), path(name), fs::copy_options::recursive);
+      }
+      const std::string rule =
+          site + (n % 2 == 0 ? " path=rank-00001 nth=" : " path=durable nth=") + std::to_string(n) + " crash";
+      const Ended ended = run_program(run_of("5", 1, "parts.jsonl"), path("run"), 60, {{"TESSERA_TEST_FAULTS", rule}});
+      EXPECT_TRUE(ended.code == 0 || ended.code == 137) << rule << ended.err;
+      if (ended.code == 0 && n % 2 == 1) break;
+      ++died;
+      expect_the_same_end("6", rule);
+    }
+    EXPECT_GT(died, 0) << site;
+  }
+}
+
+// TESSERA_SOAK_SEED repeats one.
+TEST_F(DurableSteps, RandomKillsChangeNoBits) {
+  const char* const given = std::getenv("TESSERA_SOAK_SEED");
+  const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
+  SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  const int kills = tests_are_long() ? 200 : 1;
+  const std::string steps = tests_are_long() ? "2000" : "150", all_steps = std::to_string(std::stoi(steps) + 3);
+  run_whole(all_steps);
+  for (int killed = 0; killed < kills; ++killed) {
+    Program job(run_of(steps, 1 + up_to(4), "parts.jsonl"), path("job"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300 + up_to(2500)));
+    const pid_t one = up_to(2) > 0 ? job.rank_pid(up_to(1)) : -1;
+    if (one > 0) {
+      kill(one, SIGKILL);
+    } else {
+      kill_all(job);
+    }
+    const Ended ended = job.wait(30);
+    EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
+    if (ended.code == 0) break;  // it had come to its end
+  }
+  expect_the_same_end(all_steps, "");
+}
+
+// As after the end of a run, or a signal.
+TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
+  run_whole("7");
+  run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
+  const Ended last = run(run_of("7", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
+  EXPECT_THAT(last.out, HasSubstr("step-000000000005 after step 5"));
+  const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), path("parts")}, path("look"));
+  EXPECT_EQ(same.code, 0) << same.out << same.err;
+}
+
+TEST_F(DurableSteps, WhatIsMissingIsSaid) {
+  const Ended no_dir =
+      run_program(train(strategy("FULL_SHARD", R"(, "durable": {"every": 1})"), "a.jsonl"), path("run"));
+  EXPECT_EQ(no_dir.code, 78);
+  EXPECT_THAT(no_dir.err, AllOf(HasSubstr("/durable/every"), HasSubstr("dir")));
+  run(run_of("2", 1, "parts.jsonl"));
+  const Ended anew = run_program(run_of("4", 1, "b.jsonl", {"--resume", "none"}), path("run"));
+  EXPECT_EQ(anew.code, 64) << anew.err;
+  EXPECT_THAT(anew.err, AllOf(HasSubstr("holds step 2"), HasSubstr("hint:")));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,96 @@
+// `tessera train --profile`, `tessera doctor --links`, and what `plan` and `simulate` say from them. Times are no test: numbers are, that must
+// follow from each other.
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "tests/support/workplace.h"
+
+namespace tessera::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Prediction : public Workplace {
+ protected:
+  Ended fail(const Words& command) const { return run_program(command, path("run")); }
+  json file(const std::string& name) const { return json::parse(read_file(path(name))); }
+  /// Measures what `world` needs.
+  void measure() const {
+    run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
+    run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
+  }
+  Words world(const std::string& command, const std::string& strategy_file, const std::string& ranks,
+              const Words& more = {}) const {
+    return Words{TESSERA_PROGRAM, command,
+                 "--model",       path("model.json"),
+                 "--strategy",    strategy_file,
+                 "--world-size",  ranks,
+                 "--hosts",       ranks,
+                 "--links",       path("links.json"),
+                 "--profile",     path("profile.json")} +
+           more;
+  }
+};
+
+TEST_F(Prediction, FollowsFromWhatWasMeasured) {
+  measure();
+  const json profile = file("profile.json"), links = file("links.json");
+  std::set<std::string> units;
+  double work = profile.at("rest_s").get<double>() + profile.at("update").at("seconds").get<double>();
+  for (const json& entry : profile.at("entries")) {
+    units.insert(entry.at("unit").get<std::string>());
+    EXPECT_GT(entry.at("seconds").get<double>(), 0);
+    work += 2 * entry.at("seconds").get<double>();  // two microbatches
+  }
+  const json alone = json::parse(run(world("plan", strategy("NO_SHARD"), "1", {"--json"})).out);
+  std::set<std::string> planned;
+  for (const json& unit : alone.at("units")) planned.insert(unit.at("name").get<std::string>());
+  EXPECT_EQ(units, planned);
+  EXPECT_NEAR(alone.at("step").at("seconds").get<double>(), work, 1e-6);
+
+  EXPECT_EQ(links.at("ranks"), 2);
+  EXPECT_EQ(links.at("transport"), "gloo");
+  for (const char* kind : {"NO_SHARD", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+    const json plan = json::parse(run(world("plan", strategy(kind), "2", {"--json"})).out);
+    const json& step = plan.at("step");
+    EXPECT_EQ(step.at("shard").at("sent_bytes"), plan.at("wire_bytes_of_a_rank")) << kind;
+    EXPECT_GT(step.at("seconds").get<double>(), step.at("compute_s").get<double>()) << kind;
+  }
+  const Ended table = run(world("plan", strategy("FULL_SHARD"), "2"));
+  EXPECT_THAT(table.out, AllOf(HasSubstr("forward and backward"), HasSubstr("what bounds it: ")));
+
+  const Ended many =
+      run(world("simulate", strategy("FULL_SHARD"), "64",
+                {"--jitter", "0.1", "--straggler", "3=2", "--steps", "3", "--trace", path("trace.json")}));
+  EXPECT_THAT(many.out, AllOf(HasSubstr("64 ranks, 3 steps"), HasSubstr("ranks that are alike")));
+  EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
+}
+
+TEST_F(Prediction, WhatIsMissingOrDoesNotFitIsSaid) {
+  measure();
+  EXPECT_EQ(fail({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", strategy("FULL_SHARD"),
+                  "--world-size", "2", "--links", path("links.json")})
+                .code,
+            64);
+  const Ended alone = fail({TESSERA_PROGRAM, "doctor", "--links", path("a.json")});
+  EXPECT_EQ(alone.code, 64);
+  EXPECT_THAT(alone.err, AllOf(HasSubstr("--links measures between ranks"), HasSubstr("hint:")));
+  const Ended ranks = fail(launch(2) + train(strategy("FULL_SHARD"), "two.jsonl", {"--profile", path("p.json")}));
+  EXPECT_EQ(ranks.code, 64);
+  EXPECT_THAT(ranks.err, HasSubstr("a profile of 2 ranks"));
+  write_file(path("other.json"), R"({"strategy": "FULL_SHARD", "units": {"modules": ["blocks"]}})");
+  const Ended units = fail(world("plan", path("other.json"), "2"));
+  EXPECT_EQ(units.code, 65);
+  EXPECT_THAT(units.err, HasSubstr("blocks.0"));
+  write_file(path("links.json"), R"({"transport": "gloo", "ranks": 2})");
+  const Ended links = fail(world("plan", strategy("FULL_SHARD"), "2"));
+  EXPECT_EQ(links.code, 65);
+  EXPECT_THAT(links.err, AllOf(HasSubstr("links.json"), HasSubstr("all_gather")));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,163 @@
+#include "checkpoint/commit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/commit_log.h"
+#include "offload/fault_plan.h"
+#include "runtime/base/status.h"
+#include "tests/offload/scratch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Commit some_commit(std::int64_t generation) {
+  return {.generation = generation,
+          .run = ~std::uint64_t{0} - 5,
+          .step = 10 * generation,
+          .layout = 77,
+          .parts = {{"a", std::string("x\0y", 3)}, {"empty", ""}, {"b", std::string(1000, 'z')}}};
+}
+
+void expect_same(const Commit& got, const Commit& wanted) {
+  EXPECT_EQ(got.generation, wanted.generation);
+  EXPECT_EQ(got.run, wanted.run);
+  EXPECT_EQ(got.step, wanted.step);
+  EXPECT_EQ(got.layout, wanted.layout);
+  EXPECT_EQ(got.parts, wanted.parts);
+}
+
+TEST(Commit, ComesBack) {
+  const auto read = read_commit("file", write_commit(some_commit(3)));
+  ASSERT_TRUE(read.ok()) << read.status();
+  expect_same(*read, some_commit(3));
+}
+
+TEST(Commit, EveryFlippedBitAndEveryCutIsNoticed) {
+  const std::string bytes = write_commit(some_commit(3));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::string changed = bytes;
+    changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
+    EXPECT_EQ(exit_code_of(read_commit("file", changed).status()), ExitCode::kCorruptData) << i;
+    EXPECT_EQ(exit_code_of(read_commit("file", bytes.substr(0, i)).status()), ExitCode::kCorruptData) << i;
+  }
+}
+
+TEST(CommitLog, KeepsTheLastTwo) {
+  const ScratchFolder folder;
+  auto log = CommitLog::open(folder.path() + "/new", 12, "rank 12");
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_TRUE((*log)->read()->empty());
+  EXPECT_FALSE(CommitLog::has_files(folder.path() + "/new", 12));
+  for (std::int64_t generation = 1; generation <= 4; ++generation) {
+    ASSERT_TRUE((*log)->write(some_commit(generation)).ok());
+    const auto read = (*log)->read();
+    ASSERT_TRUE(read.ok()) << read.status();
+    ASSERT_EQ(read->size(), generation == 1 ? 1u : 2u);
+    expect_same(read->back(), some_commit(generation));
+  }
+  EXPECT_TRUE(CommitLog::has_files(folder.path() + "/new", 12));
+  ASSERT_TRUE((*log)->remove(4).ok());
+  ASSERT_TRUE((*log)->remove(4).ok());
+  expect_same((*log)->read()->back(), some_commit(3));
+}
+
+TEST(CommitLog, IsLockedWhileItLives) {
+  const ScratchFolder folder;
+  auto log = CommitLog::open(folder.path(), 0, "rank 0");
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_TRUE(CommitLog::open(folder.path(), 1, "rank 1").ok());
+  const auto second = CommitLog::open(folder.path(), 0, "rank 0");
+  EXPECT_EQ(exit_code_of(second.status()), ExitCode::kUnavailable);
+  EXPECT_THAT(message_of(second.status()), AllOf(HasSubstr(folder.path()), HasSubstr("hint:")));
+}
+
+TEST(CommitLog, ADamagedFileIsNoCommitAndWhatAKillLeftIsRemoved) {
+  const ScratchFolder folder;
+  const std::string stem = folder.path() + "/rank-00000";
+  {
+    auto log = CommitLog::open(folder.path(), 0, "rank 0");
+    ASSERT_TRUE((*log)->write(some_commit(1)).ok());
+    ASSERT_TRUE((*log)->write(some_commit(2)).ok());
+  }
+  std::ofstream(stem + ".commit-0", std::ios::binary | std::ios::app) << "x";
+  std::ofstream(stem + ".commit-1.tmp-4711-0") << "half";
+  auto log = CommitLog::open(folder.path(), 0, "rank 0");
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_FALSE(std::filesystem::exists(stem + ".commit-1.tmp-4711-0"));
+  const auto read = (*log)->read();
+  ASSERT_EQ(read->size(), 1u);
+  expect_same(read->front(), some_commit(1));
+}
+
+TEST(Commit, PartsHavePartsOfTheirOwn) {
+  const CommitParts parts = {{"a", std::string("b\0c", 3)}, {"", ""}};
+  CommitParts read;
+  const std::string text = write_parts(parts);
+  ASSERT_TRUE(read_parts(text, read));
+  EXPECT_EQ(read, parts);
+  for (std::size_t length = 0; length < text.size(); ++length)
+    EXPECT_FALSE(read_parts(std::string_view(text).substr(0, length), read)) << length;
+  EXPECT_FALSE(read_parts(text + "x", read));
+}
+
+// A process that was forked from a rank, as a DataLoader's worker is, neither gives the lock away nor keeps it.
+TEST(CommitLog, AForkedProcessHasNoPartInTheLock) {
+  const ScratchFolder folder;
+  auto log = CommitLog::open(folder.path(), 0, "rank 0");
+  ASSERT_TRUE(log.ok());
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (*log)->forget_lock();
+    static_cast<void>(::write(ready[1], "x", 1));
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(exit_code_of(CommitLog::open(folder.path(), 0, "rank 0").status()), ExitCode::kUnavailable);
+  log->reset();
+  EXPECT_TRUE(CommitLog::open(folder.path(), 0, "rank 0").ok());
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  for (const int end : ready) ::close(end);
+}
+
+// The n-th operation of a kind fails: there is the commit before, and this one or none.
+TEST(CommitLog, AFailedOperationLosesNothing) {
+  for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
+    for (std::int64_t n = 1;; ++n) {
+      const ScratchFolder folder;
+      auto log = CommitLog::open(folder.path(), 0, "rank 0");
+      ASSERT_TRUE((*log)->write(some_commit(1)).ok());
+      absl::Status status;
+      std::int64_t faults = 0;
+      {
+        ScopedFaults failing({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = EIO}});
+        status = (*log)->write(some_commit(2));
+        faults = failing.plan().faults();
+      }
+      if (faults == 0) {
+        EXPECT_TRUE(status.ok());
+        EXPECT_GT(n, 1);
+        break;
+      }
+      EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0"), HasSubstr("errno 5")));
+      ASSERT_TRUE((*log)->remove(2).ok());
+      expect_same((*log)->read()->back(), some_commit(1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "tests/engine/on_hosts.h"
+
+namespace tessera::testing {
+
+/// Strategies under which a rank has all gradients of a unit in one place.
+inline constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                              ShardingStrategy::kShardGradients};
+inline constexpr double kRate = 0.05;
+inline constexpr std::size_t kTimes = 4;
+
+/// Plain descent, so that what the sums lack shows; ranks compare what they hold alike at each step.
+inline void descend(Strategy& strategy) {
+  strategy.gradient_clipping = 0;
+  strategy.optimizer.type = OptimizerType::kSgd;
+  strategy.optimizer.lr = kRate;
+  strategy.optimizer.weight_decay = 0;
+  strategy.check.replica_hash_every = 1;
+}
+
+inline Adjust power_sgd(std::int64_t rank, std::int64_t start_step = 0) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression.power_sgd_rank = rank;
+    strategy.compression.start_step = start_step;
+  };
+}
+
+inline Adjust top_k(double share) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression.top_k = share;
+  };
+}
+
+}  // namespace tessera::testing

@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr double kLongCall = 0.25;         // seconds
 constexpr std::int64_t kSmallBytes = 256;  // as much as a step's agreement has of a rank
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -84,12 +85,11 @@ class LinkMeter {
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 
+  /// Of buffers, ascending. As large as those of units: what a link carries at once, before it slows down, would make a small one look fast.
   std::vector<std::int64_t> sizes() const {
     std::vector<std::int64_t> all;
-    for (std::int64_t bytes = options_.most_bytes; bytes >= 1 << 16 && all.size() < 4; bytes /= 8) {
+    for (std::int64_t bytes = std::int64_t{512} << 10; bytes <= options_.most_bytes; bytes *= 8)
       all.push_back(bytes / (4 * ranks_) * (4 * ranks_));
-    }
-    std::ranges::reverse(all);
     return all;
   }
 
@@ -122,6 +122,8 @@ class LinkMeter {
                                             Call call) {
     MeasuredOperation operation{name, {}, {}};
     for (const std::int64_t bytes : buffers) {
+      const std::vector<TimedBytes>& points = operation.points;
+      if (points.size() > 1 && points.back().seconds > kLongCall) break;  // and the next would take eight times as long
       TESSERA_ASSIGN_OR_RETURN(const double seconds, median_of(call, bytes));
       operation.points.push_back({times * (bytes / ranks_ * (ranks_ - 1)), seconds});
     }
@@ -145,7 +147,7 @@ class LinkMeter {
 
   /// What a byte on the wire takes from compute beside it.
   absl::StatusOr<double> measure_load() {
-    const std::int64_t bytes = sizes().back();
+    const std::int64_t bytes = sizes()[1];
     TESSERA_ASSIGN_OR_RETURN(const double reduction, median_of(&LinkMeter::all_reduce, bytes));
     constexpr std::int64_t kTry = 2000;
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));

@@ -12,9 +12,9 @@
 namespace tessera {
 
 struct LinkSpeedOptions {
-  int hosts = 1;                                    ///< of the groups' ranks
-  std::int64_t most_bytes = std::int64_t{8} << 20;  ///< of the largest buffer
-  double seconds = 2;  ///< for each operation and size, about; at least three calls are made
+  int hosts = 1;                                     ///< of the groups' ranks
+  std::int64_t most_bytes = std::int64_t{32} << 20;  ///< of the largest buffer
+  double seconds = 0.5;  ///< for each operation and size, about; at least three calls are made
 };
 
 /// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took.

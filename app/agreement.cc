@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 #include "runtime/config/json_differences.h"
 
 namespace tessera::app {
@@ -19,19 +20,13 @@ std::string name_of_rank(int rank, int world_size) {
   return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
 }
 
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
-  return text;
-}
-
 /// What a rank answers: whether it failed or differs, and how. As text on the way: {"failed": "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
   if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed: nothing to compare with
   const auto differ = differences(*prepared, reference);
   if (differ.empty()) return nlohmann::json::object();
-  return {{"differs", join(differ)}};
+  return {{"differs", joined(differ, "; ")}};
 }
 
 /// One exchange, seen from one rank.
@@ -82,9 +77,9 @@ class Exchange {
   static absl::Status status_of(const nlohmann::json& verdict) {
     const auto failed = verdict.at("failed").get<std::vector<std::string>>();
     const auto differs = verdict.at("differs").get<std::vector<std::string>>();
-    if (!failed.empty()) return make_error(ExitCode::kPeerLost, "could not start: " + join(failed));
+    if (!failed.empty()) return make_error(ExitCode::kPeerLost, "could not start: " + joined(failed, "; "));
     if (differs.empty()) return absl::OkStatus();
-    return make_error(ExitCode::kConfig, "ranks were started differently: " + join(differs) +
+    return make_error(ExitCode::kConfig, "ranks were started differently: " + joined(differs, "; ") +
                                              ". hint: give every rank the same files and options; on several hosts, "
                                              "copy the files");
   }

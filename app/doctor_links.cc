@@ -58,8 +58,8 @@ int run_doctor_links(const DoctorCommand& command) {
     const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
     if (speaks) throw_if_error(check_outputs({{"--links", command.links, {}}}, {}, existing));
     const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
-    const int hosts = mesh.world_size() / mesh.topology().local_world_size;
-    const LinkSpeed speed = value_or_throw(measure_links(*axes.gather, *axes.reduce, {.hosts = hosts}));
+    const LinkSpeed speed =
+        value_or_throw(measure_links(*axes.gather, *axes.reduce, {.hosts = mesh.topology().num_hosts()}));
     if (!speaks) return;
     std::fputs(text_of(speed).c_str(), stdout);
     throw_if_error(write_output(command.links, to_json(speed.links), existing, "doctor"));

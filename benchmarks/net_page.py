@@ -89,7 +89,7 @@ class Page:
                                          for title, content in sections if content)
         return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
                 '<meta name="viewport" content="width=device-width"><title>Tessera: steps over a network</title>'
-                f"<style>{report._STYLE}{_OWN_STYLE}</style></head><body>{svg.DEFINITIONS}{body}</body></html>\n")
+                f"<style>{report.STYLE}{_OWN_STYLE}</style></head><body>{svg.DEFINITIONS}{body}</body></html>\n")
 
     def _summary(self):
         data, work = self.data, self.data["work"]

@@ -50,7 +50,7 @@ _LIGHT = """--page: #fff; --ink: #111; --soft: #444; --rule: #999; --grid: #ddd;
 _DARK = """--page: #16181c; --ink: #e6e6e6; --soft: #b4b8be; --rule: #666; --grid: #34373d; --good: #7fce95;
   --bad: #ff9488; --tessera: #6f9fdc; --torch: #54585f; --hatch: #9a9fa8; --edge: #a8adb5; --mark: #ff7a6b;
   --line-0: #7fb0f0; --line-1: #f0907f; --line-2: #a5cf7a; --line-3: #a9adb3; --line-4: #dfbf66; --line-5: #c3a0e6;"""
-_STYLE = f"""
+STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
 """ + """
@@ -198,7 +198,7 @@ class Page:
             f'<h2 id="{anchor(title)}">{html.escape(title)}</h2>{content}' for title, content in sections)
         return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
                 '<meta name="viewport" content="width=device-width"><title>Tessera: benchmarks</title>'
-                f"<style>{_STYLE}</style></head><body>{svg.DEFINITIONS}{body}</body></html>\n")
+                f"<style>{STYLE}</style></head><body>{svg.DEFINITIONS}{body}</body></html>\n")
 
     @staticmethod
     def _contents(sections):

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/hash.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "runtime/config/json_differences.h"
@@ -24,15 +25,9 @@ nlohmann::json start_of(const Strategy& strategy) {
   return start;
 }
 
-std::string words_of(const std::vector<std::string>& differences) {
-  std::string text;
-  for (const std::string& difference : differences) text += (text.empty() ? "" : "; ") + difference;
-  return text;
-}
-
 [[noreturn]] void throw_differences(const nlohmann::json& start, Collectives& control) {
   const std::string rank_0s = value_or_throw(broadcast_string(control, kLabel, text_of_json(start), 0));
-  const std::string own = words_of(differences(start, nlohmann::json::parse(rank_0s)));
+  const std::string own = joined(differences(start, nlohmann::json::parse(rank_0s)), "; ");
   const std::vector<std::string> ranks = value_or_throw(gather_strings(control, kLabel, own));
   std::string text = "Engine: ranks have different strategies or builds:";
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -65,7 +65,7 @@ StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t b
       continue;
     }
     const UseTimes::Clock::time_point until = entries[i + 1].at;
-    round.entries.push_back({s.units[static_cast<std::size_t>(entries[i].unit)]->name, pass, seconds(from, until)});
+    round.push_back({s.units[static_cast<std::size_t>(entries[i].unit)]->name, pass, seconds(from, until)});
     from = until;
   }
   return round;
@@ -94,11 +94,11 @@ StepProfile StepProfiler::profile() const {
   expect(!rounds_.empty(), "a profile of no step: train two steps at least");
   const auto& s = EngineCheckpoints(engine_).state();
   StepProfile profile;
-  profile.entries = rounds_.back().entries;
+  profile.entries = rounds_.back();
   for (std::size_t i = 0; i < profile.entries.size(); ++i) {
     std::vector<double> all;
     for (const Round& round : rounds_) {
-      if (is_alike(round.entries, rounds_.back().entries)) all.push_back(round.entries[i].seconds);
+      if (is_alike(round, rounds_.back())) all.push_back(round[i].seconds);
     }
     profile.entries[i].seconds = median(all);
   }

@@ -28,9 +28,7 @@ class StepProfiler {
   StepProfile profile() const;
 
  private:
-  struct Round {
-    std::vector<ProfileEntry> entries;
-  };
+  using Round = std::vector<ProfileEntry>;
   using Entries = std::vector<UseTimes::Entry>;
 
   Round round_of(const Entries& entries, std::size_t begin, std::size_t end) const;

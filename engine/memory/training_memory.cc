@@ -333,9 +333,17 @@ MemoryUse TrainingMemory::allocated() const {
   return use;
 }
 
+namespace {
+
+/// A GradientMethod makes the sums.
+bool has_method(const CompressionConfig& compression) {
+  return compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
+}
+
+}  // namespace
+
 bool compresses(const CompressionConfig& compression) {
-  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain ||
-         compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
+  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain || has_method(compression);
 }
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
@@ -364,9 +372,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
         "CPU (comm.transport \"gloo\")");
   }
-  const CompressionConfig& compression = strategy.compression;
-  const bool has_method = compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
-  if (has_method && scene.mesh.replicate_size > 1) {
+  if (has_method(strategy.compression) && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig,
                 c10::str("/compression: power_sgd_rank, top_k and hook need a mesh of one replica, whose ranks sum all "
                          "gradients at once, got ",

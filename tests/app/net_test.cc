@@ -94,9 +94,9 @@ TEST_F(Net, AHostThatVanishesIsNamedInTime) {
   const std::string file = strategy("FULL_SHARD", R"(, "comm": {"timeout_s": 4})");
   const Hosts hosts(path("lab"));
   const Words command = Words{TESSERA_NET_LAB, "run", "--lab", hosts.name(), "--timeout", "60", "--"} +
-                        train(file, "metrics", {"--steps", "100000"});
+                        train(file, "metrics", {"--steps", "100000", "--log-every", "1"});
   Program training(command, path("run"));
-  for (int tries = 0; training.err().find("step 3") == std::string::npos && tries < 300; ++tries)
+  for (int tries = 0; training.out().find("loss") == std::string::npos && tries < 300; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   hosts.cut_off(1);
   const auto begin = std::chrono::steady_clock::now();

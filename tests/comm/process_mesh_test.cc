@@ -152,6 +152,11 @@ TEST(CompressedSums, AreThoseOfWhatWasSent) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
+      // First, while the group's own memory is no larger than these need.
+      for (const DType dtype : {DType::kBF16, DType::kF32}) {
+        check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
+        check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
+      }
       for (const Forms forms : {Forms{kInt8, kPlain}, Forms{kInt4, kInt8}, Forms{kPlain, kInt8}}) {
         for (std::size_t share : {256, 5120}) {
           check_compressed_sums(*axes.reduce, forms, Waits::kAtOnce, DType::kF32, share);

@@ -10,7 +10,7 @@ absl::StatusOr<ImageBatches> ImageBatches::create(std::shared_ptr<const ImageDat
                                                   SamplerOptions sampling) {
   sampling.num_samples = dataset->num_images();
   TESSERA_ASSIGN_OR_RETURN(DistributedSampler sampler, DistributedSampler::create(sampling));
-  return ImageBatches(std::move(dataset), sampling.batch, std::move(sampler));
+  return ImageBatches(std::move(dataset), sampling.batch, sampler);
 }
 
 ImageBatch ImageBatches::next() {

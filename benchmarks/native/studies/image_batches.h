@@ -30,7 +30,7 @@ class ImageBatches {
 
  private:
   ImageBatches(std::shared_ptr<const ImageDataset> dataset, std::int64_t batch, DistributedSampler sampler)
-      : dataset_(std::move(dataset)), samples_(batch), sampler_(std::move(sampler)) {}
+      : dataset_(std::move(dataset)), samples_(batch), sampler_(sampler) {}
 
   std::shared_ptr<const ImageDataset> dataset_;
   std::vector<std::int64_t> samples_;

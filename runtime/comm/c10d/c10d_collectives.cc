@@ -4,6 +4,7 @@
 #include <absl/container/inlined_vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/transfers.h"
 #include "runtime/comm/call.h"
 #include "runtime/comm/compose/background.h"
 #include "runtime/comm/local/plain_buffer.h"
@@ -30,7 +32,6 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 }
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
-using Started = c10::intrusive_ptr<c10d::Work>;
 
 /// A reduction is cut into pieces of so many bytes of one rank's input, so that the sum of one is made while the next is on the wire.
 constexpr std::size_t kPieceBytes = 2 << 20;
@@ -63,6 +64,7 @@ class C10dCollectives : public Collectives {
       : group_(group),
         kind_(kind),
         name_(backend->getBackendName()),
+        means_(kind == TransportKind::kGloo ? Transfers::Means::kMessages : Transfers::Means::kCollective),
         report_(group, std::move(store)),
         backend_(std::move(backend)) {}
 
@@ -98,11 +100,13 @@ class C10dCollectives : public Collectives {
 
  private:
   class Pending;
-  using Start = std::function<Started(c10d::Backend&)>;
-  using Finish = std::function<void()>;
+  using Start = std::function<void(c10d::Backend&, Transfers&)>;
 
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
-  Work start(const CallSignature& call, const Start& start, Finish finish = nullptr);
+  Work start(const CallSignature& call, const Start& start);
+  Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes);
+  Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
+                      std::size_t bytes);
   Work refuse(const CallSignature& call, const std::string& why);
   absl::Status fail(const CallSignature& call, const std::string& why);
   absl::Status status() const;
@@ -110,11 +114,10 @@ class C10dCollectives : public Collectives {
   /// Memory of the group for what is on the wire; what it held is lost.
   std::byte* staging(std::size_t bytes);
 
-  Started gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const;
-  Started exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const;
-  /// Sums `size()` parts, one every `stride` bytes; 0: as many as `numel` elements take.
-  void sum_parts(const std::byte* parts, DType dtype, WireForm form, float* output, std::size_t numel,
-                 SumVisitor* visitor = nullptr, std::size_t offset = 0, std::size_t stride = 0) const;
+  /// Sums `size()` parts, one every `stride` bytes; 0: as many as `numel` elements take. This rank's is `own`.
+  void sum_parts(const std::byte* parts, const std::byte* own, DType dtype, WireForm form, float* output,
+                 std::size_t numel, SumVisitor* visitor = nullptr, std::size_t offset = 0,
+                 std::size_t stride = 0) const;
   absl::Status scatter(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                        SumVisitor* visitor, const ReduceOptions& options);
   absl::Status reduce_small(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
@@ -125,39 +128,41 @@ class C10dCollectives : public Collectives {
   const Group group_;
   const TransportKind kind_;
   const std::string name_;
+  /// A user's own backend need not have more than collectives.
+  const Transfers::Means means_;
   FailureReport report_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
   mutable std::mutex mutex_;  // guards the members below
   Backend backend_;
   absl::Status status_;
+  std::vector<std::weak_ptr<Transfers>> under_way_;
 };
 
 /// A call under way. Its buffers are the backend's until it is over, so it is waited for in any case.
 class C10dCollectives::Pending : public Work::State {
  public:
-  Pending(C10dCollectives& owner, const CallSignature& call, Started work, Finish finish)
-      : owner_(owner), call_(call), work_(std::move(work)), finish_(std::move(finish)) {}
+  Pending(C10dCollectives& owner, const CallSignature& call, std::shared_ptr<Transfers> transfers)
+      : owner_(owner), call_(call), transfers_(std::move(transfers)) {}
   ~Pending() override {
-    if (work_) wait().IgnoreError();
+    if (transfers_) wait().IgnoreError();
   }
 
   absl::Status wait() override {
-    const Started work = std::exchange(work_, nullptr);
+    const std::shared_ptr<Transfers> transfers = std::exchange(transfers_, nullptr);
     try {
-      if (work) work->wait();
+      if (transfers) transfers->wait();
     } catch (const std::exception& error) {
+      transfers->abort();
       return owner_.fail(call_, text_of_c10_exception(error));
     }
-    if (finish_) finish_();
     return absl::OkStatus();
   }
 
  private:
   C10dCollectives& owner_;
   const CallSignature call_;
-  Started work_;
-  const Finish finish_;
+  std::shared_ptr<Transfers> transfers_;
 };
 
 CallSignature C10dCollectives::begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
@@ -167,17 +172,23 @@ CallSignature C10dCollectives::begin(Operation operation, std::string_view label
   return call;
 }
 
-Work C10dCollectives::start(const CallSignature& call, const Start& start, Finish finish) {
+Work C10dCollectives::start(const CallSignature& call, const Start& start) {
   Backend backend;
+  const auto transfers = std::make_shared<Transfers>(
+      means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)));
   {
     std::lock_guard lock(mutex_);
     if (!status_.ok()) return Work(status_);
     backend = backend_;
+    std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
+    under_way_.push_back(transfers);
   }
   try {
-    return Work(std::make_unique<Pending>(*this, call, start(*backend), std::move(finish)));
+    start(*backend, *transfers);
+    return Work(std::make_unique<Pending>(*this, call, transfers));
   } catch (const std::exception& error) {
     backend.reset();
+    transfers->abort();
     return Work(fail(call, text_of_c10_exception(error)));
   }
 }
@@ -189,8 +200,16 @@ absl::Status C10dCollectives::status() const {
 
 void C10dCollectives::drop_backend() {
   Backend dropped;
-  std::lock_guard lock(mutex_);
-  std::swap(dropped, backend_);
+  std::vector<std::weak_ptr<Transfers>> under_way;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(dropped, backend_);
+    std::swap(under_way, under_way_);
+  }
+  // What is under way holds the connections too.
+  for (const std::weak_ptr<Transfers>& other : under_way) {
+    if (const std::shared_ptr<Transfers> transfers = other.lock()) transfers->abort();
+  }
 }
 
 absl::Status C10dCollectives::fail(const CallSignature& call, const std::string& why) {
@@ -220,42 +239,52 @@ void C10dCollectives::abort(const absl::Status& reason) {
 
 // --- Moving bytes ---
 
-Started C10dCollectives::gather(c10d::Backend& backend, const void* shard, void* full, std::size_t bytes) const {
-  at::Tensor output = as_tensor(full, bytes * size()), input = as_tensor(shard, bytes);
-  return bytes == 0 ? nullptr : backend._allgather_base(output, input);
+/// Of messages of a call: those of calls that differ in anything never meet, so their ranks wait until the time limit, and say
+/// what they were doing.
+int tag_of(const CallSignature& call) { return static_cast<int>(digest_of(call) >> 34) * 2; }
+
+Work C10dCollectives::start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes) {
+  return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
+    transfers.gather(backend, tag_of(call) + 1, shard, full, bytes);
+  });
 }
 
-Started C10dCollectives::exchange(c10d::Backend& backend, const void* input, void* output, std::size_t bytes) const {
-  at::Tensor to = as_tensor(output, bytes * size()), from = as_tensor(input, bytes * size());
-  std::vector<std::int64_t> equal_parts;
-  return bytes == 0 ? nullptr : backend.alltoall_base(to, from, equal_parts, equal_parts);
+Work C10dCollectives::start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
+                                     std::size_t bytes) {
+  return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
+    transfers.exchange(backend, tag_of(call), input, stride, output, bytes);
+  });
 }
 
 Work C10dCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
-  const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
-  return start(call, [&](c10d::Backend& backend) { return gather(backend, shard, full, bytes_per_rank); });
+  return start_gather(begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank), shard, full, bytes_per_rank);
 }
 
 Work C10dCollectives::all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) {
   const CallSignature call = begin(Operation::kAllToAll, label, DType::kU8, bytes_per_rank);
-  return start(call, [&](c10d::Backend& backend) { return exchange(backend, input, output, bytes_per_rank); });
+  Work work = start_exchange(call, input, bytes_per_rank, output, bytes_per_rank);
+  const std::size_t own = static_cast<std::size_t>(rank()) * bytes_per_rank;
+  if (bytes_per_rank > 0 && means_ == Transfers::Means::kMessages)
+    std::memcpy(static_cast<std::byte*>(output) + own, static_cast<const std::byte*>(input) + own, bytes_per_rank);
+  return work;
 }
 
 Work C10dCollectives::broadcast(std::string_view label, void* data, std::size_t bytes, int root) {
   const CallSignature call = begin(Operation::kBroadcast, label, DType::kU8, bytes, root);
   if (root < 0 || root >= size())
     return refuse(call, "root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks");
-  return start(call, [&](c10d::Backend& backend) -> Started {
+  return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
+    if (bytes == 0) return;
     c10d::BroadcastOptions options;
     options.rootRank = root;
     std::vector<at::Tensor> tensors = {as_tensor(data, bytes)};
-    return bytes == 0 ? nullptr : backend.broadcast(tensors, options);
+    transfers.add_collective(backend.broadcast(tensors, options));
   });
 }
 
 Work C10dCollectives::barrier(std::string_view label) {
   return start(begin(Operation::kBarrier, label, DType::kU8, 0),
-               [](c10d::Backend& backend) { return backend.barrier(); });
+               [](c10d::Backend& backend, Transfers& transfers) { transfers.add_collective(backend.barrier()); });
 }
 
 // --- Sums ---
@@ -268,11 +297,11 @@ std::byte* C10dCollectives::staging(std::size_t bytes) {
   return staging_.data();
 }
 
-void C10dCollectives::sum_parts(const std::byte* parts, DType dtype, WireForm form, float* output, std::size_t numel,
-                                SumVisitor* visitor, std::size_t offset, std::size_t stride) const {
+void C10dCollectives::sum_parts(const std::byte* parts, const std::byte* own, DType dtype, WireForm form, float* output,
+                                std::size_t numel, SumVisitor* visitor, std::size_t offset, std::size_t stride) const {
   if (stride == 0) stride = wire_bytes(form, dtype, numel);
   absl::InlinedVector<const std::byte*, 16> wires;
-  for (int q = 0; q < size(); ++q) wires.push_back(parts + static_cast<std::size_t>(q) * stride);
+  for (int q = 0; q < size(); ++q) wires.push_back(q == rank() ? own : parts + static_cast<std::size_t>(q) * stride);
   if (form != WireForm::kPlain) return sum_encoded(form, wires, output, numel, visitor, offset);
   const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
   visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
@@ -307,23 +336,25 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1),
                     most_bytes = wire_bytes(form, call.dtype, most) * ranks;
-  // Then the parts lie one behind the other where they are.
-  const bool is_sent_in_place = most == numel && form == WireForm::kPlain;
-  std::byte* const received = staging((is_sent_in_place ? 1 : 4) * most_bytes);
+  // Collectives want the parts one behind the other, and so they are where there is one piece.
+  const bool is_sent_in_place = form == WireForm::kPlain && (means_ == Transfers::Means::kMessages || most == numel);
+  std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
   Work exchanges[2];
+  const std::byte* own_parts[2] = {};
   const auto begin_piece = [&](std::size_t first) {
     const std::size_t turn = first / most % 2, count = std::min(most, numel - first);
     const std::size_t bytes = wire_bytes(form, call.dtype, count);
-    const std::byte* from = input;
+    const std::byte* from = input + first * element;
     if (!is_sent_in_place) {
       std::byte* const parts = sent + turn * most_bytes;
       for (std::size_t q = 0; q < ranks; ++q)
         write_part(input, call.dtype, q * numel + first, count, parts + q * bytes, options);
       from = parts;
     }
-    std::byte* const to = received + turn * most_bytes;
-    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, bytes); });
+    const std::size_t stride = is_sent_in_place ? numel * element : bytes;
+    own_parts[turn] = from + static_cast<std::size_t>(rank()) * stride;
+    exchanges[turn] = start_exchange(call, from, stride, received + turn * most_bytes, bytes);
   };
   if (numel == 0) return status();
   begin_piece(0);
@@ -331,8 +362,8 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     if (first + most < numel) begin_piece(first + most);
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    sum_parts(received + turn * most_bytes, call.dtype, form, output + first, std::min(most, numel - first), visitor,
-              first);
+    sum_parts(received + turn * most_bytes, own_parts[turn], call.dtype, form, output + first,
+              std::min(most, numel - first), visitor, first);
   }
   return absl::OkStatus();
 }
@@ -351,9 +382,8 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
     write_part(input, call.dtype, 0, numel, own, options);
     from = own;
   }
-  TESSERA_RETURN_IF_ERROR(
-      start(call, [&](c10d::Backend& backend) { return gather(backend, from, all, bytes); }).wait());
-  sum_parts(all, call.dtype, form, output, numel, has_rounded_sums ? nullptr : visitor);
+  TESSERA_RETURN_IF_ERROR(start_gather(call, from, all, bytes).wait());
+  sum_parts(all, from, call.dtype, form, output, numel, has_rounded_sums ? nullptr : visitor);
   if (!has_rounded_sums) return absl::OkStatus();
   encode(options.sums, output, DType::kF32, numel, own);
   decode(options.sums, own, output, numel);
@@ -387,6 +417,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   std::byte* const all_encoded = own_encoded + 2 * encoded;
   std::byte* const padded = all_encoded + 2 * ranks * encoded;
   Work exchanges[2], gathers[2];
+  const std::byte* own_parts[2] = {};
   const auto begin_exchange = [&](std::size_t first) {
     const std::size_t turn = first / most % 2, count = numel_of(first), part = part_of(count);
     const std::size_t bytes = wire_bytes(form, call.dtype, part);
@@ -403,8 +434,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
       std::memset(padded + count * element, 0, (part * ranks - count) * element);
       from = padded;
     }
-    std::byte* const to = received + turn * received_bytes;
-    exchanges[turn] = start(call, [&](c10d::Backend& backend) { return exchange(backend, from, to, bytes); });
+    own_parts[turn] = from + static_cast<std::size_t>(rank()) * bytes;
+    exchanges[turn] = start_exchange(call, from, bytes, received + turn * received_bytes, bytes);
   };
   // Of the piece at `first`, the elements that the rank sums.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
@@ -429,20 +460,22 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     const bool is_padded = part * ranks != numel_of(first);
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
     if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie here
-    float* const own = reinterpret_cast<float*>(sums + turn * sums_bytes);
+    // Sums that are sent as they are have their place at once, but where a part is padded.
+    const bool is_in_place = sums_form == WireForm::kPlain && !is_padded && means_ == Transfers::Means::kMessages;
+    float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
+                                   : reinterpret_cast<float*>(sums + turn * sums_bytes);
     const std::size_t length = form == WireForm::kPlain ? part : length_of(first, static_cast<std::size_t>(rank()));
-    sum_parts(received + turn * received_bytes, call.dtype, form, own, length, nullptr, 0,
+    sum_parts(received + turn * received_bytes, own_parts[turn], call.dtype, form, own, length, nullptr, 0,
               wire_bytes(form, call.dtype, part));
     if (sums_form != WireForm::kPlain) {
       std::byte* const from = own_encoded + turn * encoded;
       std::byte* const to = all_encoded + turn * ranks * encoded;
       encode(sums_form, own, DType::kF32, length_of(first, static_cast<std::size_t>(rank())), from);
-      const std::size_t bytes = sums_wire_bytes(first);
-      gathers[turn] = start(call, [&](c10d::Backend& backend) { return gather(backend, from, to, bytes); });
+      gathers[turn] = start_gather(call, from, to, sums_wire_bytes(first));
       continue;
     }
     void* const to = is_padded ? static_cast<void*>(padded) : output + first;
-    gathers[turn] = start(call, [&](c10d::Backend& backend) { return gather(backend, own, to, part * sizeof(float)); });
+    gathers[turn] = start_gather(call, own, to, part * sizeof(float));
     if (!is_padded) continue;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
     std::memcpy(output + first, padded, numel_of(first) * sizeof(float));

@@ -1,0 +1,99 @@
+#include "runtime/comm/c10d/transfers.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr const char* kAborted = "the group has failed";
+
+at::Tensor as_tensor(const void* data, std::size_t bytes) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte);
+}
+
+}  // namespace
+
+void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (means_ == Means::kMessages) {
+    auto* const all = static_cast<std::byte*>(full);
+    send_and_receive(backend, tag, static_cast<const std::byte*>(shard), 0, all, bytes);
+    std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * bytes;
+    if (shard != kept) std::memcpy(kept, shard, bytes);
+    return;
+  }
+  at::Tensor output = as_tensor(full, bytes * static_cast<std::size_t>(backend.getSize())),
+             input = as_tensor(shard, bytes);
+  add_collective(backend._allgather_base(output, input));
+}
+
+void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
+                         std::size_t bytes) {
+  if (bytes == 0) return;
+  if (means_ == Means::kMessages)
+    return send_and_receive(backend, tag, static_cast<const std::byte*>(input), stride, static_cast<std::byte*>(output),
+                            bytes);
+  const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
+  at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
+  std::vector<std::int64_t> equal_parts;
+  add_collective(backend.alltoall_base(to, from, equal_parts, equal_parts));
+}
+
+// Each rank begins with the one after it, so that not all send to the same one at first.
+void Transfers::send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride,
+                                 std::byte* output, std::size_t bytes) {
+  const int rank = backend.getRank(), size = backend.getSize();
+  for (int i = 1; i < size; ++i) {
+    const int from = (rank + size - i) % size;
+    std::vector<at::Tensor> part = {as_tensor(output + static_cast<std::size_t>(from) * bytes, bytes)};
+    add_message(backend.recv(part, from, tag));
+  }
+  for (int i = 1; i < size; ++i) {
+    const int to = (rank + i) % size;
+    std::vector<at::Tensor> part = {as_tensor(input + static_cast<std::size_t>(to) * stride, bytes)};
+    add_message(backend.send(part, to, tag));
+  }
+}
+
+void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
+  const std::lock_guard lock(mutex_);
+  if (is_aborted_) throw std::runtime_error(kAborted);
+  messages_.push_back(std::move(work));
+}
+
+void Transfers::add_collective(c10::intrusive_ptr<c10d::Work> work) { collective_ = std::move(work); }
+
+void Transfers::wait() {
+  if (collective_) collective_->wait();
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  for (std::size_t i = 0;; ++i) {
+    c10::intrusive_ptr<c10d::Work> message;
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_aborted_) throw std::runtime_error(kAborted);
+      if (i == messages_.size()) return messages_.clear();
+      message = messages_[i];
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    // 0 would be no limit.
+    const auto limit =
+        std::max(std::chrono::duration_cast<std::chrono::milliseconds>(left), std::chrono::milliseconds(1));
+    if (!message->wait(limit)) throw std::runtime_error(kAborted);
+  }
+}
+
+void Transfers::abort() {
+  const std::lock_guard lock(mutex_);
+  is_aborted_ = true;
+  for (const auto& message : messages_) message->abort();
+  messages_.clear();
+}
+
+}  // namespace tessera

@@ -82,7 +82,8 @@ struct DiskTime {
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  const std::int64_t record_bytes = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
+  const std::int64_t record_bytes = std::max(
+      {plan.parameter_records().record_bytes, plan.state_records().record_bytes, plan.gradient_records().record_bytes});
   DiskTime time;
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
@@ -111,12 +112,13 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
                                  {"total_bytes", plan.use().total()}};
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
-  json["disk"] = {{"bytes", plan.disk().bytes},
-                  {"records", plan.parameter_records().records + plan.state_records().records},
-                  {"read_in_two_steps", plan.disk().read_in_two_steps},
-                  {"written_in_two_steps", plan.disk().written_in_two_steps},
-                  {"durable_bytes", plan.disk().durable_bytes},
-                  {"written_in_commit", plan.disk().written_in_commit}};
+  json["disk"] = {
+      {"bytes", plan.disk().bytes},
+      {"records", plan.parameter_records().records + plan.state_records().records + plan.gradient_records().records},
+      {"read_in_two_steps", plan.disk().read_in_two_steps},
+      {"written_in_two_steps", plan.disk().written_in_two_steps},
+      {"durable_bytes", plan.disk().durable_bytes},
+      {"written_in_commit", plan.disk().written_in_commit}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
     json["units"].push_back({{"name", unit.name},

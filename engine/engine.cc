@@ -14,6 +14,7 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
+#include "engine/memory/gradient_records.h"
 #include "engine/memory/state_records.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_groups.h"
@@ -222,13 +223,15 @@ TrafficCounts Engine::traffic() const {
   counts.reduced_bytes = reductions.reduced_bytes;
   counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
-  for (const auto& records : {state_->memory.parameter_records, state_->memory.state_records}) {
-    if (!records) continue;
-    const TierCounters disk = records->counters();
+  const auto add = [&](const TierCounters& disk) {
     counts.disk_bytes_read += disk.bytes_read;
     counts.disk_bytes_written += disk.bytes_written;
     counts.disk_wait_seconds += disk.wait_seconds;
-  }
+  };
+  const TrainingMemory& memory = state_->memory;
+  if (memory.parameter_records) add(memory.parameter_records->counters());
+  if (memory.state_records) add(memory.state_records->counters());
+  if (memory.gradient_records) add(memory.gradient_records->counters());
   if (state_->activations) {
     const ActivationCounts disk = state_->activations->counts();
     counts.disk_bytes_read += disk.disk_bytes_read;

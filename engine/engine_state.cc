@@ -184,6 +184,7 @@ void Engine::State::set_up() {
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
+  gradient_memory.store = memory.gradient_records.get();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   if (own_rules.comm_hook) reducer->sum_by(own_rules.comm_hook);

@@ -168,12 +168,15 @@ void Reducer::use_methods(bool on, std::int64_t step) {
 bool Reducer::accumulates() const {
   if (updates_in_backward()) return false;
   const BucketMode mode = plan_.bucket_mode();
-  return plan_.input().mesh.world_size() == 1 || mode == BucketMode::kAccumulator ||
+  return is_alone_in_place() || mode == BucketMode::kAccumulator ||
          (mode == BucketMode::kInPlace && plan_.input().accumulation > 1);
 }
 
+/// Then gradients are taken straight into their sum's place, and nothing is reduced.
+bool Reducer::is_alone_in_place() const { return plan_.input().mesh.world_size() == 1 && !memory_.store; }
+
 DType Reducer::bucket_dtype() const {
-  return plan_.bucket_mode() == BucketMode::kShared ? plan_.input().reduce : DType::kF32;
+  return plan_.bucket_mode() == BucketMode::kShared ? plan_.bucket_dtype() : DType::kF32;
 }
 
 void Reducer::take(FlatGroup& group, std::size_t parameter) {
@@ -316,6 +319,7 @@ void Reducer::start(Entry& entry) {
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
   // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry);
+  if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;
   for (auto& group : entry.unit->groups) {
@@ -331,6 +335,14 @@ void Reducer::start(Entry& entry) {
   if (!updates_in_backward()) return;
   start_notes(reduction);
   entry.unit->close();
+}
+
+/// The next unit's is read meanwhile, where there is one to be added to.
+void Reducer::open_sum(const Entry& entry) {
+  memory_.store->open(*entry.unit, entry.has_sum);
+  if (next_ + 1 >= order_.size()) return;
+  const Entry& next = entries_[order_[next_ + 1]];
+  if (next.has_sum && !next.reduced) memory_.store->expect(*next.unit);
 }
 
 GradientMethod* Reducer::method_of(const FlatGroup& group) const {
@@ -403,7 +415,7 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   const MeshPosition& mesh = plan_.input().mesh;
   const Entry& entry = this->entry(*group.unit);
   const std::string& name = group.unit->name;
-  if (mesh.world_size() == 1) return;  // gradients are taken straight into place
+  if (is_alone_in_place()) return;
   std::byte* bucket = bucket_of(entry, group);
   DType wire = bucket_dtype();
   if (plan_.bucket_mode() == BucketMode::kAccumulator && plan_.input().reduce != DType::kF32) {
@@ -461,6 +473,7 @@ void Reducer::advance(GroupReduction& reduction) {
 void Reducer::complete(UnitReduction& reduction) {
   for (GroupReduction& group : reduction.groups) complete(group);
   if (updates_in_backward()) hand_over(reduction);
+  if (memory_.store) memory_.store->close(*reduction.entry->unit, /*changed=*/true);
   reduction.groups.clear();
   free(reduction.bucket, buckets_);
   for (const Arena& arena : reduction.overflow_scratch) counts_.overflow_bytes -= arena.bytes();

@@ -14,6 +14,7 @@
 #include "sharding/compute_device.h"
 #include "sharding/gradient_method.h"
 #include "sharding/gradient_packer.h"
+#include "sharding/gradient_store.h"
 #include "sharding/gradient_visitor.h"
 #include "sharding/unit.h"
 #include "sharding/unit_slots.h"
@@ -50,6 +51,8 @@ struct ReducerCounts {
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph apart.
 /// They are added while the unit's bucket is open, and after that reduced once more and added to the sum.
 ///
+/// Where sums lie below memory, a unit's sum has memory from the start of its reduction to its end.
+///
 /// Where units are updated in backward (PlanInput::updates_in_backward), a unit whose sum is there is handed to whoever
 /// updates it, and the sum's place is the next unit's. From the start of its reduction on, when this rank has read the unit
 /// for the last time, the unit is closed (Unit::close): so when a sum is there, all ranks have. Which parameters a rank
@@ -65,6 +68,8 @@ class Reducer {
   struct Memory {
     Arena buckets, scratch, sums;
     Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
+    /// Has the sums where MemoryPlan::gradients_below.
+    GradientStore* store = nullptr;
   };
 
   /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. Null where work is queued, since
@@ -143,6 +148,7 @@ class Reducer {
   Entry& entry(const Unit& unit) { return entries_[unit.index]; }
   /// Whether gradients gather where they are until `finish`; else a unit is reduced as soon as it is complete.
   bool accumulates() const;
+  bool is_alone_in_place() const;
   bool updates_in_backward() const { return plan_.input().updates_in_backward; }
   void expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const;
   void open(Entry& entry);
@@ -169,6 +175,7 @@ class Reducer {
   void reduce(Entry& entry);
   UnitReduction& reduction(std::int64_t number);
   void start(Entry& entry);
+  void open_sum(const Entry& entry);
   void start_group(UnitReduction& reduction, FlatGroup& group);
   void follow(std::int64_t lag, std::int64_t end_lag);
   void advance(GroupReduction& reduction);

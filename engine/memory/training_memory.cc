@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/memory/durable_files.h"
+#include "engine/memory/gradient_records.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
@@ -58,7 +59,7 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
 }
 
 void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
-  if (!input.updates_in_backward) {
+  if (!input.updates_in_backward && input.offload.gradients == Tier::kMemory) {
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
@@ -135,21 +136,28 @@ std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<s
   return paths;
 }
 
-/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them.
-std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
-                                        const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
-                                        const std::string& kind) {
+/// What the files that hold `pool` have in common.
+FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+                             const std::vector<StripePath>& paths, int rank) {
   FileTierOptions options;
   options.who = "rank " + std::to_string(rank);
   options.sizes = std::move(records.sizes);
   options.record_name = [names = std::move(records.names)](std::int64_t record) { return names[record]; };
   options.paths = paths;
-  options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
   options.records = pool.records;
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
   options.verify = offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
+  return options;
+}
+
+/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them.
+std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+                                        const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
+                                        const std::string& kind) {
+  FileTierOptions options = tier_options(std::move(records), pool, offload, paths, rank);
+  options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
@@ -202,6 +210,27 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
   auto records =
       make_tier(std::move(added), plan.parameter_records(), plan.input().offload, paths, rank, durable, "parameters");
   for (FlatGroup* group : groups) group->parameters_below = records;
+  return records;
+}
+
+/// Scratch on every path: no commit needs gradients.
+std::shared_ptr<GradientRecords> make_gradient_records(const MemoryPlan& plan,
+                                                       const std::vector<std::unique_ptr<Unit>>& units,
+                                                       const std::vector<StripePath>& paths, int rank) {
+  const RecordPool& pool = plan.gradient_records();
+  if (pool.records == 0) return nullptr;
+  NewRecords added;
+  for (const auto& unit : units) {
+    const UnitShape shape = unit->shape();
+    if (shape.trainable_numel() == 0) continue;
+    added.sizes.push_back(static_cast<std::size_t>(plan.gradient_record_bytes_of(shape)));
+    added.names.push_back("gradients of unit " + unit->name);
+  }
+  FileTierOptions options = tier_options(std::move(added), pool, plan.input().offload, paths, rank);
+  options.most_held = static_cast<int>(plan.units_under_way());
+  options.read_ahead = options.write_behind = static_cast<int>(MemoryPlan::kGradientsAhead);
+  auto records = std::make_shared<GradientRecords>(value_or_throw(FileTier::create(options)), units);
+  log_info("rank " + std::to_string(rank) + ": gradients: " + records->describe());
   return records;
 }
 
@@ -310,6 +339,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
   memory.parameter_records = make_parameter_records(plan, units, paths, rank, durable);
   memory.state_records = make_state_records(plan, units, paths, rank, durable);
+  memory.gradient_records = make_gradient_records(plan, units, paths, rank);
   if (durable) durable->take_memory(memory, plan, units);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();
@@ -330,6 +360,7 @@ MemoryUse TrainingMemory::allocated() const {
   for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
     if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
   }
+  if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
   return use;
 }
 

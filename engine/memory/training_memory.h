@@ -15,21 +15,23 @@
 namespace tessera {
 
 class DurableFiles;
+class GradientRecords;
 
 /// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                                   ///< where they are exchanged (MemoryPlan::matrices)
-  Arena feedback;                                   ///< MemoryCategory::kFeedback
-  Arena checkpoint;                                 ///< of the host: what an asynchronous save writes
-  std::shared_ptr<StateRecords> parameter_records;  ///< null where no parameters lie below memory
-  std::shared_ptr<StateRecords> state_records;      ///< and no masters and states
-  int owners_of_parameters = 1;                     ///< ranks that hold `parameters` together
-  int owners_of_slots = 1;                          ///< likewise
+  Arena matrices;                                     ///< where they are exchanged (MemoryPlan::matrices)
+  Arena feedback;                                     ///< MemoryCategory::kFeedback
+  Arena checkpoint;                                   ///< of the host: what an asynchronous save writes
+  std::shared_ptr<StateRecords> parameter_records;    ///< null where no parameters lie below memory
+  std::shared_ptr<StateRecords> state_records;        ///< and no masters and states
+  std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients
+  int owners_of_parameters = 1;                       ///< ranks that hold `parameters` together
+  int owners_of_slots = 1;                            ///< likewise
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
-  /// updated in backward, are left for the residency and the reducer to take. Records lie in `directories`, in files that `durable` knows
+  /// updated in backward, are left for the residency and the reducer to take; gradients in records are pointed at later. Records lie in `directories`, in files that `durable` knows
   /// unless that is null. Collective. Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/memory/gradient_records.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 
@@ -15,6 +16,7 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
       averages_(strategy.ema.decay > 0.0),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
+      gradients_(memory.gradient_records.get()),
       publisher_(plan, axes) {
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   const auto add = [&](const OptimizerConfig& config) {
@@ -79,13 +81,44 @@ void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<
   if (layers_) return update_layerwise(rates, squares);
   if (matrices_) return update_with_matrices(rates, used);
   announce_runs();
+  begin_gradients();
   update_elements(rates);
+  let_gradients_go();
   end_pass();
+}
+
+bool Update::needs_gradients(const Group& group) const {
+  const auto runs = std::span(runs_).subspan(group.begin, group.end - group.begin);
+  return std::ranges::any_of(runs, &Run::is_updated);
+}
+
+/// So that they are read ahead. Groups of one unit follow each other.
+void Update::begin_gradients() {
+  if (!gradients_) return;
+  std::vector<int> order;
+  for (const Group& group : groups_) {
+    const int unit = group.group->unit->index;
+    if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
+  }
+  gradients_->begin_update(std::move(order));
+}
+
+void Update::hold_gradients(const Group& group) {
+  Unit* const unit = group.group->unit;
+  if (!gradients_ || held_ == unit || !needs_gradients(group)) return;
+  let_gradients_go();
+  gradients_->open(*unit, /*has_sum=*/true);
+  held_ = unit;
+}
+
+void Update::let_gradients_go() {
+  if (Unit* const unit = std::exchange(held_, nullptr)) gradients_->close(*unit, /*changed=*/false);
 }
 
 void Update::update_elements(const Rates& rates) {
   in_direction(0, first_of_matrices_, [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
+    hold_gradients(groups_[g]);
     visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
   });
 }
@@ -195,10 +228,10 @@ void Update::swap_averages() {
   end_pass();
 }
 
-/// The next step goes the other way.
+/// The next step goes the other way, but where gradients lie in records.
 void Update::end_pass() {
   finish();
-  turn_round();
+  if (!gradients_) turn_round();
 }
 
 /// Calls `visit(slice, run)` for a group's runs, in this step's direction, and publishes what became of them.

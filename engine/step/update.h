@@ -26,7 +26,8 @@ namespace tessera {
 ///
 /// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
 /// used last are those that the next one uses first. Groups of matrices come behind all others: a step that goes forward ends, and one that
-/// goes backward begins, with both passes over them.
+/// goes backward begins, with both passes over them. Where gradients lie in records, all steps go forward: backward left those of the
+/// first units in memory.
 class Update {
  public:
   /// `memory`: has the records of what lies below memory.
@@ -102,6 +103,10 @@ class Update {
   void end_records();
   void turn_round();
   void end_pass();
+  bool needs_gradients(const Group& group) const;
+  void begin_gradients();
+  void hold_gradients(const Group& group);
+  void let_gradients_go();
   StepScalars scalars_of(const Rates& rates, const Run& run) const;
   void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
   void update_layerwise(const Rates& rates, std::span<const double> squares);
@@ -120,6 +125,8 @@ class Update {
   LearningRates learning_rates_;
   const bool averages_;         ///< strategy.ema
   std::array<Pass, 2> passes_;  ///< records are null where there are none
+  GradientRecords* gradients_;  ///< likewise
+  Unit* held_ = nullptr;        ///< whose gradients are open
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   std::vector<Group> groups_;               ///< trainable, in unit order, but those of matrices behind all others

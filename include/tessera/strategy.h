@@ -168,6 +168,7 @@ struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
   OffloadedState moments;               ///< optimizer states
+  Tier gradients = Tier::kMemory;       ///< sums of gradients, from a unit's reduction to its update: kMemory or kNvme
   std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
   std::int64_t record_bytes = 4 << 20;  ///< "record": what is read and written with one operation
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
@@ -179,7 +180,8 @@ struct OffloadConfig {
 
   /// Whether some training state lies below memory, or may.
   bool is_used() const {
-    return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory;
+    return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory ||
+           gradients != Tier::kMemory;
   }
 };
 

@@ -10,8 +10,8 @@ namespace {
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
 
 Condition with_state_below() {
-  return {"offload.parameters, masters or moments on tier nvme or auto",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
+  return {"offload.parameters, masters, moments or gradients on tier nvme or auto",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier"},
           [](const Strategy& s) { return s.offload.is_used(); }};
 }
 
@@ -19,13 +19,15 @@ bool uses_files(const Strategy& s) { return s.offload.is_used() || s.offload.act
 
 Condition with_files() {
   return {"an offload tier nvme or auto",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier",
+           "/offload/activations/tier"},
           uses_files};
 }
 
 Condition with_any_tier() {
   return {"an offload tier other than memory",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier",
+           "/offload/activations/tier"},
           [](const Strategy& s) { return uses_files(s) || s.offload.activations == Tier::kHost; }};
 }
 
@@ -98,6 +100,20 @@ std::vector<StrategyKey> offload_keys() {
        .only_if = {"offload.moments.tier nvme",
                    {"/offload/moments/tier"},
                    [](const Strategy& s) { return uses_nvme(s.offload.moments); }}},
+      {.pointer = "/offload/gradients/tier",
+       .field = choice_field(AT(offload.gradients), gradient_tiers()),
+       .default_json = R"("memory")",
+       .example_json = R"("nvme")",
+       .doc =
+           "Where the sums of a unit's gradients lie from its reduction to its update, a record a unit. With this and "
+           "\"in_backward\" of optimizer no gradient of a whole model is in memory; this one also clips by norm, skips "
+           "steps that overflow, and takes several microbatches.",
+       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for as many units as are reduced at a "
+               "time and "
+               "two more. As many are written a microbatch and read a step; from the second microbatch on, read too. "
+               "Updates then "
+               "go through all records in the same direction, so that what was used last is not found in memory.",
+       .only_if = {}},
       {.pointer = "/offload/activations/tier",
        .field = choice_field(AT(offload.activations), activation_tiers()),
        .default_json = R"("memory")",

@@ -153,6 +153,13 @@ const std::vector<Named<Tier>>& tiers() {
   return list;
 }
 
+const std::vector<Named<Tier>>& gradient_tiers() {
+  static const std::vector<Named<Tier>> list = {
+      {Tier::kMemory, "memory", "in the memory of the device that trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths, when the CPU trains"}};
+  return list;
+}
+
 const std::vector<Named<WireForm>>& wire_forms() {
   static const std::vector<Named<WireForm>> list = {
       {WireForm::kPlain, "none", "as they are"},

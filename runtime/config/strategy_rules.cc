@@ -187,7 +187,7 @@ StrategyRule schedule_length_rule() {
 
 StrategyRule offload_paths_rule() {
   return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
-           "/offload/activations/tier"},
+           "/offload/gradients/tier", "/offload/activations/tier"},
           "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
             const bool uses_files = s.offload.is_used() || s.offload.activations == Tier::kNvme;
@@ -320,16 +320,30 @@ StrategyRule lars_clip_rule() {
 }
 
 StrategyRule tensor_rule_offload_rule() {
-  return {
-      {"/optimizer/type", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
-      "optimizer.type adafactor and own_matrix go without offload of training state.",
-      [](const Strategy& s) -> std::string {
-        if (!has_tensor_rule(s.optimizer.type) || !s.offload.is_used()) return "";
-        return fmt::format(
-            "{} needs masters of whole tensors and their states in memory: leave parameters, masters and moments of "
-            "\"offload\" out, or take adamw or muon",
-            name_of(s.optimizer.type));
-      }};
+  return {{"/optimizer/type", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
+           "/offload/gradients/tier"},
+          "optimizer.type adafactor and own_matrix go without offload of training state.",
+          [](const Strategy& s) -> std::string {
+            if (!has_tensor_rule(s.optimizer.type) || !s.offload.is_used()) return "";
+            return fmt::format(
+                "{} needs masters of whole tensors and their states in memory: leave parameters, masters, moments and "
+                "gradients of \"offload\" out, or take adamw or muon",
+                name_of(s.optimizer.type));
+          }};
+}
+
+StrategyRule offloaded_gradients_rule() {
+  return {{"/offload/gradients/tier", "/optimizer/type"},
+          "Gradients on nvme go with optimizers that update element by element.",
+          [](const Strategy& s) -> std::string {
+            const OptimizerType type = s.optimizer.type;
+            const bool is_elementwise = type != OptimizerType::kMuon && !adapts_layers(type) && !has_tensor_rule(type);
+            if (s.offload.gradients == Tier::kMemory || is_elementwise) return "";
+            return fmt::format(
+                "{} goes through gradients more than once a step: leave gradients of \"offload\" out, or take "
+                "adamw",
+                name_of(type));
+          }};
 }
 
 StrategyRule rollback_rule() {
@@ -415,6 +429,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
       tensor_rule_offload_rule(),
+      offloaded_gradients_rule(),
       lars_clip_rule(),
       in_backward_rule(
           "/optimizer/type", "optimizer.type muon, adafactor or own_matrix",
@@ -424,6 +439,10 @@ const std::vector<StrategyRule>& strategy_rules() {
           "/optimizer/type", "optimizer.type lamb or lars",
           [](const Strategy& s) { return adapts_layers(s.optimizer.type); },
           "an update meets all ranks between its two passes, once for all units"),
+      in_backward_rule(
+          "/offload/gradients/tier", "offload.gradients on nvme",
+          [](const Strategy& s) { return s.offload.gradients != Tier::kMemory; },
+          "gradients that are used when they are summed need no place"),
       rollback_rule(),
       durable_rollback_rule(),
       durable_dir_rule(),

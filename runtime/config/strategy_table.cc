@@ -44,6 +44,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/offload/parameters", "Each rank's part of the parameters."},
       {"/offload/masters", "What fp32 masters have beside bf16 or fp16 parameters."},
       {"/offload/moments", "Optimizer states, the average of the weights among them."},
+      {"/offload/gradients", "Sums of gradients, from their reduction to the update."},
       {"/offload/activations", "Tensors that forward saves for backward."},
       {"/compression", "Gradients in fewer bits, where they go over a network."},
       {"/checkpoint", "Where, when and how checkpoints are saved."},
@@ -56,8 +57,7 @@ const std::vector<StrategyGroup>& strategy_groups() {
 }
 
 const std::vector<UnavailableKey>& unavailable_keys() {
-  static const std::vector<UnavailableKey> keys = {{"/offload/gradients", "gradients in host memory or on NVMe"},
-                                                   {"/reproducible", "the same bits on any number of ranks"}};
+  static const std::vector<UnavailableKey> keys = {{"/reproducible", "the same bits on any number of ranks"}};
   return keys;
 }
 

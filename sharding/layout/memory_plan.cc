@@ -70,6 +70,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_gradients();
   plan_parameter_records();
   plan_optimizer();
+  if (gradients_below()) plan_gradient_records();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   if (input_.copies_checkpoints) plan_checkpoint();
@@ -129,7 +130,7 @@ Chunks MemoryPlan::parameter_chunks_of(const GroupShape& group) const {
 }
 
 std::int64_t MemoryPlan::bucket_bytes_of(const UnitShape& unit) const {
-  const DType dtype = bucket_mode_ == BucketMode::kShared ? input_.reduce : DType::kF32;
+  const DType dtype = bucket_mode_ == BucketMode::kShared ? bucket_dtype() : DType::kF32;
   return unit.trainable_numel() * static_cast<std::int64_t>(size_of(dtype));
 }
 
@@ -139,9 +140,10 @@ void MemoryPlan::plan_gradients() {
   const bool once = input_.accumulation == 1 || input_.sync == GradientSync::kLastMicrobatch;
   const bool replicated =
       !(axes.shard && input_.mesh.shard_size > 1) && !(axes.replicate && input_.mesh.replicate_size > 1);
-  if (world == 1 || (replicated && input_.reduce == DType::kF32 && once)) {
+  const bool has_place = !gradients_below();  // of its own, which its peers see
+  if (has_place && (world == 1 || (replicated && input_.reduce == DType::kF32 && once))) {
     bucket_mode_ = BucketMode::kInPlace;
-  } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
+  } else if (world > 1 && input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
   std::int64_t largest_part = 0;  // of a unit
@@ -152,7 +154,7 @@ void MemoryPlan::plan_gradients() {
       if (group.trainable) part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
     }
     largest_part = std::max(largest_part, part);
-    use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
+    if (has_place) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
     notes_numel_ = std::max(notes_numel_, unit.trainable_parameters());
     if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
     if (i > 0) sum_bytes_ = std::max(sum_bytes_, sum_bytes_of(unit));
@@ -172,6 +174,8 @@ void MemoryPlan::plan_gradients() {
   use_[MemoryCategory::kStaging] = units_under_way() * scratch_numel_ * 4;
   if (input_.updates_in_backward) plan_sums();
 }
+
+DType MemoryPlan::bucket_dtype() const { return input_.mesh.world_size() == 1 ? DType::kF32 : input_.reduce; }
 
 std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
   std::int64_t bytes = 0;
@@ -202,10 +206,10 @@ std::int64_t MemoryPlan::most_ahead() const {
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
-/// Memory of a unit whose reduction is under way while others are computed.
+/// Memory of a unit whose reduction is under way while others are computed, and that others use too.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = bucket_mode_ == BucketMode::kShared ? bucket_bytes_ : 0;
-  const std::int64_t sum = input_.updates_in_backward ? sum_bytes_ : 0;
+  const std::int64_t sum = input_.updates_in_backward || gradients_below() ? sum_bytes_ : 0;
   return bucket + sum + scratch_numel_ * 4;
 }
 
@@ -270,7 +274,7 @@ void MemoryPlan::plan_optimizer() {
   }
   // Parameters are read more often than states, so they have the cache first.
   const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
-  state_records_ = plan_pool(record_bytes, cache);
+  state_records_ = plan_pool(record_bytes, cache, slots_of_queue());
   UpdatedRecords updated;
   for (auto i = static_cast<std::size_t>(state_records_.cached); i < record_bytes.size(); ++i) {
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
@@ -301,13 +305,13 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
+RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots) {
   RecordPool pool;
   if (bytes.empty()) return pool;
   pool.records = static_cast<std::int64_t>(bytes.size());
   pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
   pool.cached = std::min(cache_bytes / pool.record_bytes, pool.records);
-  pool.slots = std::min(2 * input_.offload.queue_depth + 1, pool.records - pool.cached);
+  pool.slots = std::min(slots, pool.records - pool.cached);
   use_[MemoryCategory::kRecords] += pool.memory_bytes();
   disk_.bytes += sum(std::span(bytes).subspan(static_cast<std::size_t>(pool.cached)));
   return pool;
@@ -321,8 +325,8 @@ void MemoryPlan::plan_updates(const RecordPool& pool, const UpdatedRecords& reco
   const auto slots = static_cast<std::size_t>(pool.slots);
   const auto there_and_back = [&](std::span<const std::int64_t> moving) {
     const std::size_t held = std::min(slots, moving.size());
-    // Updates in backward always go the same way, so they find in the slots all records or none.
-    const bool finds_none = input_.updates_in_backward && held < moving.size();
+    // Updates in backward, and those of gradients on disk, always go the same way, so they find in the slots all records or none.
+    const bool finds_none = (input_.updates_in_backward || gradients_below()) && held < moving.size();
     return 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
   };
   if (!records.once_backward) {
@@ -358,7 +362,7 @@ void MemoryPlan::plan_parameter_records() {
       }
     }
   }
-  parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes);
+  parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes, slots_of_queue());
   UpdatedRecords updated;
   for (auto i = static_cast<std::size_t>(parameter_records_.cached); i < of_matrices.size(); ++i) {
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
@@ -368,6 +372,26 @@ void MemoryPlan::plan_parameter_records() {
   for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
     disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
   }
+}
+
+std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const {
+  return (sum_bytes_of(unit) + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage;
+}
+
+/// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through
+/// them from the first unit on, which finds in the slots what backward left there.
+void MemoryPlan::plan_gradient_records() {
+  std::vector<std::int64_t> bytes;  // in the order of units
+  for (const UnitShape& unit : input_.units) {
+    if (unit.trainable_numel() > 0) bytes.push_back(gradient_record_bytes_of(unit));
+  }
+  gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
+  const bool once = bucket_mode_ == BucketMode::kAccumulator;
+  const std::int64_t all = sum(bytes), rounds = once ? 1 : input_.accumulation;
+  const auto slots = static_cast<std::size_t>(gradient_records_.slots);
+  const std::int64_t again = slots < bytes.size() ? (rounds - 1) * all : 0;
+  disk_.read_in_two_steps += 2 * (again + all - sum(std::span(bytes).first(slots)));
+  disk_.written_in_two_steps += 2 * rounds * all;
 }
 
 void MemoryPlan::plan_image() {
@@ -386,7 +410,7 @@ void MemoryPlan::plan_image() {
     bytes.push_back(pages(std::min(left, input_.offload.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
-  image_records_ = plan_pool(bytes, /*cache_bytes=*/0);
+  image_records_ = plan_pool(bytes, /*cache_bytes=*/0, slots_of_queue());
   disk_.written_in_commit = sum(bytes);
   disk_.bytes = before;
   disk_.durable_bytes += 2 * disk_.written_in_commit;
@@ -484,13 +508,14 @@ std::string MemoryPlan::to_table() const {
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
   std::string text = table.to_string();
-  const std::int64_t records = parameter_records_.records + state_records_.records;
+  const std::int64_t records = parameter_records_.records + state_records_.records + gradient_records_.records;
   if (records > 0) {
     text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
             std::to_string(records) + " records of at most " +
-            format_bytes(std::max(parameter_records_.record_bytes, state_records_.record_bytes)) + "; a step reads " +
-            format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
-            "\n";
+            format_bytes(std::max(
+                {parameter_records_.record_bytes, state_records_.record_bytes, gradient_records_.record_bytes})) +
+            "; a step reads " + format_bytes(disk_.read_in_two_steps / 2) + " and writes " +
+            format_bytes(disk_.written_in_two_steps / 2) + "\n";
   }
   if (input_.is_durable) {
     text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +

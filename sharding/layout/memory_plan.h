@@ -76,7 +76,7 @@ struct RecordPool {
   std::int64_t records = 0;       ///< 0 where all is in memory
   std::int64_t record_bytes = 0;  ///< of the largest one
   std::int64_t cached = 0;        ///< the first records, which stay in memory: as many as the cache has room for
-  /// Pieces of memory for the others: one that is used, as many as are read ahead, and as many as are written behind. After
+  /// Pieces of memory for the others: those that are used, as many as are read ahead, and as many as are written behind. After
   /// a step they hold the records that it used last, with which the next one begins.
   std::int64_t slots = 0;
   std::int64_t memory_bytes() const { return (cached + slots) * record_bytes; }
@@ -97,6 +97,8 @@ class MemoryPlan {
   BucketMode bucket_mode() const { return bucket_mode_; }
   /// Whether parameters, or some of them, lie in records: then units are gathered from there, on a rank alone too.
   bool parameters_below() const;
+  /// Whether sums of gradients lie in records from a unit's reduction to its update; then they are made in the records' own memory.
+  bool gradients_below() const { return input_.offload.gradients == Tier::kNvme; }
   /// Whether units are gathered before they are used, by some rank that does not have all of their parameters.
   bool gathers() const;
   /// How often a step gathers unit `index`, where units are used in the order of their definition, from the second step
@@ -123,6 +125,8 @@ class MemoryPlan {
   std::int64_t scratch_numel() const { return scratch_numel_; }
   std::int64_t units_under_way() const { return end_lag_ + 1; }
   std::int64_t bucket_bytes_of(const UnitShape& unit) const;
+  /// Of gradients in buckets that units share: that of the wire; fp32 on a rank alone, which has none.
+  DType bucket_dtype() const;
 
   /// Where units are updated in backward, sums have no place of their own: units share so many, and the root unit has
   /// one. A unit takes its place when its reduction starts (with BucketMode::kInPlace when its first gradient comes), and
@@ -156,6 +160,11 @@ class MemoryPlan {
   /// And this rank's part of its parameters. Without records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
   const RecordPool& state_records() const { return state_records_; }
+  /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train.
+  const RecordPool& gradient_records() const { return gradient_records_; }
+  std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
+  /// Of those, as many as are read ahead of the update, and as many as are written behind.
+  static constexpr std::int64_t kGradientsAhead = 1;
   /// Those of groups that train come first, then the frozen ones, each in the order of units.
   const RecordPool& parameter_records() const { return parameter_records_; }
   /// Of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states, one behind the other, and
@@ -171,6 +180,7 @@ class MemoryPlan {
   void plan_parameters();
   void plan_gradients();
   void plan_sums();
+  void plan_gradient_records();
   void plan_lag();
   std::int64_t most_ahead() const;
   std::int64_t bytes_ahead() const;
@@ -180,7 +190,9 @@ class MemoryPlan {
   void plan_activations();
   void plan_feedback();
   void plan_image();
-  RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
+  RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
+  /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
+  std::int64_t slots_of_queue() const { return 2 * input_.offload.queue_depth + 1; }
   /// Records that updates go through: those of what is updated element by element, and those of matrices.
   struct UpdatedRecords {
     std::vector<std::int64_t> elements, matrices;  ///< bytes of each that moves
@@ -199,7 +211,7 @@ class MemoryPlan {
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
   std::int64_t method_work_numel_ = 0;
   MatrixDeal matrices_;
-  RecordPool state_records_, parameter_records_, image_records_;
+  RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
   std::int64_t image_bytes_ = 0;
   DiskUse disk_;
 };

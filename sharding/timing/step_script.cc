@@ -30,6 +30,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   if (plan.parameters_below()) left_out.push_back("parameters that are read from disk before a unit is gathered");
   if (plan.state_records().records > 0)
     left_out.push_back("records of optimizer states that move beside forward and backward");
+  if (plan.gradients_below()) left_out.push_back("records of gradients that move beside backward and the update");
   if (!plan.matrices().batches().empty()) left_out.push_back("the exchange of matrices with their owners");
   if (plan.input().is_durable) left_out.push_back("commits of durable steps");
   return left_out;

@@ -35,6 +35,7 @@ class OffloadCommand : public Workplace {
 };
 
 constexpr char kParametersToo[] = R"(, "parameters": {"tier": "nvme"})";
+constexpr char kGradientsToo[] = R"(, "gradients": {"tier": "nvme"})";
 constexpr char kNotShared[] = R"(, "host_sharing": false)";
 
 TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
@@ -42,7 +43,8 @@ TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
   run(launch(2) + train(strategy("FULL_SHARD"), "memory", six));
   const std::string verify = R"(, "verify": true)";
   const std::string variants[] = {offload(verify), offload(verify + kParametersToo),
-                                  offload(verify + kParametersToo) + kNotShared};
+                                  offload(verify + kParametersToo) + kNotShared,
+                                  offload(verify + kParametersToo + kGradientsToo)};
   for (std::size_t i = 0; i < std::size(variants); ++i) {
     const std::string out = "disk" + std::to_string(i + 2);
     run(launch(2) + train(strategy("FULL_SHARD", variants[i]), out, six));
@@ -71,6 +73,32 @@ TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
       EXPECT_EQ(ended.code, 74) << ended.err;
       EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("parameter "), HasSubstr("EIO"), HasSubstr("rank ")));
     }
+  }
+}
+
+// The other stripe's disk is well.
+TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
+  for (const char* more : {"", kGradientsToo}) {
+    for (const char* nth : {"5", "31", "70"}) {
+      const Ended ended = run_program(
+          launch(2) + train(strategy("FULL_SHARD", offload(more)), "failed", {"--steps", "6", "--overwrite"}),
+          path("run"),
+          /*seconds=*/60, {{"TESSERA_TEST_FAULTS", std::string("cqe path=disk1 nth=") + nth + " errno=EIO"}});
+      EXPECT_EQ(ended.code, 74) << ended.err;
+      EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("disk1"), HasSubstr("EIO"), HasSubstr("rank ")));
+    }
+  }
+}
+
+TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
+  const std::string only = R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") +
+                           R"("]}, "reductions_ahead": 0)";  // so few slots that some are read
+  for (const char* rule : {"write path=disk nth=6", "read path=disk nth=3"}) {
+    const Ended ended = run_program(
+        launch(2) + train(strategy("FULL_SHARD", only), "failed", {"--steps", "6", "--overwrite"}), path("run"),
+        /*seconds=*/60, {{"TESSERA_TEST_FAULTS", std::string(rule) + " errno=EIO"}});
+    EXPECT_EQ(ended.code, 74) << rule << ended.err;
+    EXPECT_THAT(ended.err + ended.out, AllOf(HasSubstr("gradients of unit "), HasSubstr("EIO"), HasSubstr("rank ")));
   }
 }
 

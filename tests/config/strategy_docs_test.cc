@@ -67,10 +67,11 @@ TEST(StrategySchema, AcceptsDefaultAndExampleOfEveryKey) {
 
 TEST(StrategySchema, RefusesWhatTheReaderRefuses) {
   for (const char* text :
-       {R"([])", R"({"strateggy": "FULL_SHARD"})", R"({"strategy": "full_shard"})", R"({"offload": {"gradients": {}}})",
-        R"({"optimizer": {"betas": [0.9, 1]}})", R"({"optimizer": {"betas": [0.9]}})", R"({"optimizer": {"lr": -1}})",
-        R"({"memory": {"limit": "8gib"}})", R"({"units": {"classes": [""]}})", R"({"units": {"classes": ["A", "A"]}})",
-        R"({"prefetch": 1.5})", R"({"comm": {"timeout_s": 0}})", R"({"optimizer": {"nesterov": 1}})"}) {
+       {R"([])", R"({"strateggy": "FULL_SHARD"})", R"({"strategy": "full_shard"})",
+        R"({"offload": {"gradients": {"tier": "auto"}}})", R"({"optimizer": {"betas": [0.9, 1]}})",
+        R"({"optimizer": {"betas": [0.9]}})", R"({"optimizer": {"lr": -1}})", R"({"memory": {"limit": "8gib"}})",
+        R"({"units": {"classes": [""]}})", R"({"units": {"classes": ["A", "A"]}})", R"({"prefetch": 1.5})",
+        R"({"comm": {"timeout_s": 0}})", R"({"optimizer": {"nesterov": 1}})"}) {
     EXPECT_FALSE(parse_strategy(text).ok()) << text;
     EXPECT_NE(schema_errors(json::parse(text)), "") << text;
   }

@@ -18,6 +18,7 @@ void put_below(Strategy& s, const Below& below) {
   if (below.parameters > 0) s.offload.parameters = state(below.parameters);  // else as it was placed
   s.offload.masters = state(below.masters);
   s.offload.moments = state(below.moments);
+  s.offload.gradients = below.gradients ? Tier::kNvme : Tier::kMemory;
   s.offload.paths = {std::filesystem::temp_directory_path().string()};
   s.offload.record_bytes = below.record_bytes;
   s.offload.cache_bytes = below.cache_bytes;

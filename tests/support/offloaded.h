@@ -31,6 +31,7 @@ std::string name_of(const Kept& kept);
 struct Below {
   double parameters, masters, moments;
   std::int64_t record_bytes, cache_bytes, queue_depth;
+  bool gradients = false;  ///< all of them
 };
 void put_below(Strategy& strategy, const Below& below);
 

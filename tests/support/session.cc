@@ -30,7 +30,8 @@ Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions o
     : mesh(mesh_given),
       model(make_tiny(options, true)),
       engine(model, strategy, mesh),
-      batches(make_batches(6, 24, 5, options.vocab)) {}
+      batches(make_batches(6, 24, 5, options.vocab)),
+      microbatches(static_cast<std::size_t>(strategy.gradient_accumulation)) {}
 
 at::Tensor Session::loss(std::size_t i) {
   const Batch& batch = batches[i % batches.size()];
@@ -38,7 +39,7 @@ at::Tensor Session::loss(std::size_t i) {
 }
 
 StepResult Session::train(std::size_t i) {
-  engine.backward(loss(i));
+  for (std::size_t k = 0; k < microbatches; ++k) engine.backward(loss(i * microbatches + k));
   return engine.step();
 }
 

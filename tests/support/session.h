@@ -46,6 +46,7 @@ struct Session {
   Tiny model;
   Engine engine;
   std::vector<Batch> batches;
+  std::size_t microbatches;  ///< of a step
 };
 
 /// What `steps` steps of a new Session leave.

@@ -1,0 +1,147 @@
+// Sums of gradients on disk between their reduction and the update: training has the bits of the run without, memory and traffic are the
+// plan's.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/offloaded.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr Below kGradientsBelow{0, 0, 0, 4096, 0, 1, true};
+constexpr Below kAllBelow{0, 1, 1, 4096, 0, 2, true};
+constexpr const Below* kBelow[] = {&kGradientsBelow, &kAllBelow};
+/// Its shared block gets gradients after its reduction.
+constexpr TinyOptions kLate{.vocab = 32, .width = 32, .hidden = 64, .shared_block = true, .recompute = true};
+
+TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
+  for (const Kept& kept : sampled_kept()) {
+    for (const TinyOptions& model : {kWide, kAwkward, kLate}) {
+      for (int ranks : {1, 2, 3}) {
+        for (const Placed& placed : kOnePerPlacement) {
+          const TrainOptions options{.model = model, .steps = 4};
+          const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
+          const Below& below = *kBelow[(ranks + (&placed - kOnePerPlacement)) % 2];
+          const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
+          const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed, &below), options);
+          expect_same_bits(trained, wanted, what);
+          // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
+          for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
+            EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
+          EXPECT_EQ(trained.steps[0].planned[MemoryCategory::kGradients], 0) << what;
+        }
+      }
+    }
+  }
+}
+
+// Clipping by norm, steps that are skipped, and several microbatches: what an update in backward cannot do.
+TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+      for (const int ranks : {1, 2}) {
+        const auto train = [&](const Below* below) {
+          return train_on_threads({.ranks = ranks},
+                                  strategy_for(
+                                      ShardingStrategy::kFullShard,
+                                      [&](Strategy& s) {
+                                        s.gradient_accumulation = 3;
+                                        s.gradient_sync = sync;
+                                        s.mixed_precision.loss_scale.initial =
+                                            4294967296.0;  // the first steps overflow
+                                        if (below) put_below(s, *below);
+                                      },
+                                      dtype),
+                                  {.model = kAwkward, .steps = 24, .batch = 18});
+        };
+        const Trained wanted = train(nullptr);
+        EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
+        EXPECT_FALSE(wanted.steps.back().overflow);
+        for (const Below* below : kBelow)
+          expect_same_bits(train(below), wanted, std::string(tessera::name_of(dtype)) + " on " + std::to_string(ranks));
+      }
+    }
+  }
+}
+
+TEST(OffloadedGradients, BytesMovedAreThePlans) {
+  for (const Below* below : kBelow) {
+    for (const int microbatches : {1, 2}) {
+      for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+        for (const int ranks : {1, 2}) {
+          run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+            Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
+            strategy.gradient_accumulation = microbatches;
+            strategy.gradient_sync = sync;
+            strategy.reductions_ahead = 0;  // fewer slots than units
+            TinyOptions deep = kWide;
+            deep.blocks = 6;
+            Session session(mesh, strategy, deep);
+            expect_planned_disk_traffic(
+                session, std::to_string(microbatches) + " microbatches on " + std::to_string(ranks) + " ranks");
+          });
+        }
+      }
+    }
+  }
+}
+
+// What a program does around steps.
+TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
+  for (const auto& program :
+       {written_under_gathered, trained_by_two_engines, trained_with_weights_frozen_for_a_while}) {
+    FirstValues first;
+    for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow, &kAllBelow}) {
+      on_each_placement(
+          2,
+          [&](const Mesh& mesh, const Strategy& strategy) {
+            const Values values = program(mesh, strategy);
+            if (mesh.rank() != 0) return;
+            EXPECT_TRUE(first.same_bits(values));
+          },
+          adjusted_to(kKept[0], below), kKept[0].param);
+    }
+  }
+}
+
+TEST(OffloadedGradients, MicrobatchesThatAreDroppedLeaveNothing) {
+  FirstValues first;
+  for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_of(kKept[0], ShardingStrategy::kFullShard, below);
+      strategy.gradient_accumulation = 2;
+      Session session(mesh, strategy, kWide);
+      session.train(0);
+      session.engine.backward(session.loss(0));
+      session.engine.zero_grad();
+      session.train(2);
+      const Values values = session.values();
+      if (mesh.rank() != 0) return;
+      EXPECT_TRUE(first.same_bits(values));
+    });
+  }
+}
+
+TEST(OffloadedGradients, OverANetworkTheBitsAreThose) {
+  for (const auto& [ranks, replicas] : {std::pair(2, 1), std::pair(4, 2)}) {
+    on_hosts(ranks, 2, [&, replicas = replicas](const Mesh& mesh) {
+      FirstValues first;
+      for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow}) {
+        Strategy strategy =
+            strategy_of(kKept[2], replicas > 1 ? ShardingStrategy::kHybridShard : ShardingStrategy::kFullShard, below);
+        Session session(mesh, strategy, kWide);
+        for (std::size_t i = 0; i < 3; ++i) session.train(i);
+        require(first.same_bits(session.values()), "values with gradients on disk are others");
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

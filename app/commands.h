@@ -29,6 +29,13 @@ struct CheckpointOptions {
   int signal_exit_code = 0;     ///< of a run that saved and ended since a signal came
 };
 
+/// Measurements from which a step's time is predicted.
+struct TimingOptions {
+  std::string links;         ///< of `tessera doctor --links`; empty: nothing is predicted
+  std::string links_inside;  ///< the same between ranks of one host; empty: as `links`
+  std::string profile;       ///< of `tessera train --profile`
+};
+
 struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: init_from's
   std::string
@@ -44,11 +51,13 @@ struct TrainCommand {
   std::uint64_t seed = 0;         ///< of the weights and of the order of the data
   std::string
       tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
-  bool pad_tail = false;     ///< fill an epoch's last step instead of dropping it
-  std::string out;           ///< run directory (run_outputs.h); empty: none
-  std::string metrics;       ///< JSON lines, a step each, or a table (".csv"); empty: none
-  std::string trace;         ///< Chrome trace of the last steps; empty: none
-  std::string profile;       ///< what a rank alone computes with each unit, in seconds (plan --profile); empty: none
+  bool pad_tail = false;  ///< fill an epoch's last step instead of dropping it
+  std::string out;        ///< run directory (run_outputs.h); empty: none
+  std::string metrics;    ///< JSON lines, a step each, or a table (".csv"); empty: none
+  std::string trace;      ///< Chrome trace of the last steps; empty: none
+  std::string profile;    ///< what a rank alone computes with each unit, in seconds (plan --profile); empty: none
+  TimingOptions
+      predicted_by;  ///< --predict-links, --predict-profile: the step that they let expect is shown beside the measured one
   std::string save_weights;  ///< empty: not saved
   std::string export_hf;     ///< folder for a model of Hugging Face; empty: not written
   bool overwrite = false;    ///< replace existing results
@@ -103,18 +112,16 @@ struct WorldCommand {
   int hosts = 1;
 };
 
-/// Measurements from which a step's time is predicted.
-struct TimingOptions {
-  std::string links;         ///< of `tessera doctor --links`; empty: nothing is predicted
-  std::string links_inside;  ///< the same between ranks of one host; empty: as `links`
-  std::string profile;       ///< of `tessera train --profile`
-};
-
 struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
   bool json = false;
   bool measure_disks = false;  ///< of offload.paths, here and now, to say what a step's traffic costs
+  // Where world.strategy is "auto", so that all strategies are compared.
+  std::string like;                         ///< strategy file with the other keys; empty: their defaults
+  std::vector<std::int64_t> accumulations;  ///< microbatches of a step to try; empty: as `like` has them
+  std::string write;                        ///< file for the strategy that is chosen; empty: none
+  bool overwrite = false;
 };
 /// Prints what every rank of a world of any size would allocate and send, and with measurements how long a step would take, without
 /// running anything.

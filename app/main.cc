@@ -124,6 +124,16 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
           "--profile", train.profile,
           "file for the seconds that one rank takes for each unit, from which tessera plan predicts steps of many")
       ->check(not_empty());
+  CLI::Option* const links = command
+                                 .add_option("--predict-links", train.predicted_by.links,
+                                             "file of tessera doctor --links: status lines show the predicted step too")
+                                 ->check(not_empty());
+  CLI::Option* const profile = command
+                                   .add_option("--predict-profile", train.predicted_by.profile,
+                                               "file of --profile of a rank alone, for the same")
+                                   ->check(not_empty());
+  links->needs(profile);
+  profile->needs(links);
   command.add_option("--metrics", train.metrics, "file of a header and a JSON object a step; NAME.csv: a table")
       ->check(not_empty());
   command.add_option("--tensorboard", train.tensorboard, "folder that gets an event file, as TensorBoard reads it")
@@ -190,9 +200,9 @@ void add_tokenize(CLI::App& app, TokenizeCommand& tokenize) {
   command->add_flag("--overwrite", tokenize.overwrite, "replace results that exist; otherwise they are kept, an error");
 }
 
-void add_world(CLI::App& command, WorldCommand& world) {
+void add_world(CLI::App& command, WorldCommand& world, const char* strategy_is = "strategy file (JSON)") {
   command.add_option("--model", world.model, "model file (JSON)")->required()->check(not_empty());
-  command.add_option("--strategy", world.strategy, "strategy file (JSON)")->required()->check(not_empty());
+  command.add_option("--strategy", world.strategy, strategy_is)->required()->check(not_empty());
   command.add_option("--world-size", world.world_size, "ranks")->required()->transform(integer_from(1, kMostRanks));
   command.add_option("--hosts", world.hosts, "hosts that the ranks are spread over")
       ->transform(integer_from(1, kMostRanks))
@@ -216,10 +226,22 @@ std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOption
 
 void add_plan(CLI::App& app, PlanCommand& plan) {
   CLI::App* command = app.add_subcommand("plan", "memory, traffic and time of every rank, without running anything");
-  add_world(*command, plan.world);
+  add_world(*command, plan.world, "strategy file (JSON), or auto: all are compared by time");
   const auto [links, profile] = add_timing(*command, plan.timing);
   links->needs(profile);
   profile->needs(links);
+  command->add_option("--like", plan.like, "with --strategy auto: strategy file with the other keys; default: theirs")
+      ->check(not_empty());
+  command
+      ->add_option("--accumulations", plan.accumulations,
+                   "with --strategy auto: microbatches of a step to try, such as 1,2,4; default: as --like has them")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  CLI::Option* const write =
+      command->add_option("--write", plan.write, "with --strategy auto: file for the strategy that is chosen")
+          ->check(not_empty());
+  command->add_flag("--overwrite", plan.overwrite, "replace a file of --write that exists")->needs(write);
   command->add_flag("--measure-disks", plan.measure_disks,
                     "how long a step's traffic takes on the disks of offload.paths, measured here and now");
   command->add_flag("--json", plan.json, "for programs");

@@ -5,7 +5,9 @@
 #include <string>
 #include <variant>
 
+#include "app/choose_strategy.h"
 #include "app/commands.h"
+#include "app/output_files.h"
 #include "app/plan_of_world.h"
 #include "app/plan_time.h"
 #include "app/step_traffic.h"
@@ -82,8 +84,9 @@ struct DiskTime {
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  const std::int64_t record_bytes = std::max(
-      {plan.parameter_records().record_bytes, plan.state_records().record_bytes, plan.gradient_records().record_bytes});
+  // Gradients' records are whole units, which a disk is not slower with.
+  const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
+  const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
   DiskTime time;
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
@@ -166,8 +169,53 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
 
 }  // namespace
 
+namespace {
+
+void choose_strategy(const PlanCommand& command) {
+  if (command.timing.links.empty())
+    throw Error(
+        ExitCode::kUsage,
+        "plan: --strategy auto compares steps by their time, and so needs --links and --profile. hint: tessera doctor "
+        "--links writes the one, and tessera train --profile the other");
+  const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
+  throw_if_error(check_outputs(
+      {{"--write", command.write, {}}},
+      {{"--links", command.timing.links, {}}, {"--profile", command.timing.profile, {}}, {"--like", command.like, {}}},
+      existing));
+  const Topology topology = topology_of(command.world);
+  const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
+  const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
+  const std::vector<TriedStrategy> tried =
+      try_strategies(config, like, topology, command.timing, command.accumulations);
+  std::cout << (command.json ? to_json(tried).dump(2) + "\n" : to_text(tried));
+  const TriedStrategy& best = tried.front();
+  if (!best.fits) {
+    const auto least = std::ranges::min_element(tried, {}, &TriedStrategy::bytes);
+    throw Error(ExitCode::kConfig, "/memory/limit: no strategy fits in " + format_bytes(like.memory.limit_bytes) +
+                                       " a rank; " + name_of(least->strategy.strategy) + " needs least, " +
+                                       format_bytes(least->bytes) +
+                                       ". hint: more ranks, bf16 parameters, or \"offload\"");
+  }
+  if (!command.write.empty())
+    throw_if_error(write_output(command.write, best.strategy.to_json() + "\n", existing, "plan"));
+}
+
+void expect_no_choice(const PlanCommand& command) {
+  for (const auto& [option, is_given] :
+       {std::pair("--like", !command.like.empty()), std::pair("--accumulations", !command.accumulations.empty()),
+        std::pair("--write", !command.write.empty())}) {
+    if (is_given)
+      throw Error(ExitCode::kUsage,
+                  std::string("plan: ") + option + " goes with --strategy auto, which compares strategies");
+  }
+}
+
+}  // namespace
+
 int run_plan(const PlanCommand& command) {
   return run([&] {
+    if (command.world.strategy == "auto") return choose_strategy(command);
+    expect_no_choice(command);
     const PlannedWorld world = plan_of_world(command.world);
     const auto& [strategy, config, topology, plan] = world;
     const std::int64_t parameters = models::parameter_count(config);

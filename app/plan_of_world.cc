@@ -6,8 +6,6 @@
 #include "tessera/recompute.h"
 
 namespace tessera::app {
-namespace {
-
 Topology topology_of(const WorldCommand& command) {
   if (command.world_size < 1 || command.hosts < 1 || command.world_size % command.hosts != 0)
     throw Error(ExitCode::kUsage, "plan: --world-size " + std::to_string(command.world_size) +
@@ -19,14 +17,15 @@ Topology topology_of(const WorldCommand& command) {
   return topology;
 }
 
-}  // namespace
-
-MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
+ModelShapes::ModelShapes(const models::ModelConfig& config) {
   const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
     return checkpoint(segment, x);
   };
-  const auto model = shapes_only([&] { return value_or_throw(models::make_language_model(config, recompute)); });
-  return plan_in_detail(*model, strategy, topology);
+  model_ = shapes_only([&] { return value_or_throw(models::make_language_model(config, recompute)); });
+}
+
+MemoryPlan ModelShapes::plan(const Strategy& strategy, const Topology& topology) const {
+  return plan_in_detail(*model_, strategy, topology);
 }
 
 PlannedWorld plan_of_world(const WorldCommand& command) {
@@ -34,7 +33,7 @@ PlannedWorld plan_of_world(const WorldCommand& command) {
   world.topology = topology_of(command);
   world.strategy = Strategy::from_file(command.strategy);
   world.config = value_or_throw(models::read_model_config(command.model));
-  world.plan = plan_of(world.config, world.strategy, world.topology);
+  world.plan = ModelShapes(world.config).plan(world.strategy, world.topology);
   return world;
 }
 

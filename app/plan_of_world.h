@@ -1,5 +1,9 @@
 #pragma once
 
+#include <torch/nn/module.h>
+
+#include <memory>
+
 #include "app/commands.h"
 #include "models/language_model.h"
 #include "sharding/layout/memory_plan.h"
@@ -16,9 +20,18 @@ struct PlannedWorld {
   MemoryPlan plan;
 };
 
+/// A model without memory, of which plans are made. Throws tessera::Error.
+class ModelShapes {
+ public:
+  explicit ModelShapes(const models::ModelConfig& config);
+  MemoryPlan plan(const Strategy& strategy, const Topology& topology) const;
+
+ private:
+  std::shared_ptr<torch::nn::Module> model_;
+};
+
 /// Throws tessera::Error.
 PlannedWorld plan_of_world(const WorldCommand& command);
-/// With another strategy.
-MemoryPlan plan_of(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology);
+Topology topology_of(const WorldCommand& command);
 
 }  // namespace tessera::app

@@ -54,8 +54,11 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
 
 absl::Status check_outputs(const TrainCommand& command, const RunOutputs& outputs) {
   const auto option = [&](const std::string& given, const char* name) { return given.empty() ? "--out" : name; };
-  std::vector<NamedPath> inputs = {
-      {"--model", command.model}, {"--strategy", command.strategy}, {"--init-from", command.init_from}};
+  std::vector<NamedPath> inputs = {{"--model", command.model},
+                                   {"--strategy", command.strategy},
+                                   {"--init-from", command.init_from},
+                                   {"--predict-links", command.predicted_by.links},
+                                   {"--predict-profile", command.predicted_by.profile}};
   for (const auto& [name, data] : {std::pair("--data", command.data), std::pair("--eval-data", command.eval_data)}) {
     if (data.empty()) continue;
     inputs.push_back({name, data, command.extensions});

@@ -11,6 +11,8 @@
 #include "app/durable_steps.h"
 #include "app/evaluation.h"
 #include "app/hugging_face.h"
+#include "app/plan_of_world.h"
+#include "app/plan_time.h"
 #include "app/run_outputs.h"
 #include "app/text_sample.h"
 #include "app/text_tokenizer.h"
@@ -319,16 +321,27 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
 }
 
 /// The metrics file's header, beside run id and time.
-std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
-  return {{"tessera", TESSERA_VERSION},
-          {"steps", command.steps},
-          {"ranks", std::int64_t{mesh.world_size()}},
-          {"strategy", name_of(engine.strategy().strategy)},
-          {"model", model_of(command)},
-          {"parameters", models::parameter_count(run.config)},
-          {"data", command.data},
-          {"seed", static_cast<std::int64_t>(command.seed)},
-          {"restart", std::int64_t{mesh.topology().restart_count}}};
+/// 0: nothing to predict it from.
+double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
+  if (command.predicted_by.links.empty()) return 0;
+  const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
+  const TimingFiles files = read_timing(command.predicted_by, plan.input().mesh, mesh.topology().local_world_size);
+  return value_or_throw(predict_step(plan, files.profile, files.links)).seconds;
+}
+
+std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
+                          double predicted_s) {
+  std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},
+                                 {"steps", command.steps},
+                                 {"ranks", std::int64_t{mesh.world_size()}},
+                                 {"strategy", name_of(engine.strategy().strategy)},
+                                 {"model", model_of(command)},
+                                 {"parameters", models::parameter_count(run.config)},
+                                 {"data", command.data},
+                                 {"seed", static_cast<std::int64_t>(command.seed)},
+                                 {"restart", std::int64_t{mesh.topology().restart_count}}};
+  if (predicted_s > 0) metrics.push_back({"predicted_seconds", predicted_s});
+  return metrics;
 }
 
 /// After every --eval-every steps and after the last.
@@ -354,12 +367,13 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const bool speaks = mesh.rank() == 0;
   const std::int64_t done = checkpoints.resume(
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
-  TrainReport report(
-      {command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs, run.evaluation.has_value()});
+  const double predicted_s = speaks ? predicted_seconds(command, run, engine, mesh) : 0;
+  TrainReport report({command.steps, command.log_every, run.batches->steps_per_epoch(), run.outputs,
+                      run.evaluation.has_value(), predicted_s});
   std::optional<double> entropy;
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
-    throw_if_error(report.open(about(command, run, engine, mesh)));
+    throw_if_error(report.open(about(command, run, engine, mesh, predicted_s)));
     print_start(command, run, engine, mesh, threads);
     entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }

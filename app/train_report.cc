@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "benchmarks/native/number_text.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -130,11 +131,13 @@ void TrainReport::print(const StepResult& result) const {
   const std::int64_t left = options_.steps - result.step;
   const std::string time_left =
       left == 0 ? "" : "left " + duration_text(static_cast<double>(left) * times_.p50()) + "  ";
+  const std::string predicted =
+      options_.predicted_s > 0 ? ", predicted " + number_text(options_.predicted_s, "%.3f") + " s" : "";
   std::printf(
-      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s  %s%s%s\n",
+      "step %*lld/%lld  loss %.4f  epoch %.2f  norm %.3f  lr %.2e  %.0f tok/s  step p50 %.3f s, p95 %.3f s%s  %s%s%s\n",
       width, static_cast<long long>(result.step), static_cast<long long>(options_.steps), last_mean_loss_, epochs,
-      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), time_left.c_str(),
-      memory_against_plan(result.allocated, result.planned).c_str(),
+      result.grad_norm, result.lr, result.tokens_per_second, times_.p50(), times_.p95(), predicted.c_str(),
+      time_left.c_str(), memory_against_plan(result.allocated, result.planned).c_str(),
       result.overflow ? "  overflow, skipped"
       : result.spike  ? "  spike, skipped"
                       : "");

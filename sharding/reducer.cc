@@ -345,8 +345,11 @@ void Reducer::open_sum(const Entry& entry) {
   if (next.has_sum && !next.reduced) memory_.store->expect(*next.unit);
 }
 
+/// A rank alone sends nothing.
 GradientMethod* Reducer::method_of(const FlatGroup& group) const {
-  return uses_methods_ ? entries_[group.unit->index].feedback[group.index].method.get() : nullptr;
+  return uses_methods_ && plan_.input().mesh.world_size() > 1
+             ? entries_[group.unit->index].feedback[group.index].method.get()
+             : nullptr;
 }
 
 ReduceOptions Reducer::shard_options(const FlatGroup& group) const {
@@ -424,8 +427,9 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   }
   const ReduceOptions options = shard_options(group);
   GradientMethod* const method = method_of(group);
-  counts_.reduced_bytes +=
-      method ? method->wire_bytes() : bytes_on_wire(options.contributions, wire, group.layout.numel());
+  if (mesh.world_size() > 1)
+    counts_.reduced_bytes +=
+        method ? method->wire_bytes() : bytes_on_wire(options.contributions, wire, group.layout.numel());
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
   const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
   float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;

@@ -11,18 +11,20 @@ GradientRecords::GradientRecords(std::unique_ptr<FileTier> files, const std::vec
     : files_(std::move(files)), entries_(units.size()) {
   std::int64_t records = 0;
   for (const auto& unit : units) {
+    if (unit->index == 0) continue;
     const auto trains = [](const auto& group) { return group->trainable; };
     if (std::ranges::any_of(unit->groups, trains)) entry(*unit).record = records++;
   }
 }
 
 void GradientRecords::expect(const Unit& unit) {
-  if (const Entry& entry = this->entry(unit); entry.opened == 0) files_->fetch(entry.record);
+  const Entry& entry = this->entry(unit);
+  if (entry.record >= 0 && entry.opened == 0) files_->fetch(entry.record);
 }
 
 void GradientRecords::open(Unit& unit, bool has_sum) {
   Entry& entry = this->entry(unit);
-  if (entry.opened++ > 0) return;
+  if (entry.record < 0 || entry.opened++ > 0) return;
   std::byte* memory =
       value_or_throw(has_sum ? files_->get(entry.record) : files_->get_to_overwrite(entry.record)).data();
   for (auto& group : unit.groups) {
@@ -37,6 +39,7 @@ void GradientRecords::open(Unit& unit, bool has_sum) {
 
 void GradientRecords::close(Unit& unit, bool changed) {
   Entry& entry = this->entry(unit);
+  if (entry.record < 0) return;
   entry.changed = entry.changed || changed;
   if (--entry.opened > 0) return;
   for (auto& group : unit.groups) group->gradient = nullptr;
@@ -44,6 +47,7 @@ void GradientRecords::close(Unit& unit, bool changed) {
 }
 
 void GradientRecords::begin_update(std::vector<int> units) {
+  std::erase_if(units, [&](int unit) { return entries_[static_cast<std::size_t>(unit)].record < 0; });
   order_ = std::move(units);
   std::ranges::reverse(order_);
   fetch_next();

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// Sums of gradients on disk, a record a unit (MemoryPlan::gradient_records). Reductions make them in the records' own memory, and
+/// Sums of gradients on disk, a record a unit but for the root (MemoryPlan::gradient_records). Reductions make them in the records' own memory, and
 /// updates find them there, read ahead.
 class GradientRecords final : public GradientStore {
  public:
-  /// `files`: a record for each unit that trains, in the order of units.
+  /// `files`: a record for each unit that trains, in the order of units, without the root, whose sums stay in memory.
   GradientRecords(std::unique_ptr<FileTier> files, const std::vector<std::unique_ptr<Unit>>& units);
 
   void expect(const Unit& unit) override;
@@ -33,7 +33,7 @@ class GradientRecords final : public GradientStore {
  private:
   /// Of a unit.
   struct Entry {
-    std::int64_t record = -1;  ///< -1: it trains nothing
+    std::int64_t record = -1;  ///< -1: it trains nothing, or is the root
     int opened = 0;            ///< as often as it has yet to be closed
     bool changed = false;
   };

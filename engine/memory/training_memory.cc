@@ -59,7 +59,8 @@ void place_masters(FlatGroup& group, MasterKind wanted, Arena& arena) {
 }
 
 void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanInput& input) {
-  if (!input.updates_in_backward && input.offload.gradients == Tier::kMemory) {
+  const bool is_in_memory = input.offload.gradients == Tier::kMemory || group.unit->index == 0;
+  if (!input.updates_in_backward && is_in_memory) {
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, input.master, memory.masters);
@@ -222,7 +223,7 @@ std::shared_ptr<GradientRecords> make_gradient_records(const MemoryPlan& plan,
   NewRecords added;
   for (const auto& unit : units) {
     const UnitShape shape = unit->shape();
-    if (shape.trainable_numel() == 0) continue;
+    if (unit->index == 0 || shape.trainable_numel() == 0) continue;
     added.sizes.push_back(static_cast<std::size_t>(plan.gradient_record_bytes_of(shape)));
     added.names.push_back("gradients of unit " + unit->name);
   }

@@ -9,26 +9,36 @@ namespace {
 
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
 
-Condition with_state_below() {
-  return {"offload.parameters, masters, moments or gradients on tier nvme or auto",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier"},
-          [](const Strategy& s) { return s.offload.is_used(); }};
+bool has_state_below(const Strategy& s) {
+  const OffloadConfig& offload = s.offload;
+  return offload.parameters.tier != Tier::kMemory || offload.masters.tier != Tier::kMemory ||
+         offload.moments.tier != Tier::kMemory;
 }
 
-bool uses_files(const Strategy& s) { return s.offload.is_used() || s.offload.activations == Tier::kNvme; }
+Condition with_state_below() {
+  return {"offload.parameters, masters or moments on tier nvme or auto",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
+          has_state_below};
+}
 
 Condition with_files() {
   return {"an offload tier nvme or auto",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier",
            "/offload/activations/tier"},
-          uses_files};
+          [](const Strategy& s) { return s.offload.is_used() || s.offload.activations == Tier::kNvme; }};
 }
 
-Condition with_any_tier() {
-  return {"an offload tier other than memory",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier",
-           "/offload/activations/tier"},
-          [](const Strategy& s) { return uses_files(s) || s.offload.activations == Tier::kHost; }};
+/// Gradients are read and written a unit at a time.
+Condition with_records_of_a_size() {
+  return {"an offload tier nvme or auto, but of gradients",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
+}
+
+Condition with_a_queue() {
+  return {"an offload tier other than memory, but of gradients",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
+          [](const Strategy& s) { return has_state_below(s) || s.offload.activations != Tier::kMemory; }};
 }
 
 Condition with_narrow_parameters() {
@@ -104,15 +114,18 @@ std::vector<StrategyKey> offload_keys() {
        .field = choice_field(AT(offload.gradients), gradient_tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
-       .doc =
-           "Where the sums of a unit's gradients lie from its reduction to its update, a record a unit. With this and "
-           "\"in_backward\" of optimizer no gradient of a whole model is in memory; this one also clips by norm, skips "
-           "steps that overflow, and takes several microbatches.",
-       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for as many units as are reduced at a "
-               "time and "
-               "two more. As many are written a microbatch and read a step; from the second microbatch on, read too. "
-               "Updates then "
-               "go through all records in the same direction, so that what was used last is not found in memory.",
+       .doc = "Where the sums of a unit's gradients lie from its reduction to its update, a record a unit; the root "
+              "unit's stay in "
+              "memory. With this and with \"in_backward\" of optimizer no gradients of a whole model are in memory; "
+              "this one also "
+              "clips by norm, skips steps that overflow, and takes several microbatches.",
+       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as many "
+               "units as are "
+               "reduced at a time and two more; on a rank alone also buckets, which it has none of else. As many bytes "
+               "are written a "
+               "microbatch and read a step; from the second microbatch on, read too. Updates then go through all "
+               "records in the same "
+               "direction, so that what was used last is not found in memory.",
        .only_if = {}},
       {.pointer = "/offload/activations/tier",
        .field = choice_field(AT(offload.activations), activation_tiers()),
@@ -157,7 +170,7 @@ std::vector<StrategyKey> offload_keys() {
        .cost =
            "Memory: 2 x queue_depth + 1 records, of parameters, of states and of activations each. Smaller ones cost "
            "time: a disk is fast from about 1 MiB on.",
-       .only_if = with_files()},
+       .only_if = with_records_of_a_size()},
       {.pointer = "/offload/cache",
        .field = bytes_field(AT(offload.cache_bytes)),
        .range = {0, 4611686018427387904.0},
@@ -178,7 +191,7 @@ std::vector<StrategyKey> offload_keys() {
               "likewise. "
               "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
        .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: the activations.",
-       .only_if = with_any_tier()},
+       .only_if = with_a_queue()},
       {.pointer = "/offload/verify",
        .field = boolean_field(AT(offload.verify)),
        .default_json = "false",

@@ -346,6 +346,18 @@ StrategyRule offloaded_gradients_rule() {
           }};
 }
 
+StrategyRule offloaded_gradients_sync_rule() {
+  return {{"/offload/gradients/tier", "/gradient_sync", "/gradient_accumulation"},
+          "Gradients on nvme go without gradient_sync last_microbatch.",
+          [](const Strategy& s) -> std::string {
+            const bool accumulates = s.gradient_accumulation > 1 && s.gradient_sync == GradientSync::kLastMicrobatch;
+            if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
+            return "last_microbatch keeps whole gradients in memory until they are reduced, more than their sums need: "
+                   "take "
+                   "each_microbatch";
+          }};
+}
+
 StrategyRule rollback_rule() {
   return {
       {"/on_spike/action", "/checkpoint/dir"},
@@ -430,6 +442,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       offloaded_parameters_world_rule(),
       tensor_rule_offload_rule(),
       offloaded_gradients_rule(),
+      offloaded_gradients_sync_rule(),
       lars_clip_rule(),
       in_backward_rule(
           "/optimizer/type", "optimizer.type muon, adafactor or own_matrix",

@@ -70,13 +70,13 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_gradients();
   plan_parameter_records();
   plan_optimizer();
-  if (gradients_below()) plan_gradient_records();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   if (input_.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
   plan_image();
+  if (gradients_below()) plan_gradient_records();  // which no commit needs
 }
 
 const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
@@ -143,7 +143,7 @@ void MemoryPlan::plan_gradients() {
   const bool has_place = !gradients_below();  // of its own, which its peers see
   if (has_place && (world == 1 || (replicated && input_.reduce == DType::kF32 && once))) {
     bucket_mode_ = BucketMode::kInPlace;
-  } else if (world > 1 && input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
+  } else if (input_.accumulation > 1 && input_.sync == GradientSync::kLastMicrobatch) {
     bucket_mode_ = BucketMode::kAccumulator;
   }
   std::int64_t largest_part = 0;  // of a unit
@@ -154,7 +154,7 @@ void MemoryPlan::plan_gradients() {
       if (group.trainable) part += owned({axes.shard, false}, input_.mesh, group.layout.numel()).numel;
     }
     largest_part = std::max(largest_part, part);
-    if (has_place) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
+    if (has_place || i == 0) use_[MemoryCategory::kGradients] += sum_bytes_of(unit);
     notes_numel_ = std::max(notes_numel_, unit.trainable_parameters());
     if (i > 0) bucket_bytes_ = std::max(bucket_bytes_, bucket_bytes_of(unit));
     if (i > 0) sum_bytes_ = std::max(sum_bytes_, sum_bytes_of(unit));
@@ -382,12 +382,11 @@ std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const {
 /// them from the first unit on, which finds in the slots what backward left there.
 void MemoryPlan::plan_gradient_records() {
   std::vector<std::int64_t> bytes;  // in the order of units
-  for (const UnitShape& unit : input_.units) {
+  for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     if (unit.trainable_numel() > 0) bytes.push_back(gradient_record_bytes_of(unit));
   }
   gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
-  const bool once = bucket_mode_ == BucketMode::kAccumulator;
-  const std::int64_t all = sum(bytes), rounds = once ? 1 : input_.accumulation;
+  const std::int64_t all = sum(bytes), rounds = input_.accumulation;
   const auto slots = static_cast<std::size_t>(gradient_records_.slots);
   const std::int64_t again = slots < bytes.size() ? (rounds - 1) * all : 0;
   disk_.read_in_two_steps += 2 * (again + all - sum(std::span(bytes).first(slots)));

@@ -160,7 +160,8 @@ class MemoryPlan {
   /// And this rank's part of its parameters. Without records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
   const RecordPool& state_records() const { return state_records_; }
-  /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train.
+  /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
+  /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }
   std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
   /// Of those, as many as are read ahead of the update, and as many as are written behind.

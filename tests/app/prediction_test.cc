@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "tests/support/workplace.h"
@@ -63,11 +65,65 @@ TEST_F(Prediction, FollowsFromWhatWasMeasured) {
   const Ended table = run(world("plan", strategy("FULL_SHARD"), "2"));
   EXPECT_THAT(table.out, AllOf(HasSubstr("forward and backward"), HasSubstr("what bounds it: ")));
 
+  // And a run of two shows it beside what it measures.
+  const Ended beside = run(launch(2) + train(strategy("FULL_SHARD"), "two.jsonl",
+                                             {"--predict-links", path("links.json"), "--predict-profile",
+                                              path("profile.json"), "--steps", "2"}));
+  EXPECT_THAT(beside.out, HasSubstr(", predicted "));
+  EXPECT_GT(steps("two.jsonl").size(), 0u);
+
   const Ended many =
       run(world("simulate", strategy("FULL_SHARD"), "64",
                 {"--jitter", "0.1", "--straggler", "3=2", "--steps", "3", "--trace", path("trace.json")}));
   EXPECT_THAT(many.out, AllOf(HasSubstr("64 ranks, 3 steps"), HasSubstr("ranks that are alike")));
   EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
+}
+
+TEST_F(Prediction, StrategiesAreComparedByTime) {
+  measure();
+  write_file(path("like.json"), R"({"units": {"classes": ["Block"]}, "memory": {"limit": "1GiB"}})");
+  const Words more = {"--like", path("like.json"), "--accumulations", "1,2", "--json"};
+  const json tried = json::parse(run(world("plan", "auto", "2", more)).out);
+  ASSERT_GT(tried.size(), 10u);
+  std::set<std::string> strategies;
+  double last = 0;
+  for (const json& each : tried) {
+    strategies.insert(each.at("strategy").at("strategy").get<std::string>());
+    EXPECT_EQ(each.at("fits"), true);
+    EXPECT_GE(each.at("seconds_a_microbatch").get<double>(), last) << "the fastest come first";
+    last = each.at("seconds_a_microbatch").get<double>();
+    // What is said of one is what a plan of it says.
+    if (strategies.size() != 1) continue;
+    write_file(path("one.json"), each.at("strategy").dump());
+    const json plan = json::parse(run(world("plan", path("one.json"), "2", {"--json"})).out);
+    EXPECT_EQ(plan.at("step"), each.at("step"));
+    EXPECT_EQ(plan.at("total_bytes"), each.at("total_bytes"));
+  }
+  EXPECT_EQ(strategies,
+            (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}));
+
+  // In less memory than the fastest one needs.
+  const auto needs = [](const json& each) { return each.at("total_bytes").get<std::int64_t>(); };
+  std::int64_t least = needs(tried[0]);
+  for (const json& each : tried) least = std::min(least, needs(each));
+  ASSERT_LT(least, needs(tried[0]));
+  const auto limited = [&](std::int64_t bytes) {
+    write_file(path("like.json"),
+               R"({"units": {"classes": ["Block"]}, "memory": {"limit": )" + std::to_string(bytes) + "}}");
+    return run_program(world("plan", "auto", "2", {"--like", path("like.json"), "--write", path("chosen.json")}),
+                       path("run"));
+  };
+  const Ended small = limited(least);
+  EXPECT_EQ(small.code, 0) << small.err;
+  EXPECT_THAT(small.out, AllOf(HasSubstr("the fastest that fits: "), HasSubstr("s a microbatch")));
+  const json plan = json::parse(run(world("plan", path("chosen.json"), "2", {"--json"})).out);
+  EXPECT_LE(needs(plan), least);
+  EXPECT_EQ(limited(least).code, 73) << "a file that exists is kept";
+  std::filesystem::remove(path("chosen.json"));
+  const Ended none = limited(least - 1);
+  EXPECT_EQ(none.code, 78);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("no strategy fits"), HasSubstr("hint:")));
+  EXPECT_FALSE(std::filesystem::exists(path("chosen.json")));
 }
 
 TEST_F(Prediction, WhatIsMissingOrDoesNotFitIsSaid) {
@@ -76,6 +132,13 @@ TEST_F(Prediction, WhatIsMissingOrDoesNotFitIsSaid) {
                   "--world-size", "2", "--links", path("links.json")})
                 .code,
             64);
+  const Ended no_time =
+      fail({TESSERA_PROGRAM, "plan", "--model", path("model.json"), "--strategy", "auto", "--world-size", "2"});
+  EXPECT_EQ(no_time.code, 64);
+  EXPECT_THAT(no_time.err, HasSubstr("needs --links and --profile"));
+  const Ended no_choice = fail(world("plan", strategy("FULL_SHARD"), "2", {"--write", path("chosen.json")}));
+  EXPECT_EQ(no_choice.code, 64);
+  EXPECT_THAT(no_choice.err, HasSubstr("--strategy auto"));
   const Ended alone = fail({TESSERA_PROGRAM, "doctor", "--links", path("a.json")});
   EXPECT_EQ(alone.code, 64);
   EXPECT_THAT(alone.err, AllOf(HasSubstr("--links measures between ranks"), HasSubstr("hint:")));

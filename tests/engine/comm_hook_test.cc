@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -118,6 +119,22 @@ TEST(CommHook, ThatSumsPlainlyChangesNoBitWhateverMovesGradients) {
           }
         }
       }
+    });
+  }
+}
+
+// Wherever its sums lie.
+TEST(CommHook, IsNotCalledByARankAlone) {
+  for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, [&](Strategy& s) {
+        descend(s);
+        s.offload.gradients = gradients;
+        s.offload.paths = {std::filesystem::temp_directory_path().string()};
+        if (gradients == Tier::kMemory) s.offload.paths.clear();
+      });
+      EXPECT_TRUE(
+          all_same_bits(trained_by(mesh, strategy, std::make_shared<InBf16>()), trained_by(mesh, strategy, nullptr)));
     });
   }
 }

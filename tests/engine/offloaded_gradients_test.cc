@@ -34,7 +34,10 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
           // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
           for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
             EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
-          EXPECT_EQ(trained.steps[0].planned[MemoryCategory::kGradients], 0) << what;
+          // Of the root unit.
+          EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients],
+                    wanted.steps[0].planned[MemoryCategory::kGradients])
+              << what;
         }
       }
     }
@@ -44,28 +47,24 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
 // Clipping by norm, steps that are skipped, and several microbatches: what an update in backward cannot do.
 TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
-    for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
-      for (const int ranks : {1, 2}) {
-        const auto train = [&](const Below* below) {
-          return train_on_threads({.ranks = ranks},
-                                  strategy_for(
-                                      ShardingStrategy::kFullShard,
-                                      [&](Strategy& s) {
-                                        s.gradient_accumulation = 3;
-                                        s.gradient_sync = sync;
-                                        s.mixed_precision.loss_scale.initial =
-                                            4294967296.0;  // the first steps overflow
-                                        if (below) put_below(s, *below);
-                                      },
-                                      dtype),
-                                  {.model = kAwkward, .steps = 24, .batch = 18});
-        };
-        const Trained wanted = train(nullptr);
-        EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
-        EXPECT_FALSE(wanted.steps.back().overflow);
-        for (const Below* below : kBelow)
-          expect_same_bits(train(below), wanted, std::string(tessera::name_of(dtype)) + " on " + std::to_string(ranks));
-      }
+    for (const int ranks : {1, 2}) {
+      const auto train = [&](const Below* below) {
+        return train_on_threads({.ranks = ranks},
+                                strategy_for(
+                                    ShardingStrategy::kFullShard,
+                                    [&](Strategy& s) {
+                                      s.gradient_accumulation = 3;
+                                      s.mixed_precision.loss_scale.initial = 4294967296.0;  // the first steps overflow
+                                      if (below) put_below(s, *below);
+                                    },
+                                    dtype),
+                                {.model = kAwkward, .steps = 24, .batch = 18});
+      };
+      const Trained wanted = train(nullptr);
+      EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
+      EXPECT_FALSE(wanted.steps.back().overflow);
+      for (const Below* below : kBelow)
+        expect_same_bits(train(below), wanted, std::string(tessera::name_of(dtype)) + " on " + std::to_string(ranks));
     }
   }
 }
@@ -73,13 +72,12 @@ TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
 TEST(OffloadedGradients, BytesMovedAreThePlans) {
   for (const Below* below : kBelow) {
     for (const int microbatches : {1, 2}) {
-      for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
+      for (const int ahead : {0, 1}) {
         for (const int ranks : {1, 2}) {
           run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
             Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
             strategy.gradient_accumulation = microbatches;
-            strategy.gradient_sync = sync;
-            strategy.reductions_ahead = 0;  // fewer slots than units
+            strategy.reductions_ahead = ahead;  // fewer slots than units
             TinyOptions deep = kWide;
             deep.blocks = 6;
             Session session(mesh, strategy, deep);
@@ -107,6 +105,22 @@ TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
           },
           adjusted_to(kKept[0], below), kKept[0].param);
     }
+  }
+}
+
+TEST(OffloadedGradients, AveragesAreThose) {
+  FirstValues first;
+  for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow, &kAllBelow}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
+      strategy.ema.decay = 0.5;
+      Session session(mesh, strategy, kAwkward);
+      for (std::size_t i = 0; i < 3; ++i) session.train(i);
+      const Gathered averages(session.engine, Gathered::kEma);
+      const Values values = values_of(*session.model);
+      if (mesh.rank() != 0) return;
+      EXPECT_TRUE(first.same_bits(values));
+    });
   }
 }
 

@@ -57,6 +57,21 @@ TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
+TEST(MemoryPlan, GradientsOnDiskNeedSlotsOfUnitsAndTheRootsOwn) {
+  PlanInput input = input_of(kMiB, 12, {1, 2, 0, 0});
+  input.offload.moments.tier = Tier::kNvme;
+  input.is_durable = true;
+  const MemoryPlan in_memory(input);
+  input.offload.gradients = Tier::kNvme;
+  const MemoryPlan on_disk(input);
+  const std::int64_t root = on_disk.sum_bytes_of(input.units[0]), unit = on_disk.sum_bytes_of(input.units[1]);
+  EXPECT_EQ(in_memory.use()[MemoryCategory::kGradients], root + 12 * unit);
+  EXPECT_EQ(on_disk.use()[MemoryCategory::kGradients], root);
+  EXPECT_EQ(on_disk.gradient_records().memory_bytes(), (on_disk.units_under_way() + 2) * unit);
+  EXPECT_EQ(on_disk.disk().bytes - in_memory.disk().bytes, 12 * unit);
+  EXPECT_EQ(on_disk.disk().durable_bytes, in_memory.disk().durable_bytes) << "no commit needs gradients";
+}
+
 TEST(MemoryPlan, OverANetworkTheNextUnitIsComputedWhileOneIsReduced) {
   const auto plan_of = [](MeshPosition mesh, std::optional<std::int64_t> ahead, bool accumulates = false) {
     PlanInput input = input_of(64 * kMiB, 12, mesh);

@@ -1,0 +1,163 @@
+#include "app/choose_strategy.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "app/plan_of_world.h"
+#include "app/plan_time.h"
+#include "benchmarks/native/number_text.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
+#include "tessera/error.h"
+
+namespace tessera::app {
+namespace {
+
+constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kNoShard,        ShardingStrategy::kShardOptimizer,
+                                            ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+                                            ShardingStrategy::kFullShard,      ShardingStrategy::kHybridShard};
+
+bool gathers_by_unit(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
+}
+
+bool is_plain(const CompressionConfig& compression) {
+  return compression.gradients == WireForm::kPlain && compression.sums == WireForm::kPlain &&
+         compression.power_sgd_rank == 0 && compression.top_k == 0 && !compression.hook;
+}
+
+/// What may stand in each place beside what `like` has there.
+struct Choices {
+  std::vector<std::int64_t> prefetch, accumulations;
+  std::vector<CompressionConfig> compression;
+};
+
+Choices choices_of(const Strategy& like, const Topology& topology, std::span<const std::int64_t> accumulations) {
+  Choices choices{{like.prefetch}, {accumulations.begin(), accumulations.end()}, {like.compression}};
+  for (const std::int64_t prefetch : {1, 2, 4}) {
+    if (prefetch != like.prefetch) choices.prefetch.push_back(prefetch);
+  }
+  if (accumulations.empty()) choices.accumulations = {like.gradient_accumulation};
+  if (topology.world_size == topology.local_world_size || !is_plain(like.compression)) return choices;
+  for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
+    CompressionConfig compression = like.compression;
+    compression.gradients = form;
+    compression.sums = WireForm::kInt8;
+    choices.compression.push_back(compression);
+  }
+  return choices;
+}
+
+std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topology,
+                                    std::span<const std::int64_t> accumulations) {
+  const Choices choices = choices_of(like, topology, accumulations);
+  const bool has_replicas = topology.local_world_size > 1 && topology.world_size > topology.local_world_size;
+  std::vector<Strategy> candidates;
+  for (const ShardingStrategy kind : kStrategies) {
+    if (kind == ShardingStrategy::kHybridShard && !has_replicas) continue;
+    for (const std::int64_t accumulation : choices.accumulations) {
+      for (const CompressionConfig& compression : choices.compression) {
+        for (const std::int64_t prefetch : choices.prefetch) {
+          Strategy& candidate = candidates.emplace_back(like);
+          candidate.strategy = kind;
+          candidate.gradient_accumulation = accumulation;
+          candidate.compression = compression;
+          candidate.prefetch = prefetch;
+          if (!gathers_by_unit(kind)) break;
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+std::string text_of(const CompressionConfig& compression) {
+  if (compression.power_sgd_rank > 0) return "PowerSGD " + std::to_string(compression.power_sgd_rank);
+  if (compression.top_k > 0) return "top-k " + number_text(compression.top_k, "%g");
+  if (compression.hook) return "a hook";
+  if (is_plain(compression)) return "as they are";
+  const auto word_of = [](WireForm form) {
+    return std::ranges::find(wire_forms(), form, &Named<WireForm>::value)->name;
+  };
+  return std::string(word_of(compression.gradients)) + ", sums " + std::string(word_of(compression.sums));
+}
+
+}  // namespace
+
+std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
+                                          const Topology& topology, const TimingOptions& timing,
+                                          std::span<const std::int64_t> accumulations) {
+  const ModelShapes model(config);
+  std::vector<TriedStrategy> tried;
+  std::optional<Error> refusal;
+  for (const Strategy& candidate : candidates_of(like, topology, accumulations)) {
+    std::optional<MemoryPlan> plan;
+    try {
+      plan = model.plan(candidate, topology);
+    } catch (const Error& error) {
+      if (error.exit_code() != ExitCode::kConfig) throw;
+      refusal = error;  // it does not go with the other keys
+      continue;
+    }
+    const TimingFiles files = read_timing(timing, plan->input().mesh, topology.local_world_size);
+    TriedStrategy& each = tried.emplace_back();
+    each.strategy = candidate;
+    each.bytes = plan->use().total();
+    each.fits = like.memory.limit_bytes <= 0 || each.bytes <= like.memory.limit_bytes;
+    each.step = value_or_throw(predict_step(*plan, files.profile, files.links));
+  }
+  if (tried.empty()) throw Error(*refusal);
+  std::ranges::stable_sort(tried, [](const TriedStrategy& a, const TriedStrategy& b) {
+    return a.fits != b.fits ? a.fits : a.seconds_a_microbatch() < b.seconds_a_microbatch();
+  });
+  return tried;
+}
+
+std::string to_text(std::span<const TriedStrategy> tried) {
+  using Align = TextTable::Align;
+  constexpr std::size_t kMost = 12;
+  TextTable table({{"strategy"},
+                   {"prefetch", Align::kRight},
+                   {"microbatches", Align::kRight},
+                   {"gradients on the wire"},
+                   {"s a step", Align::kRight},
+                   {"s a microbatch", Align::kRight},
+                   {"a rank needs", Align::kRight},
+                   {"bound by"},
+                   {"fits"}});
+  for (const TriedStrategy& each : tried.first(std::min(kMost, tried.size()))) {
+    const Strategy& strategy = each.strategy;
+    table.add_row({name_of(strategy.strategy),
+                   gathers_by_unit(strategy.strategy) ? std::to_string(strategy.prefetch) : "",
+                   std::to_string(strategy.gradient_accumulation), text_of(strategy.compression),
+                   number_text(each.step.seconds, "%.4f"), number_text(each.seconds_a_microbatch(), "%.4f"),
+                   format_bytes(each.bytes), name_of(each.step.bound), each.fits ? "yes" : "no"});
+  }
+  std::string text = table.to_string();
+  if (tried.size() > kMost)
+    text += "and " + std::to_string(tried.size() - kMost) + " more, which are slower or do not fit\n";
+  const TriedStrategy& best = tried.front();
+  if (best.fits) {
+    text += "the fastest that fits: " + name_of(best.strategy.strategy) + ", gradients on the wire " +
+            text_of(best.strategy.compression) + "; " + number_text(best.step.seconds, "%.4f") +
+            " s a step. In fewer bits gradients are not exact\n";
+  }
+  for (const std::string& left_out : best.step.left_out) text += "not counted: " + left_out + "\n";
+  return text;
+}
+
+nlohmann::ordered_json to_json(std::span<const TriedStrategy> tried) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const TriedStrategy& each : tried) {
+    json.push_back({{"fits", each.fits},
+                    {"total_bytes", each.bytes},
+                    {"seconds_a_microbatch", each.seconds_a_microbatch()},
+                    {"step", to_json(each.step)},
+                    {"strategy", nlohmann::ordered_json::parse(each.strategy.to_json())}});
+  }
+  return json;
+}
+
+}  // namespace tessera::app

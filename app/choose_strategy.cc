@@ -23,6 +23,12 @@ bool gathers_by_unit(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
 }
 
+/// Then what ranks send each other is gradients, and sums of them too.
+bool has_whole_sums(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kNoShard || strategy == ShardingStrategy::kShardOptimizer ||
+         strategy == ShardingStrategy::kHybridShard;
+}
+
 bool is_plain(const CompressionConfig& compression) {
   return compression.gradients == WireForm::kPlain && compression.sums == WireForm::kPlain &&
          compression.power_sgd_rank == 0 && compression.top_k == 0 && !compression.hook;
@@ -42,10 +48,7 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   if (accumulations.empty()) choices.accumulations = {like.gradient_accumulation};
   if (topology.world_size == topology.local_world_size || !is_plain(like.compression)) return choices;
   for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
-    CompressionConfig compression = like.compression;
-    compression.gradients = form;
-    compression.sums = WireForm::kInt8;
-    choices.compression.push_back(compression);
+    choices.compression.emplace_back(like.compression).gradients = form;
   }
   return choices;
 }
@@ -64,6 +67,8 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
           candidate.strategy = kind;
           candidate.gradient_accumulation = accumulation;
           candidate.compression = compression;
+          if (compression.gradients != like.compression.gradients && has_whole_sums(kind))
+            candidate.compression.sums = WireForm::kInt8;
           candidate.prefetch = prefetch;
           if (!gathers_by_unit(kind)) break;
         }
@@ -95,7 +100,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
   for (const Strategy& candidate : candidates_of(like, topology, accumulations)) {
     std::optional<MemoryPlan> plan;
     try {
-      plan = model.plan(candidate, topology);
+      plan = model.plan(Strategy::from_json(candidate.to_json(), "auto"), topology);
     } catch (const Error& error) {
       if (error.exit_code() != ExitCode::kConfig) throw;
       refusal = error;  // it does not go with the other keys

@@ -91,8 +91,11 @@ TEST_F(OffloadCommand, OneDiskOfTwoThatFailsIsNamed) {
 }
 
 TEST_F(OffloadCommand, GradientsThatCannotBeKeptEndAllRanksAndNameTheUnit) {
-  const std::string only = R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") +
-                           R"("]}, "reductions_ahead": 0)";  // so few slots that some are read
+  const std::string only =
+      R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") + R"("]}, "reductions_ahead": 0)";
+  // Of so many units that some are read: three have slots.
+  write_file(path("model.json"),
+             R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 6, "width": 32, "heads": 2})");
   for (const char* rule : {"write path=disk nth=6", "read path=disk nth=3"}) {
     const Ended ended = run_program(
         launch(2) + train(strategy("FULL_SHARD", only), "failed", {"--steps", "6", "--overwrite"}), path("run"),

@@ -93,10 +93,8 @@ const BadFile kValues[] = {
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
      R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, memory, check, comm)"},
-    {"NotAvailableYet", R"({"offload": {"gradients": 1}, "reproducible": true})",
-     R"(s.json:1:14: /offload/gradients: not available in this version (gradients in host memory or on NVMe); leave it out)"
-     "\n"
-     R"(s.json:1:31: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"},
+    {"NotAvailableYet", R"({"prefetch": 1, "reproducible": true})",
+     R"(s.json:1:17: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"},
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",
      R"(s.json:1:14: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got the string "FULL_SHRAD"; did you mean "FULL_SHARD"?)"
      "\n"

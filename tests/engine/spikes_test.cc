@@ -12,6 +12,7 @@
 #include "engine/step/loss_spikes.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
+#include "tessera/durable.h"
 #include "tessera/error.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
@@ -260,6 +261,36 @@ TEST(Spikes, ARunThatGoesOnTellsTheSameSpikes) {
     EXPECT_TRUE(all_same_bits(session.values(), whole.values));
   };
   on_placements(std::span(kOnePerPlacement).subspan(3, 1), 2, body, skip_spikes);
+}
+
+/// And in a commit of durable steps.
+TEST(Spikes, ARunThatGoesOnFromACommitTellsTheSameSpikes) {
+  const TestFolder folder;
+  const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
+    Strategy plain = strategy;
+    plain.durable = {};
+    const Course whole = train(mesh, plain, kOneSpike);
+    const auto train_on = [&](Session& session, std::size_t i) {
+      const bool is_last = mesh.rank() == mesh.world_size() - 1;
+      session.engine.backward(session.loss(i) * (is_last ? kOneSpike[i] : 1.0));
+      EXPECT_EQ(session.engine.step().spike, whole.steps[i].spike) << i;
+      commit_durable(session.engine);
+    };
+    {
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 4; ++i) train_on(session, i);
+    }
+    Session session(mesh, strategy);
+    const auto resumed = resume_durable(session.engine);
+    ASSERT_TRUE(resumed.has_value());
+    EXPECT_EQ(resumed->step, 4);
+    for (std::size_t i = 4; i < kOneSpike.size(); ++i) train_on(session, i);
+    EXPECT_TRUE(all_same_bits(session.values(), whole.values));
+  };
+  on_placements(std::span(kOnePerPlacement).subspan(3, 1), 2, body, [&](Strategy& strategy) {
+    skip_spikes(strategy);
+    strategy.durable = {.every = 4, .dir = (folder / "durable").string()};
+  });
 }
 
 TEST(Spikes, ALossThatIsNegativeIsRefused) {

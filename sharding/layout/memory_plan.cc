@@ -66,6 +66,10 @@ std::int64_t UnitShape::trainable_parameters() const {
 }
 
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
+  // The root unit's gradients are in memory in any case.
+  const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
+  if (input_.units.empty() || std::none_of(input_.units.begin() + 1, input_.units.end(), trains))
+    input_.offload.gradients = Tier::kMemory;
   plan_parameters();
   plan_gradients();
   plan_parameter_records();

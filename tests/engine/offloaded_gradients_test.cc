@@ -108,6 +108,26 @@ TEST(OffloadedGradients, ProgramsLeaveTheSameValues) {
   }
 }
 
+// Then there is one unit, the root.
+TEST(OffloadedGradients, AModuleWithoutUnitsKeepsThemInMemory) {
+  for (const int ranks : {1, 2}) {
+    FirstValues first;
+    for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow}) {
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        Strategy strategy = strategy_of(kKept[0], ShardingStrategy::kFullShard, below);
+        strategy.units = {};
+        strategy.gradient_accumulation = 2;
+        Session session(mesh, strategy, kWide);
+        for (std::size_t i = 0; i < 2; ++i) session.train(i);
+        EXPECT_EQ(session.engine.plan().disk.bytes, 0);
+        const Values values = session.values();
+        if (mesh.rank() != 0) return;
+        EXPECT_TRUE(first.same_bits(values));
+      });
+    }
+  }
+}
+
 TEST(OffloadedGradients, AveragesAreThose) {
   FirstValues first;
   for (const Below* below : {static_cast<const Below*>(nullptr), &kGradientsBelow, &kAllBelow}) {

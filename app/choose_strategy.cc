@@ -6,9 +6,9 @@
 #include "app/plan_of_world.h"
 #include "app/plan_time.h"
 #include "benchmarks/native/number_text.h"
+#include "engine/memory/training_memory.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
-#include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 
@@ -23,17 +23,6 @@ bool gathers_by_unit(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
 }
 
-/// Then what ranks send each other is gradients, and sums of them too.
-bool has_whole_sums(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::kNoShard || strategy == ShardingStrategy::kShardOptimizer ||
-         strategy == ShardingStrategy::kHybridShard;
-}
-
-bool is_plain(const CompressionConfig& compression) {
-  return compression.gradients == WireForm::kPlain && compression.sums == WireForm::kPlain &&
-         compression.power_sgd_rank == 0 && compression.top_k == 0 && !compression.hook;
-}
-
 /// What may stand in each place beside what `like` has there.
 struct Choices {
   std::vector<std::int64_t> prefetch, accumulations;
@@ -46,7 +35,7 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
     if (prefetch != like.prefetch) choices.prefetch.push_back(prefetch);
   }
   if (accumulations.empty()) choices.accumulations = {like.gradient_accumulation};
-  if (topology.world_size == topology.local_world_size || !is_plain(like.compression)) return choices;
+  if (topology.world_size == topology.local_world_size || compresses(like.compression)) return choices;
   for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
     choices.compression.emplace_back(like.compression).gradients = form;
   }
@@ -67,7 +56,7 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
           candidate.strategy = kind;
           candidate.gradient_accumulation = accumulation;
           candidate.compression = compression;
-          if (compression.gradients != like.compression.gradients && has_whole_sums(kind))
+          if (compression.gradients != like.compression.gradients && gets_whole_sums(candidate))
             candidate.compression.sums = WireForm::kInt8;
           candidate.prefetch = prefetch;
           if (!gathers_by_unit(kind)) break;
@@ -82,7 +71,7 @@ std::string text_of(const CompressionConfig& compression) {
   if (compression.power_sgd_rank > 0) return "PowerSGD " + std::to_string(compression.power_sgd_rank);
   if (compression.top_k > 0) return "top-k " + number_text(compression.top_k, "%g");
   if (compression.hook) return "a hook";
-  if (is_plain(compression)) return "as they are";
+  if (!compresses(compression)) return "as they are";
   const auto word_of = [](WireForm form) {
     return std::ranges::find(wire_forms(), form, &Named<WireForm>::value)->name;
   };
@@ -95,6 +84,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations) {
   const ModelShapes model(config);
+  const TimingFiles files = read_timing(timing);
   std::vector<TriedStrategy> tried;
   std::optional<Error> refusal;
   for (const Strategy& candidate : candidates_of(like, topology, accumulations)) {
@@ -106,12 +96,11 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
       refusal = error;  // it does not go with the other keys
       continue;
     }
-    const TimingFiles files = read_timing(timing, plan->input().mesh, topology.local_world_size);
     TriedStrategy& each = tried.emplace_back();
     each.strategy = candidate;
     each.bytes = plan->use().total();
     each.fits = like.memory.limit_bytes <= 0 || each.bytes <= like.memory.limit_bytes;
-    each.step = value_or_throw(predict_step(*plan, files.profile, files.links));
+    each.step = predicted_step(*plan, files, topology.local_world_size);
   }
   if (tried.empty()) throw Error(*refusal);
   std::ranges::stable_sort(tried, [](const TriedStrategy& a, const TriedStrategy& b) {

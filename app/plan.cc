@@ -222,10 +222,8 @@ int run_plan(const PlanCommand& command) {
     std::optional<DiskTime> disks;
     if (command.measure_disks && plan.disk().bytes > 0) disks = value_or_throw(measure_disks(plan, strategy, topology));
     std::optional<PredictedStep> step;
-    if (!command.timing.links.empty()) {
-      const TimingFiles files = read_timing(command.timing, plan.input().mesh, topology.local_world_size);
-      step = value_or_throw(predict_step(plan, files.profile, files.links));
-    }
+    if (!command.timing.links.empty())
+      step = predicted_step(plan, read_timing(command.timing), topology.local_world_size);
     if (command.json) {
       nlohmann::ordered_json json = to_json(plan, parameters);
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};

@@ -37,17 +37,24 @@ std::string text_of(const char* axis, const PredictedWire& wire) {
 
 }  // namespace
 
-TimingFiles read_timing(const TimingOptions& options, const MeshPosition& mesh, int ranks_per_host) {
+TimingFiles read_timing(const TimingOptions& options) {
   TimingFiles files;
   files.profile = value_or_throw(read_step_profile(options.profile));
-  const Links links = value_or_throw(read_links(options.links));
-  files.links = {links, links};
-  // Ranks of a shard group are neighbours, those of a replica group a shard group apart.
-  if (options.links_inside.empty()) return files;
-  const Links inside = value_or_throw(read_links(options.links_inside));
-  if (mesh.shard_size <= ranks_per_host) files.links.shard = inside;
-  if (mesh.world_size() <= ranks_per_host) files.links.replicate = inside;
+  files.links = value_or_throw(read_links(options.links));
+  if (!options.links_inside.empty()) files.links_inside = value_or_throw(read_links(options.links_inside));
   return files;
+}
+
+// Ranks of a shard group are neighbours, those of a replica group a shard group apart.
+MeshLinks TimingFiles::links_of(const MeshPosition& mesh, int ranks_per_host) const {
+  MeshLinks of_axes{links, links};
+  if (links_inside && mesh.shard_size <= ranks_per_host) of_axes.shard = *links_inside;
+  if (links_inside && mesh.world_size() <= ranks_per_host) of_axes.replicate = *links_inside;
+  return of_axes;
+}
+
+PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {
+  return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.input().mesh, ranks_per_host)));
 }
 
 std::string to_text(const PredictedStep& step) {

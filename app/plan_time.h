@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "app/commands.h"
@@ -9,13 +10,19 @@
 
 namespace tessera::app {
 
-/// What --links, --links-inside and --profile name. Throws tessera::Error.
+/// What --links, --links-inside and --profile name.
 struct TimingFiles {
   StepProfile profile;
-  MeshLinks links;
+  Links links;
+  std::optional<Links> links_inside;
+
+  /// `mesh`: of a plan. An axis whose ranks are all on one host takes `links_inside`, where those are given, the other `links`.
+  MeshLinks links_of(const MeshPosition& mesh, int ranks_per_host) const;
 };
-/// `mesh`: of the plan. An axis whose ranks are all on one host takes --links-inside, where that is given, the other --links.
-TimingFiles read_timing(const TimingOptions& options, const MeshPosition& mesh, int ranks_per_host);
+/// Throws tessera::Error.
+TimingFiles read_timing(const TimingOptions& options);
+/// Throws tessera::Error where the measurements are of another model.
+PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host);
 
 /// For people: seconds of a step and where they go.
 std::string to_text(const PredictedStep& step);

@@ -48,10 +48,11 @@ int run_simulate(const SimulateCommand& command) {
                                  {{"--links", command.timing.links, {}}, {"--profile", command.timing.profile, {}}},
                                  existing));
     const PlannedWorld world = plan_of_world(command.world);
-    const TimingFiles files = read_timing(command.timing, world.plan.input().mesh, world.topology.local_world_size);
+    const TimingFiles files = read_timing(command.timing);
+    const MeshLinks links = files.links_of(world.plan.input().mesh, world.topology.local_world_size);
     const SimulatedWorld simulated =
-        value_or_throw(simulate_world(world.plan, files.profile, files.links, options_of(command)));
-    const PredictedStep alike = value_or_throw(predict_step(world.plan, files.profile, files.links));
+        value_or_throw(simulate_world(world.plan, files.profile, links, options_of(command)));
+    const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);
     std::printf("%s, %d ranks, %lld steps: %s s a step (a tenth below %s, a tenth above %s)\n",
                 name_of(world.strategy.strategy).c_str(), command.world.world_size,
                 static_cast<long long>(command.steps), number_text(simulated.mean_s, "%.4f").c_str(),

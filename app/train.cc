@@ -325,8 +325,7 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
-  const TimingFiles files = read_timing(command.predicted_by, plan.input().mesh, mesh.topology().local_world_size);
-  return value_or_throw(predict_step(plan, files.profile, files.links)).seconds;
+  return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }
 
 std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,

@@ -17,12 +17,7 @@ Condition with_compression() {
 Condition with_whole_sums() {
   return {"a strategy under which ranks get whole sums (NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD)",
           {"/strategy", "/mesh/replicate"},
-          [](const Strategy& s) {
-            const bool whole = s.strategy == ShardingStrategy::kNoShard ||
-                               s.strategy == ShardingStrategy::kShardOptimizer ||
-                               s.strategy == ShardingStrategy::kHybridShard;
-            return whole || s.mesh.replicate > 1;
-          }};
+          gets_whole_sums};
 }
 
 /// Under these a rank has all gradients of a unit in one place.

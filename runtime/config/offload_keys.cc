@@ -114,18 +114,15 @@ std::vector<StrategyKey> offload_keys() {
        .field = choice_field(AT(offload.gradients), gradient_tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
-       .doc = "Where the sums of a unit's gradients lie from its reduction to its update, a record a unit; the root "
-              "unit's stay in "
-              "memory. With this and with \"in_backward\" of optimizer no gradients of a whole model are in memory; "
-              "this one also "
-              "clips by norm, skips steps that overflow, and takes several microbatches.",
-       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as many "
-               "units as are "
-               "reduced at a time and two more; on a rank alone also buckets, which it has none of else. As many bytes "
-               "are written a "
-               "microbatch and read a step; from the second microbatch on, read too. Updates then go through all "
-               "records in the same "
-               "direction, so that what was used last is not found in memory.",
+       .doc = "Where the sums of a unit's gradients lie from its reduction to its update, a record a unit; the "
+              "root unit's stay in memory. With this and with \"in_backward\" of optimizer no gradients of a "
+              "whole model are in memory; this one also clips by norm, skips steps that overflow, and takes "
+              "several microbatches.",
+       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as "
+               "many units as are reduced at a time and two more; on a rank alone also buckets, which it has "
+               "none of else. As many bytes are written a microbatch and read a step; from the second microbatch "
+               "on, read too. Updates then go through all records in the same direction, so that what was used "
+               "last is not found in memory.",
        .only_if = {}},
       {.pointer = "/offload/activations/tier",
        .field = choice_field(AT(offload.activations), activation_tiers()),

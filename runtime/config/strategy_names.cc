@@ -104,6 +104,12 @@ bool updates_whole_tensors(OptimizerType type) {
   return type == OptimizerType::kMuon || type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix;
 }
 
+bool gets_whole_sums(const Strategy& strategy) {
+  const ShardingStrategy kind = strategy.strategy;
+  return kind == ShardingStrategy::kNoShard || kind == ShardingStrategy::kShardOptimizer ||
+         kind == ShardingStrategy::kHybridShard || strategy.mesh.replicate > 1;
+}
+
 bool adapts_layers(OptimizerType type) { return type == OptimizerType::kLamb || type == OptimizerType::kLars; }
 
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {

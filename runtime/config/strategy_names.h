@@ -44,6 +44,8 @@ bool has_nesterov(OptimizerType type);   ///< OptimizerConfig::nesterov
 bool adapts_layers(OptimizerType type);  ///< by the norms of each parameter
 /// Whether it updates matrices, or all tensors, in whole, on the rank that each is dealt to.
 bool updates_whole_tensors(OptimizerType type);
+/// Whether ranks get whole sums of gradients from each other: else every sum has one owner.
+bool gets_whole_sums(const Strategy& strategy);
 /// Whether the optimizer keeps something of each element beside the master weight.
 bool keeps_states(const OptimizerConfig& optimizer);
 

@@ -337,11 +337,10 @@ StrategyRule offloaded_gradients_rule() {
           "Gradients on nvme go with optimizers that update element by element.",
           [](const Strategy& s) -> std::string {
             const OptimizerType type = s.optimizer.type;
-            const bool is_elementwise = type != OptimizerType::kMuon && !adapts_layers(type) && !has_tensor_rule(type);
+            const bool is_elementwise = !updates_whole_tensors(type) && !adapts_layers(type);
             if (s.offload.gradients == Tier::kMemory || is_elementwise) return "";
             return fmt::format(
-                "{} goes through gradients more than once a step: leave gradients of \"offload\" out, or take "
-                "adamw",
+                "{} goes through gradients more than once a step: leave gradients of \"offload\" out, or take adamw",
                 name_of(type));
           }};
 }
@@ -353,8 +352,7 @@ StrategyRule offloaded_gradients_sync_rule() {
             const bool accumulates = s.gradient_accumulation > 1 && s.gradient_sync == GradientSync::kLastMicrobatch;
             if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
             return "last_microbatch keeps whole gradients in memory until they are reduced, more than their sums need: "
-                   "take "
-                   "each_microbatch";
+                   "take each_microbatch";
           }};
 }
 

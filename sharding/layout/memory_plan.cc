@@ -303,6 +303,9 @@ RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
 
 namespace {
 
+/// What `bytes` take on a disk.
+std::int64_t in_pages(std::int64_t bytes) { return (bytes + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; }
+
 std::int64_t sum(std::span<const std::int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
 }
@@ -378,9 +381,7 @@ void MemoryPlan::plan_parameter_records() {
   }
 }
 
-std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const {
-  return (sum_bytes_of(unit) + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage;
-}
+std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const { return in_pages(sum_bytes_of(unit)); }
 
 /// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through
 /// them from the first unit on, which finds in the slots what backward left there.
@@ -407,10 +408,9 @@ void MemoryPlan::plan_image() {
     }
   }
   disk_.durable_bytes = disk_.bytes;  // each record's other place
-  const auto pages = [](std::int64_t each) { return (each + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; };
   std::vector<std::int64_t> bytes;
   for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
-    bytes.push_back(pages(std::min(left, input_.offload.record_bytes)));
+    bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
   image_records_ = plan_pool(bytes, /*cache_bytes=*/0, slots_of_queue());
@@ -476,10 +476,9 @@ void MemoryPlan::plan_feedback() {
 
 /// On a GPU's host they take memory as they come, which no plan knows.
 void MemoryPlan::plan_activations() {
-  constexpr std::int64_t kPage = 4096;
   const OffloadConfig& offload = input_.offload;
   if (offload.activations != Tier::kNvme) return;
-  const std::int64_t piece = (offload.record_bytes + kPage - 1) / kPage * kPage;
+  const std::int64_t piece = in_pages(offload.record_bytes);
   use_[MemoryCategory::kActivations] = (2 * offload.queue_depth + 1) * piece;
 }
 

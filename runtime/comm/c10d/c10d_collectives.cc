@@ -1,6 +1,5 @@
 #include "runtime/comm/c10d/c10d_collectives.h"
 
-#include <ATen/ops/from_blob.h>
 #include <absl/container/inlined_vector.h>
 
 #include <algorithm>
@@ -26,10 +25,6 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 64 << 10;
-
-at::Tensor as_tensor(const void* data, std::size_t bytes) {
-  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte);
-}
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
@@ -273,13 +268,8 @@ Work C10dCollectives::broadcast(std::string_view label, void* data, std::size_t 
   const CallSignature call = begin(Operation::kBroadcast, label, DType::kU8, bytes, root);
   if (root < 0 || root >= size())
     return refuse(call, "root is " + std::to_string(root) + " of " + std::to_string(size()) + " ranks");
-  return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    if (bytes == 0) return;
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    std::vector<at::Tensor> tensors = {as_tensor(data, bytes)};
-    transfers.add_collective(backend.broadcast(tensors, options));
-  });
+  return start(call,
+               [&](c10d::Backend& backend, Transfers& transfers) { transfers.broadcast(backend, data, bytes, root); });
 }
 
 Work C10dCollectives::barrier(std::string_view label) {

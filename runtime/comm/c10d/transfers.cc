@@ -46,6 +46,14 @@ void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std
   add_collective(backend.alltoall_base(to, from, equal_parts, equal_parts));
 }
 
+void Transfers::broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root) {
+  if (bytes == 0) return;
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors = {as_tensor(data, bytes)};
+  add_collective(backend.broadcast(tensors, options));
+}
+
 // Each rank begins with the one after it, so that not all send to the same one at first.
 void Transfers::send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride,
                                  std::byte* output, std::size_t bytes) {

@@ -29,7 +29,9 @@ class Transfers {
   /// `bytes`. What lies in `output` for this rank itself may be written or not. Collectives need a stride of `bytes`.
   void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
                 std::size_t bytes);
-  /// Another collective of the backend's own, whatever the means.
+  /// `bytes` of rank `root` into `data` of all, by the backend's own collective, whatever the means. 0 bytes: nothing.
+  void broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root);
+  /// Another collective of the backend's own.
   void add_collective(c10::intrusive_ptr<c10d::Work> work);
 
   /// Until all has arrived and all has left. Throws what the backend does, and std::runtime_error after abort().

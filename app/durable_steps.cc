@@ -10,8 +10,8 @@
 
 namespace tessera::app {
 
-bool has_durable_steps(const Strategy& strategy, const CheckpointOptions& options, int rank) {
-  return strategy.durable.every > 0 && options.resume == "auto" && CommitLog::has_files(strategy.durable.dir, rank);
+bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank) {
+  return strategy.durable.every > 0 && options.resume == "auto" && CommitLog::was_opened(strategy.durable.dir, rank);
 }
 
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,

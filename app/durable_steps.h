@@ -11,8 +11,9 @@
 
 namespace tessera::app {
 
-/// Whether this rank has a commit of an earlier run ("durable" in the strategy) from which --resume lets this one go on.
-bool has_durable_steps(const Strategy& strategy, const CheckpointOptions& options, int rank);
+/// Whether a run with this "durable" was begun before, which --resume lets this one go on: from its last commit, or from the start where
+/// it ended before its first.
+bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank);
 
 /// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind it. Collective. Throws
 /// tessera::Error: 64 where --resume is something else, and there is a commit.

@@ -186,8 +186,8 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   }
   TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
   if (!command.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
-  const bool has_steps = has_durable_steps(strategy, command.checkpoints, mesh.rank());
-  run.outputs = outputs_of(command, mesh.topology().restart_count, !run.resumes.empty() || has_steps);
+  const bool goes_on = !run.resumes.empty() || goes_on_durably(strategy, command.checkpoints, mesh.rank());
+  run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);
   if (mesh.rank() != 0) return run;
   TESSERA_RETURN_IF_ERROR(check_outputs(command, run.outputs));
   if (!strategy.checkpoint.dir.empty()) {

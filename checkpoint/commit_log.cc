@@ -30,6 +30,9 @@ std::string commit_file(const std::string& stem, std::int64_t generation) {
   return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
 }
 
+/// It stays when its run ends.
+std::string lock_file(const std::string& stem) { return stem + ".lock"; }
+
 absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {
   return file_error({.who = who, .operation = operation, .file = path, .error = error});
 }
@@ -42,7 +45,7 @@ absl::StatusOr<std::unique_ptr<CommitLog>> CommitLog::open(const std::string& fo
   TESSERA_RETURN_IF_ERROR(make_folders(folder, who));
   const std::string stem = stem_of(folder, rank);
   // A run that is being killed may take a while to go.
-  TESSERA_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::take(stem + ".lock", "commits its steps to " + folder, who,
+  TESSERA_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::take(lock_file(stem), "commits its steps to " + folder, who,
                                                              std::chrono::seconds(3)));
   std::unique_ptr<CommitLog> log(new CommitLog(folder, stem, who, std::move(lock)));
   TESSERA_RETURN_IF_ERROR(log->remove_leftovers());
@@ -51,10 +54,9 @@ absl::StatusOr<std::unique_ptr<CommitLog>> CommitLog::open(const std::string& fo
 
 std::string CommitLog::file_of(std::int64_t generation) const { return commit_file(stem_, generation); }
 
-bool CommitLog::has_files(const std::string& folder, int rank) {
+bool CommitLog::was_opened(const std::string& folder, int rank) {
   std::error_code ignored;
-  const std::string stem = stem_of(folder, rank);
-  return fs::exists(commit_file(stem, 0), ignored) || fs::exists(commit_file(stem, 1), ignored);
+  return fs::exists(lock_file(stem_of(folder, rank)), ignored);
 }
 
 /// What a process that was killed left of a commit that it was writing.

@@ -21,8 +21,8 @@ class CommitLog {
   /// Errors: 69 another process has it; 73, 77, 71, 74.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
-  /// Whether the rank has commits in the folder, or files of that name.
-  static bool has_files(const std::string& folder, int rank);
+  /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
+  static bool was_opened(const std::string& folder, int rank);
   /// The commits that are there, whole, the older one first. A damaged file is no commit, and a warning says so.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Writes a commit over the one of two generations before. At any moment, through errors, kills and power loss, its file is the old

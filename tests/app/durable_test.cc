@@ -75,6 +75,18 @@ TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
   expect_the_same_end("30", "");
 }
 
+// The same command goes on with the metrics of the run that was killed, from the first step again.
+TEST_F(DurableSteps, ARunThatIsKilledBeforeItsFirstCommitStartsAgain) {
+  run_whole("6");
+  Program job(run_of("1000", 900, "parts.jsonl"), path("job"));
+  wait_for_step(job, 2);
+  kill_all(job);
+  EXPECT_NE(job.wait(20).code, 0);
+  expect_the_same_end("6", "");
+  EXPECT_THAT(read_file(path("parts.jsonl")),
+              ::testing::ContainsRegex("\"step\":2,(.|\n)*\"step\":1,(.|\n)*\"step\":6,"));
+}
+
 // Both ranks, or one of them, die at the n-th operation of a kind on the files of commits, of the first commits of a run or of later
 // ones; the next run goes on, and so does one that dies while it goes on.
 TEST_F(DurableSteps, ARankThatDiesAtAnyOperationLosesNoCommit) {

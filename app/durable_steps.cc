@@ -41,8 +41,10 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
   return resumed;
 }
 
-void commit_durable_step(Engine& engine, const CheckpointItems& items) {
-  if (engine.strategy().durable.every > 0) commit_durable(engine, items);
+void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last) {
+  if (engine.strategy().durable.every == 0) return;
+  commit_durable(engine, items);
+  if (is_last) finish_commit(engine);
 }
 
 }  // namespace tessera::app

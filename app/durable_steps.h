@@ -20,7 +20,7 @@ bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options,
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks);
 
-/// After each step. `items.data`: behind the step's last microbatch. Collective. Throws tessera::Error.
-void commit_durable_step(Engine& engine, const CheckpointItems& items);
+/// After each step. `items.data`: behind the step's last microbatch. `is_last`: this run makes no more. Collective. Throws tessera::Error.
+void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last);
 
 }  // namespace tessera::app

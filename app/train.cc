@@ -401,7 +401,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
       if (speaks) report.add(result, step + 1, engine.traffic());
     }
     const bool ends = checkpoints.after_step(step + 1, command.steps, batches.cursor(), held_out);
-    commit_durable_step(engine, checkpoints.items(batches.cursor()));
+    commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step + 1 == command.steps);
     // A signal: what is made at the end of training is made by the run that goes on.
     if (ends) return command.checkpoints.signal_exit_code;
   }

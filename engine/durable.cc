@@ -13,6 +13,7 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/expect.h"
 #include "engine/outcomes.h"
+#include "engine/run_scope.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
@@ -208,11 +209,16 @@ class Resume {
   LoadedCheckpoint loaded_;
 };
 
-/// The commit is on every rank's disk, or on none.
-absl::Status write_commit(EngineCheckpoints::State& s, const CommitParts& parts) {
+absl::Status with_step(const absl::Status& failure, std::int64_t step) {
+  if (failure.ok()) return failure;
+  return make_error(exit_code_of(failure),
+                    c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
+}
+
+/// The commit under way is on every rank's disk then, or on none.
+absl::Status end_commit(EngineCheckpoints::State& s) {
   Collectives& control = *s.axes.control;
-  const auto write = [&] { return s.durable->write(s.attempts, parts); };
-  const absl::Status written = share_status(control, "commit written", status_from(write));
+  const absl::Status written = share_status(control, "commit written", s.durable->end());
   if (written.ok()) {
     s.durable->committed();
     return written;
@@ -226,7 +232,7 @@ absl::Status write_commit(EngineCheckpoints::State& s, const CommitParts& parts)
                     message_of(written) + "; then it could not be taken back: " + message_of(gone));
 }
 
-absl::Status commit_step(EngineCheckpoints::State& s, const CheckpointItems& items) {
+absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& items) {
   Collectives& control = *s.axes.control;
   CommitParts parts;
   std::string text;
@@ -238,13 +244,38 @@ absl::Status commit_step(EngineCheckpoints::State& s, const CheckpointItems& ite
   };
   TESSERA_RETURN_IF_ERROR(share_status(control, "commit begun", status_from(describe)));
   TESSERA_ASSIGN_OR_RETURN(parts[kItems], broadcast_string(control, "commit's items", text, 0));
-  TESSERA_RETURN_IF_ERROR(write_commit(s, parts));
+  const bool is_first = !s.durable->last();
+  s.durable->begin(s.attempts, parts);
+  if (!is_first) return absl::OkStatus();
   // A first commit that is alone looks like one that was under way when its run was killed, which the next run forgets. So there are
-  // two of it.
-  return s.durable->last()->generation == 1 ? write_commit(s, parts) : absl::OkStatus();
+  // two of it before training goes on.
+  TESSERA_RETURN_IF_ERROR(end_commit(s));
+  s.durable->begin(s.attempts, parts);
+  return end_commit(s);
 }
 
 }  // namespace
+
+void Engine::State::settle_commit() {
+  if (!durable || !durable->is_under_way()) return;
+  const Span span("end of commit");
+  const std::int64_t step = durable->next_step();
+  commit_failure = with_step(end_commit(*this), step);
+}
+
+void Engine::State::leave_commit() {
+  if (!durable) return;
+  if (durable->is_under_way()) commit_failure = with_step(durable->end(), durable->next_step());
+  if (commit_failure.ok()) return;
+  log_error(message_of(commit_failure));
+  if (RunScope::current) RunScope::current->late_failure.Update(commit_failure);
+}
+
+void EngineCheckpoints::finish_commit() {
+  expect_durable("finish_commit");
+  s_.or_abort("finish_commit", [&] { s_.settle_commit(); });
+  throw_if_error(std::exchange(s_.commit_failure, absl::OkStatus()));
+}
 
 void EngineCheckpoints::expect_durable(const char* call) const {
   expect(s_.durable != nullptr, call, " without \"durable\" in the strategy: set durable.every and durable.dir");
@@ -265,12 +296,16 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
          " of an earlier run, from which this run did not go on. hint: call resume_durable before the first step; or "
          "remove the folder on every host");
   expect(!s_.half_loaded, "commit_durable after a load failed half-way: the values are of no one step");
+  // Its error is told by the first call after it; the call itself ends with it only where no step was taken since.
+  if (s_.durable->is_under_way() || !s_.commit_failure.ok()) finish_commit();
   if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
   const Span span("commit");
-  throw_if_error(s_.or_abort("commit_durable", [&] {
-    s_.expect_parameters();
-    return commit_step(s_, items);
-  }));
+  throw_if_error(with_step(s_.or_abort("commit_durable",
+                                       [&] {
+                                         s_.expect_parameters();
+                                         return begin_commit(s_, items);
+                                       }),
+                           s_.attempts));
   return true;
 }
 
@@ -300,6 +335,8 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
 }
 
 bool commit_durable(Engine& engine, const CheckpointItems& items) { return EngineCheckpoints(engine).commit(items); }
+
+void finish_commit(Engine& engine) { EngineCheckpoints(engine).finish_commit(); }
 
 std::optional<LoadedCheckpoint> resume_durable(Engine& engine) { return EngineCheckpoints(engine).resume_durable(); }
 

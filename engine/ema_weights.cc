@@ -25,6 +25,7 @@ struct EmaWeights::State {
 
   /// Parameters become averages, or the other way round.
   void swap() const {
+    engine.settle_commit();
     if (engine.residency) engine.residency->release_all();
     // Others may still be reading the copy that they share with this rank.
     if (engine.plan.input().placement.shared) throw_if_error(engine.axes.gather->barrier("EmaWeights").wait());

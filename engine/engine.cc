@@ -45,6 +45,7 @@ Engine::~Engine() {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
   if (state_->saving && (unwinding || state_->failed)) state_->saving->cancel();
+  state_->leave_commit();
   state_->detach_parameters();
 }
 

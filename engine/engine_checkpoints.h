@@ -29,6 +29,7 @@ class EngineCheckpoints {
   bool save_has_ended() const;
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);
+  void finish_commit();
   /// The step of an earlier run's commit from which this one has not gone on.
   std::optional<std::int64_t> commit_to_resume() const;
   std::optional<LoadedCheckpoint> resume_durable();

@@ -326,6 +326,7 @@ void Engine::State::begin_backward() {
   hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
   reducer->use_methods(attempts >= strategy.compression.start_step, attempts + 1);
+  if (updates_in_backward()) settle_commit();
   if (updates_in_backward()) reducer->begin_round(digest_of_gathers(log->entries()));
   if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());
 }
@@ -354,6 +355,7 @@ StepResult Engine::State::take_step() {
     expect_parameters();
     hooks->expect_untouched();
   }
+  settle_commit();
   local.gathered = log->entries();
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_step_end;
   local.busy_seconds = since.count() - (communication_seconds() - communication_before);

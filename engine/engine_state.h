@@ -62,6 +62,12 @@ struct Engine::State {
   void expect_weights(const char* what) const;
   /// Parameters have other values than graphs and checks know.
   void accept_new_values();
+  /// Before training state changes: waits for the commit under way, which counts then, or is taken back on all ranks; its failure is
+  /// the next commit's. Collective where there is one.
+  void settle_commit();
+  /// Waits for the commit under way when the Engine goes, without the other ranks. A failure that nobody was told of is logged, and ends
+  /// tessera::run with its exit code.
+  void leave_commit();
   /// Of a group by name; of all, if it is null.
   void set_lr(const std::string* group, double lr);
   /// Among optimizer.groups. Throws tessera::Error (64) if there is none of this name.
@@ -143,6 +149,7 @@ struct Engine::State {
   };
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
+  absl::Status commit_failure;            ///< of the latest commit, until the program is told
 };
 
 /// Runs `body`; if it throws, the other ranks are told, so that none waits for this one. What comes out is the reason

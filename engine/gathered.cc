@@ -71,6 +71,7 @@ struct Gathered::State {
     if (mode == kWrite) engine.expect_weights("Gathered(kWrite)");
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
+      if (mode == kWrite) engine.settle_commit();
       for (Unit* unit : units) {
         engine.log->note_guard(unit->index);
         if (unit->residency()) unit->residency()->hold(*unit);  // others are always there

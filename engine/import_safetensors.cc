@@ -176,6 +176,7 @@ void EngineSafetensors::import_from(const std::string& path, const ImportOptions
   expect_between_steps("import_safetensors");
   throw_if_error(s_.or_abort("import_safetensors", [&] {
     s_.expect_parameters();
+    s_.settle_commit();
     return ImportToEngine(s_, path, options).run();
   }));
 }

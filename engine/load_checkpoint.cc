@@ -242,6 +242,7 @@ LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
   finish();
   LoadedCheckpoint loaded = value_or_throw(s_.or_abort("load_checkpoint", [&] {
     s_.expect_parameters();
+    s_.settle_commit();
     return Load(s_, path, LoadKind::kAll).run();
   }));
   note_last(loaded.path);

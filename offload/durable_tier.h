@@ -11,7 +11,10 @@ namespace tessera {
 
 /// Records that outlive the process, as of the last commit. What a commit is, its maker decides and writes down:
 ///
-///     tier.sync();  commit.records = tier.where();  ... the commit is on the disk of every rank ...  tier.committed();
+///     tier.end_writes();  commit.records = tier.where();
+///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
+///
+/// Between the two lines and the last call nothing is put: what training has stays what the commit says. Records may be read meanwhile.
 ///
 /// and in the next process, before anything is put:
 ///
@@ -21,7 +24,9 @@ class DurableTier {
  public:
   virtual ~DurableTier() = default;
 
-  /// Waits until all that was put is on the disk itself. Errors: those of a write; 74 the disk failed.
+  /// Waits until all that was put was written. Errors: those of a write, and of a `sync` before.
+  virtual absl::Status end_writes() = 0;
+  /// What was written is on the disk itself. May run on another thread, while records are read. Errors: 74 the disk failed.
   virtual absl::Status sync() = 0;
   /// Where the latest values are, and their checksums: of records on disk only (see `in_memory`).
   virtual std::string where() const = 0;

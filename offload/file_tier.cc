@@ -295,16 +295,20 @@ absl::Status FileTier::flush() {
   return absl::OkStatus();
 }
 
-absl::Status FileTier::sync() {
+absl::Status FileTier::end_writes() {
+  failure_.Update(sync_failure_);
   TESSERA_RETURN_IF_ERROR(failure_);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
     if (slots_[i].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(i));
   }
-  for (const auto& file : files_) {
-    if (file == nullptr) continue;
-    if (absl::Status status = file->sync(options_.who); !status.ok()) return fail(-1, status);
-  }
   return absl::OkStatus();
+}
+
+absl::Status FileTier::sync() {
+  for (const auto& file : files_) {
+    if (file != nullptr) sync_failure_.Update(file->sync(options_.who));
+  }
+  return sync_failure_;
 }
 
 absl::Status FileTier::return_to(std::string_view where) {

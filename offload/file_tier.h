@@ -98,6 +98,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::string describe() const override;
 
   /// REQUIRES, as all of DurableTier: FileTierOptions::durable.
+  absl::Status end_writes() override;
   absl::Status sync() override;
   std::string where() const override { return two_places_.text(written_, checksums_); }
   void committed() override { two_places_.commit(); }
@@ -195,6 +196,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::uint64_t order_ = 0, writes_ = 0;  ///< the last numbers given
   TierCounters counters_;                 ///< all but wait_seconds
   absl::Status failure_;
+  absl::Status sync_failure_;  ///< of a sync on any thread, which the next end_writes is behind
 };
 
 }  // namespace tessera

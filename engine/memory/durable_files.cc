@@ -10,8 +10,10 @@
 
 #include "checkpoint/hash.h"
 #include "engine/memory/training_memory.h"
+#include "engine/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "tessera/span.h"
 
 namespace tessera {
 namespace {
@@ -181,15 +183,6 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
 }
 
-/// Calls `body(tier, kind)`; throws what it returns.
-template <class Body>
-void DurableFiles::for_each_tier(const Body& body) {
-  if (image_) throw_if_error(body(static_cast<DurableTier&>(*image_), std::string(kImage)));
-  for (const Kind& kind : kinds_) {
-    kind.records->between_passes([&](DurableTier& tier) { throw_if_error(body(tier, kind.name)); });
-  }
-}
-
 /// Calls `copy(in the record, in a piece, bytes)` for all of the image from `offset` on that a record has.
 template <class Copy>
 void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
@@ -233,33 +226,55 @@ absl::Status DurableFiles::read_image() {
   return absl::OkStatus();
 }
 
-absl::Status DurableFiles::write(std::int64_t step, std::map<std::string, std::string> parts) {
+void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> parts) {
   next_ = Commit{last_ ? last_->generation + 1 : 1, run_, step, layout_, std::move(parts)};
   next_->parts[kAbout] = about_;
   next_->parts[kWeights] = nlohmann::json(weights_).dump();
-  TESSERA_RETURN_IF_ERROR(write_image());
-  for_each_tier([&](DurableTier& tier, const std::string& kind) {
-    TESSERA_RETURN_IF_ERROR(tier.sync());
-    next_->parts[kind] = tier.where();
+  is_under_way_ = true;
+  const auto start = [&] {
+    for (const Kind& kind : kinds_) {
+      kind.records->between_passes([&](DurableTier& tier) {
+        throw_if_error(tier.end_writes());
+        next_->parts[kind.name] = tier.where();
+      });
+    }
+    writer_ = std::thread([this] { written_ = status_from([&] { return write(*next_); }); });
     return absl::OkStatus();
-  });
-  return log_->write(*next_);
+  };
+  written_ = absl::OkStatus();
+  if (const absl::Status started = status_from(start); !started.ok()) written_ = started;
 }
 
-absl::Status DurableFiles::take_back() {
-  if (!next_) return absl::OkStatus();  // `write` has not come so far
-  return log_->remove(std::exchange(next_, std::nullopt)->generation);
+/// On the thread of its own.
+absl::Status DurableFiles::write(Commit& commit) {
+  const Span span("write commit");
+  TESSERA_RETURN_IF_ERROR(write_image());
+  if (image_) {
+    TESSERA_RETURN_IF_ERROR(image_->end_writes());
+    commit.parts[kImage] = image_->where();
+    TESSERA_RETURN_IF_ERROR(image_->sync());
+  }
+  for (const Kind& kind : kinds_) TESSERA_RETURN_IF_ERROR(kind.records->durable().sync());
+  return log_->write(commit);
 }
+
+absl::Status DurableFiles::end() {
+  if (writer_.joinable()) writer_.join();
+  is_under_way_ = false;
+  return written_;
+}
+
+DurableFiles::~DurableFiles() { static_cast<void>(end()); }
+
+absl::Status DurableFiles::take_back() { return log_->remove(std::exchange(next_, std::nullopt)->generation); }
 
 void DurableFiles::enter_forked_process() {
   if (log_) log_->forget_lock();
 }
 
 void DurableFiles::committed() {
-  for_each_tier([](DurableTier& tier, const std::string&) {
-    tier.committed();
-    return absl::OkStatus();
-  });
+  if (image_) image_->committed();
+  for (const Kind& kind : kinds_) kind.records->durable().committed();
   last_ = std::move(next_);
   next_.reset();
   // The tables are on the disk, and are needed from there alone.
@@ -268,7 +283,10 @@ void DurableFiles::committed() {
 }
 
 absl::Status DurableFiles::bring_back() {
-  for_each_tier([&](DurableTier& tier, const std::string& kind) { return tier.return_to(last_->parts[kind]); });
+  if (image_) TESSERA_RETURN_IF_ERROR(image_->return_to(last_->parts[kImage]));
+  for (const Kind& kind : kinds_) {
+    kind.records->between_passes([&](DurableTier& tier) { throw_if_error(tier.return_to(last_->parts[kind.name])); });
+  }
   TESSERA_RETURN_IF_ERROR(read_image());
   is_resumed_ = true;
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/commit.h"
@@ -32,12 +33,17 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
 /// The files of this rank's commits (DurableConfig). Of training state that lies in memory a commit writes all, to its place in
 /// `rank-00000.memory`; of records below memory it says where they are. Either has two places, of which the last commit has one.
 ///
-/// A commit counts when the log of every rank has it: `write` on all ranks, a meeting, then `committed` on all of them. Until then
-/// the one before it is untouched.
+/// A commit counts when the log of every rank has it: `begin` and `end` on all ranks, a meeting, then `committed` on all of them. Until
+/// then the one before it is untouched. Between `begin` and `end` a thread writes, and reads training state in memory: nobody may change
+/// that, nor put a record, before the commit counts or is taken back.
 class DurableFiles {
  public:
   /// Opens nothing yet: see open_durable (engine/open_durable.h).
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
+  /// Waits for the thread. See `end`.
+  ~DurableFiles();
+  DurableFiles(const DurableFiles&) = delete;
+  DurableFiles& operator=(const DurableFiles&) = delete;
 
   // How the last commit is found, which all ranks do alike:
   /// First: the commits of this rank, as text. Errors: those of CommitLog.
@@ -69,9 +75,14 @@ class DurableFiles {
                    const std::vector<std::unique_ptr<Unit>>& units);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
 
-  /// Writes a commit of `step`; `parts`: what it holds beside training state. Errors: 74 and those of CommitLog::write.
-  absl::Status write(std::int64_t step, std::map<std::string, std::string> parts);
-  /// After `write` failed on some rank, or was not called: the commit is gone from this rank's disk.
+  /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s.
+  void begin(std::int64_t step, std::map<std::string, std::string> parts);
+  /// Whether `begin` was called, and what came of it was not asked yet.
+  bool is_under_way() const { return is_under_way_; }
+  std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< of the latest `begin`
+  /// Waits until it is written. Errors: 74 and those of CommitLog::write.
+  absl::Status end();
+  /// After `end` failed on some rank: the commit is gone from this rank's disk.
   absl::Status take_back();
   /// After it succeeded on all.
   void committed();
@@ -84,8 +95,7 @@ class DurableFiles {
     std::string name;
     std::shared_ptr<StateRecords> records;
   };
-  template <class Body>
-  void for_each_tier(const Body& body);
+  absl::Status write(Commit& commit);
   absl::Status write_image();
   absl::Status read_image();
   template <class Copy>
@@ -99,6 +109,9 @@ class DurableFiles {
   std::unique_ptr<CommitLog> log_;
   std::vector<Commit> found_;
   std::optional<Commit> last_, next_;
+  bool is_under_way_ = false;
+  absl::Status written_;  ///< the thread's while there is one
+  std::thread writer_;
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;

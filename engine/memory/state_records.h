@@ -50,6 +50,8 @@ class StateRecords {
 
   /// Calls `body` with the tier; no record is open then. REQUIRES: end_pass was called since the last pass began, and records are durable.
   void between_passes(c10::function_ref<void(DurableTier&)> body);
+  /// For what touches no record: DurableTier::sync and committed. REQUIRES: records are durable.
+  DurableTier& durable() const { return *durable_; }
 
   /// Bytes moved since the records were made, and how long this rank stood still for them.
   TierCounters counters() const { return tier_->counters(); }

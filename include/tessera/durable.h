@@ -18,6 +18,7 @@ class Engine;
 ///     engine.step();
 ///     tessera::commit_durable(engine, {.data = batches.cursor()});   // after every step: does something after each K-th
 ///   }
+///   tessera::finish_commit(engine);
 ///
 /// What lies on disk anyway (`"offload"`) is not written again: a commit says where it is, and until the next one it is not overwritten,
 /// for which it has a second place. What lies in memory is written to D. A commit holds what a checkpoint holds (save_checkpoint), in the
@@ -28,13 +29,21 @@ class Engine;
 ///
 /// Each rank has files of its own in D, rank-NNNNN.*, and `tessera-durable-*` in the directories of offload.paths.
 
-/// After each `every`-th step (StepResult::step) writes a commit, and waits until it is on the disk of all ranks; else does nothing.
-/// Returns whether it wrote one. `items`: rank 0's count, and every rank gets them back.
+/// After each `every`-th step (StepResult::step) begins a commit; else does nothing. Returns whether it began one. `items`: rank 0's count,
+/// and every rank gets them back.
+///
+/// A thread writes it beside the next forward and backward, from the memory that training has. Before the next update, or whatever else
+/// changes training state, the ranks wait until it is on the disk of them all; with optimizer.in_backward before the next backward. D's
+/// first commit is there when this returns.
 ///
 /// Collective; between steps. Errors, the same on every rank: 64 as save_checkpoint, and where D holds a step of an earlier run from which
-/// this run did not go on; 73, 74, 77 where a file cannot be written. Then the commit before it stays the last one; where it was a write or
-/// a sync that failed, so do all later ones of this run.
+/// this run did not go on; and those of the commit before, which this call is the first to tell: 73, 74, 77 a file could not be written.
+/// Then the commit before that one stays the last; where it was a write or a sync that failed, so do all later ones of this run. Training
+/// can go on. An Engine's destructor waits for a commit under way, and logs its error, which ends tessera::run with its exit code.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
+
+/// Waits until the commit under way is on the disk of all ranks, and throws its error. Collective; between steps.
+void finish_commit(Engine& engine);
 
 /// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates set by hand, buffers, LibTorch's
 /// generator, and the items. Nothing where D holds none. LoadedCheckpoint::path is D.

@@ -45,6 +45,7 @@ void bind_checkpoints(py::module_& module) {
       "load_checkpoint", [](Engine& engine, const std::string& path) { return load_checkpoint(engine, path); },
       Released());
   module.def("commit_durable", &commit, Released());
+  module.def("finish_commit", &finish_commit, Released());
   module.def("resume_durable", &resume_durable, Released());
   module.def(
       "save_weights",

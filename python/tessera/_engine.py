@@ -215,14 +215,20 @@ class Engine:
         return LoadedCheckpoint(_native.load_checkpoint(engine, os.fspath(path)))
 
     def commit_durable(self, *, tensors: Mapping[str, torch.Tensor] | None = None, json: Mapping[str, Any] | None = None) -> bool:
-        """With `"durable": {"every": K, "dir": D}` in the strategy, to be called after every step: after each K-th it puts all that training
-        goes on from on the disk of each host, and returns True. A run that ended at any moment goes on from there (`resume_durable`), bit for bit,
-        with the same model, strategy and ranks. `tensors` and `json` as for `save_checkpoint`. Collective.
+        """With `"durable": {"every": K, "dir": D}` in the strategy, to be called after every step: after each K-th it begins a commit, which
+        puts all that training goes on from on the disk of each host, and returns True. A run that ended at any moment goes on from there
+        (`resume_durable`), bit for bit, with the same model, strategy and ranks. A commit is written beside the next forward and backward; before
+        the next update all ranks wait for it. The next call throws its error, if it failed. `tensors` and `json` as for `save_checkpoint`.
+        Collective.
         """
         texts = {name: _dump(name, value) for name, value in (json or {}).items()}
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
         return _native.commit_durable(engine, dict(tensors or {}), texts)
+
+    def finish_commit(self) -> None:
+        """Waits until the commit under way is on the disk of all ranks, and throws its error. After the last step. Collective."""
+        _native.finish_commit(self._live())
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
         """Goes on from the last commit in D; None where there is none. In every run, before its first step. Collective."""

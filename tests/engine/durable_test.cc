@@ -14,6 +14,7 @@
 
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
+#include "tessera/safetensors.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/test_folder.h"
 
@@ -185,7 +186,10 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
           const Values meet = session.values();  // the plan is installed before any rank commits
-          texts[rank] = error_of([&] { commit_durable(session.engine); });
+          texts[rank] = error_of([&] {
+            commit_durable(session.engine);
+            finish_commit(session.engine);
+          });
           if (texts[rank].empty()) const Values meet_again = session.values();
         }
       });
@@ -207,6 +211,115 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
       });
     }
     EXPECT_GT(n, 2) << static_cast<int>(site);
+  }
+}
+
+std::string content_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Its last operation takes a second, in which forward and backward go on, and the update waits.
+TEST(Durable, ACommitIsMadeBesideTheNextStep) {
+  const TestFolder folder;
+  const fs::path changed = folder.path() / "rank-00000.commit-1";
+  const ScopedFaults slow({{.site = FaultSite::kRename,
+                            .path = "rank-00000.commit",
+                            .nth = 3,
+                            .action = FaultAction::kDelay,
+                            .number = 1000}});
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path()));
+    train_durably(session, 0, 1);
+    const std::string first = content_of(changed);
+    EXPECT_FALSE(first.empty());
+    train_durably(session, 1, 2);
+    session.engine.backward(session.loss(2));
+    EXPECT_EQ(content_of(changed), first);
+    session.engine.step();
+    EXPECT_NE(content_of(changed), first);
+  });
+}
+
+/// Something that a program may do while a commit is under way.
+struct Change {
+  const char* what;
+  std::function<void(Session&, const fs::path&)> make;
+  Adjust adjust = nullptr;
+};
+
+// The image is written slowly, record by record, so that what did not wait would be in it.
+TEST(Durable, WhateverChangesTrainingStateWaitsForTheCommitUnderWay) {
+  const Change kChanges[] = {
+      {"a step", [](Session& s, const fs::path&) { s.train(2); }},
+      {"a step in backward", [](Session& s, const fs::path&) { s.train(2); },
+       [](Strategy& s) { update_in_backward(s); }},
+      {"Gathered(kWrite)",
+       [](Session& s, const fs::path&) {
+         const at::NoGradGuard no_grad;
+         Gathered guard(s.engine, Gathered::kWrite);
+         for (at::Tensor& parameter : s.model->parameters()) parameter.fill_(0.5);
+         guard.close();
+       }},
+      {"averages", [](Session& s, const fs::path&) { EmaWeights(s.engine).close(); },
+       [](Strategy& s) { s.ema.decay = 0.9; }},
+      {"a load", [](Session& s, const fs::path& saved) { load_checkpoint(s.engine, saved / "checkpoint"); }},
+      {"an import", [](Session& s, const fs::path& saved) { import_safetensors(s.engine, saved / "weights"); }}};
+  for (const Change& change : kChanges) {
+    for (const Placed& placed : kOnePerPlacement) {
+      if (change.adjust && placed.on_disk) continue;
+      const TestFolder folder, saved;
+      const ScopedFaults slow(
+          {{.site = FaultSite::kCqe, .path = ".memory", .every = 1, .action = FaultAction::kDelay, .number = 5}});
+      run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+        Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
+        if (change.adjust) change.adjust(strategy);
+        const std::string what = std::string(change.what) + ", " + name_of(placed);
+        const Values wanted = trained(mesh, strategy, 2, kWide);
+        const Strategy durable = made_durable(strategy, folder.path());
+        {
+          Session session(mesh, durable, kWide);
+          save_checkpoint(session.engine, saved.path() / "checkpoint");
+          export_safetensors(session.engine, saved.path() / "weights");
+          EXPECT_EQ(train_durably(session, 0, 2), 2);
+          change.make(session, saved.path());
+        }
+        Session session(mesh, durable, kWide);
+        const auto resumed = resume_durable(session.engine);
+        ASSERT_TRUE(resumed.has_value()) << what;
+        EXPECT_EQ(resumed->step, 2) << what;
+        EXPECT_TRUE(all_same_bits(session.values(), wanted)) << what;
+      });
+    }
+  }
+}
+
+// The step between the two is made.
+TEST(Durable, ACommitThatFailsIsToldByTheNextCallAndTrainingCanGoOn) {
+  const auto is_told = AllOf(HasSubstr("commit of step 2"), HasSubstr("rank 1"), HasSubstr("errno 28"));
+  for (const bool finishes : {false, true}) {
+    const TestFolder folder;
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    const ScopedFaults full({{.site = FaultSite::kRename,
+                              .path = "rank-00001.commit",
+                              .nth = 3,
+                              .action = FaultAction::kErrno,
+                              .number = ENOSPC}});
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, made_durable(strategy, folder.path()));
+      EXPECT_EQ(train_durably(session, 0, 2), 2);
+      if (!finishes) session.train(2);
+      EXPECT_THAT(error_of([&] { finishes ? finish_commit(session.engine) : void(commit_durable(session.engine)); }),
+                  is_told);
+      if (finishes) session.train(2);
+      EXPECT_EQ(train_durably(session, 3, 4), 1);
+      EXPECT_EQ(error_of([&] { finish_commit(session.engine); }), "");
+      EXPECT_TRUE(all_same_bits(session.values(), trained(mesh, strategy, 4)));
+    });
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, made_durable(strategy, folder.path()));
+      EXPECT_EQ(resume_durable(session.engine)->step, 4);
+    });
   }
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "offload/fault_plan.h"
 #include "offload/file_tier.h"
@@ -77,10 +78,16 @@ TEST(DurableTier, ACommitComesBackWhateverIsPutBehindIt) {
       if (up_to(3) == 0) {
         EXPECT_EQ(value_of(*tier, record), now.contains(record) ? now[record] : 0) << process;
       } else if (up_to(5) == 0) {
-        ASSERT_TRUE(tier->sync().ok());
+        ASSERT_TRUE(tier->end_writes().ok());
         where = tier->where();
-        tier->committed();
         committed = now;
+        std::thread writer([&] { EXPECT_TRUE(tier->sync().ok()); });
+        for (int k = up_to(5); k > 0; --k) {
+          const std::int64_t read = up_to(kRecords - 1);
+          EXPECT_EQ(value_of(*tier, read), now.contains(read) ? now[read] : 0) << process;
+        }
+        writer.join();
+        tier->committed();
       } else {
         put(*tier, record, now[record] = up_to(199));
       }
@@ -112,6 +119,7 @@ TEST(DurableTier, WhatIsOverwrittenIsNotReadAndWhatIsUnchangedNotWritten) {
       std::ranges::fill(*memory, static_cast<std::byte>(i == 0 ? 1 : value));
       ASSERT_TRUE(tier->put_if_changed(i).ok());
     }
+    ASSERT_TRUE(tier->end_writes().ok());
     ASSERT_TRUE(tier->sync().ok());
     tier->committed();
   };
@@ -130,6 +138,7 @@ TEST(DurableTier, ADamagedRecordAndAWrongTableAreNoticed) {
   {
     const auto tier = made(options_in(folder));
     for (std::int64_t i = 0; i < kRecords; ++i) put(*tier, i, 9);
+    ASSERT_TRUE(tier->end_writes().ok());
     ASSERT_TRUE(tier->sync().ok());
     where = tier->where();
   }
@@ -149,7 +158,10 @@ TEST(DurableTier, AFailedSyncIsAnError) {
   const auto tier = made(options_in(folder));
   put(*tier, 0, 1);
   ScopedFaults failing({{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kErrno, .number = EIO}});
-  EXPECT_THAT(message_of(tier->sync()), AllOf(HasSubstr("rank 3"), HasSubstr("fsync"), HasSubstr("errno 5")));
+  ASSERT_TRUE(tier->end_writes().ok());
+  const auto failed = AllOf(HasSubstr("rank 3"), HasSubstr("fsync"), HasSubstr("errno 5"));
+  EXPECT_THAT(message_of(tier->sync()), failed);
+  EXPECT_THAT(message_of(tier->end_writes()), failed);  // of the next commit
 }
 
 }  // namespace

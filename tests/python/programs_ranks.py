@@ -421,6 +421,7 @@ def durable_steps(strategy):
         assert resumed.step == 2 and resumed.json == {"step": 2} and torch.equal(resumed.tensors["counts"], torch.arange(2))
         got = train(engine, net, [3, 4])
         assert engine.commit_durable()
+        engine.finish_commit()
         engine.close()
         net = model()
         engine = tessera.Engine(net, {key: value for key, value in strategy.items() if key != "durable"})

@@ -4,7 +4,7 @@
 
 Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. What is saved has 12 bytes a parameter: values and two moments,
 fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. "plain file" is as many bytes, written and synced by all
-ranks at once with nothing else to do. Loads find the files in the page cache.
+ranks at once with nothing else to do. Each load is measured twice: with the files in the page cache (warm), and not (cold).
 """
 
 import argparse
@@ -88,6 +88,20 @@ def write_plain(path, block, count):
     os.close(file)
 
 
+def prepare(folder, warm):
+    """Every file is in the page cache, or none is."""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        with open(path, "rb", buffering=0) as file:
+            if warm:
+                while file.read(1 << 20):
+                    pass
+            else:
+                os.fsync(file)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", required=True)
@@ -129,8 +143,11 @@ def main():
                 measure(name, body, number > 0)
                 beside.engine.finish_checkpoint()
                 os.sync()
-            for name, body in loads:
-                measure(name, body, number > 0)
+            for warm in (True, False):
+                for name, body in loads:
+                    if rank == 0:
+                        prepare(folder, warm)
+                    measure(name + (", warm" if warm else ", cold"), body, number > 0)
         waiting.engine.close()
         beside.engine.close()
         if rank == 0:

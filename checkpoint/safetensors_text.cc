@@ -16,9 +16,9 @@ std::string safetensors_member(std::string_view name, std::string_view dtype, st
                      fmt::join(shape, ","), begin, end);
 }
 
-std::string safetensors_head(std::string json) {
-  constexpr std::size_t kLengthBytes = 8, kMultiple = 64;
-  json.append((kMultiple - (kLengthBytes + json.size()) % kMultiple) % kMultiple, ' ');
+std::string safetensors_head(std::string json, std::size_t multiple) {
+  constexpr std::size_t kLengthBytes = 8;
+  json.append((multiple - (kLengthBytes + json.size()) % multiple) % multiple, ' ');
   const std::uint64_t length = json.size();
   std::string head(kLengthBytes, '\0');
   std::memcpy(head.data(), &length, kLengthBytes);

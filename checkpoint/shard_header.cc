@@ -12,6 +12,7 @@
 
 #include "checkpoint/json_fields.h"
 #include "checkpoint/safetensors_text.h"
+#include "offload/sector.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -108,7 +109,7 @@ std::string write_header(const ShardHeader& header) {
   std::string json = fmt::format(R"({{"{}":{{"format":"{}"}})", kMetadata, kFormat);
   for (const Piece& piece : header.pieces)
     json += safetensors_member(piece.key(), piece.dtype, std::array{piece.numel}, piece.begin, piece.end());
-  return safetensors_head(json + "}");
+  return safetensors_head(json + "}", kSectorBytes);
 }
 
 absl::StatusOr<ShardHeader> read_header(const std::string& file, std::string_view bytes, std::int64_t data_bytes) {

@@ -47,7 +47,7 @@ struct ShardHeader {
 /// element's size; else in the order given.
 void place_pieces(std::vector<Piece>& pieces);
 
-/// The length and the JSON, filled up with spaces to a multiple of 64 bytes.
+/// The length and the JSON, filled up with spaces to a multiple of 4096 bytes, so that the data may be written past the page cache.
 std::string write_header(const ShardHeader& header);
 
 /// Reads what write_header wrote, `bytes` being the whole head. Errors (65), naming `file` and the key: anything that is no such

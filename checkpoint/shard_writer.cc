@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/hash.h"
@@ -31,69 +33,121 @@ absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::create(const std::stri
   writer->file_.name = name;
   writer->file_.header_bytes = static_cast<std::int64_t>(head.size());
   writer->file_.header_hash = checkpoint_hash(head);
-  writer->chunk_.reserve(static_cast<std::size_t>(std::min(SavedFile::kChunkBytes, writer->wanted_)));
-  TESSERA_RETURN_IF_ERROR(writer->write(std::as_bytes(std::span(head))));
+  TESSERA_RETURN_IF_ERROR(writer->take_blocks());
+  TESSERA_RETURN_IF_ERROR(writer->write(std::as_bytes(std::span(head)), 0));
+  writer->file_bytes_ = writer->in_writeback_ = writer->file_.header_bytes;
+  writer->set_direct(writer->wanted_ >= kBlockBytes);
   return writer;
 }
 
 ShardWriter::~ShardWriter() {
+  if (under_way_.valid()) under_way_.wait();
   if (fd_ >= 0) ::close(fd_);
 }
 
-absl::Status ShardWriter::error(const char* operation, int error, std::int64_t wanted, std::int64_t got) const {
+absl::Status ShardWriter::error(const char* operation, int error, std::int64_t offset, std::int64_t wanted,
+                                std::int64_t got) const {
   return file_error({.who = who_,
                      .operation = operation,
                      .file = path_,
                      .folder = std::filesystem::path(path_).parent_path().string(),
-                     .offset = wanted >= 0 ? file_bytes_ : -1,
+                     .offset = offset,
                      .wanted = wanted,
                      .got = got,
                      .error = error});
 }
 
+/// Less than a block for little data, and no second one that is never filled.
+absl::Status ShardWriter::take_blocks() {
+  const auto bytes = static_cast<std::size_t>(std::min(kBlockBytes, wanted_));
+  TESSERA_ASSIGN_OR_RETURN(blocks_[0], AlignedMemory::make(bytes, who_));
+  if (wanted_ <= kBlockBytes) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(blocks_[1], AlignedMemory::make(bytes, who_));
+  return absl::OkStatus();
+}
+
 absl::Status ShardWriter::append(std::span<const std::byte> data) {
   appended_ += static_cast<std::int64_t>(data.size());
+  if (appended_ > wanted_) return other_size();
   while (!data.empty()) {
-    const std::size_t room = static_cast<std::size_t>(SavedFile::kChunkBytes) - chunk_.size();
-    const auto next = data.first(std::min(room, data.size()));
-    chunk_.insert(chunk_.end(), next.begin(), next.end());
+    const std::size_t chunk_end = hashed_ + static_cast<std::size_t>(SavedFile::kChunkBytes);
+    const auto next = data.first(std::min(chunk_end - filled_, data.size()));
+    std::memcpy(blocks_[block_].data() + filled_, next.data(), next.size());
+    filled_ += next.size();
     data = data.subspan(next.size());
-    if (chunk_.size() == static_cast<std::size_t>(SavedFile::kChunkBytes)) TESSERA_RETURN_IF_ERROR(write_chunk());
+    if (filled_ == chunk_end) hash_chunk();
+    if (filled_ == static_cast<std::size_t>(kBlockBytes)) TESSERA_RETURN_IF_ERROR(hand_over_block());
   }
   return absl::OkStatus();
 }
 
-absl::Status ShardWriter::write_chunk() {
-  file_.chunk_hashes.push_back(checkpoint_hash(chunk_));
-  TESSERA_RETURN_IF_ERROR(write(chunk_));
-  chunk_.clear();
+void ShardWriter::hash_chunk() {
+  file_.chunk_hashes.push_back(checkpoint_hash(blocks_[block_].span().subspan(hashed_, filled_ - hashed_)));
+  hashed_ = filled_;
+}
+
+/// The block that is full is written while the other one is filled.
+absl::Status ShardWriter::hand_over_block() {
+  TESSERA_RETURN_IF_ERROR(end_write());
+  const auto bytes = std::span<const std::byte>(blocks_[block_].span()).first(filled_);
+  const std::int64_t offset = std::exchange(file_bytes_, file_bytes_ + kBlockBytes);
+  block_ = 1 - block_;
+  filled_ = hashed_ = 0;
+  try {
+    under_way_ = std::async(std::launch::async, [this, bytes, offset] { return write(bytes, offset); });
+  } catch (const std::system_error&) {  // no more threads
+    return write(bytes, offset);
+  }
   return absl::OkStatus();
 }
 
-absl::Status ShardWriter::write(std::span<const std::byte> bytes) {
-  const auto wanted = static_cast<std::int64_t>(bytes.size());
+absl::Status ShardWriter::end_write() { return under_way_.valid() ? under_way_.get() : absl::OkStatus(); }
+
+/// A file system that cannot is written through the page cache.
+void ShardWriter::set_direct(bool direct) {
+  const int flags = ::fcntl(fd_, F_GETFL);
+  is_direct_ = flags >= 0 && ::fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;
+}
+
+absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t offset) {
   std::size_t done = 0;
-  const int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(file_bytes_), done);
-  if (got < 0) return error("write", -got, wanted, static_cast<std::int64_t>(done));
-  file_bytes_ += wanted;
-  begin_writeback();
+  int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(offset), done);
+  if (got == -EINVAL && is_direct_) {  // what is left does not begin where the disk's blocks do, or those are larger
+    set_direct(false);
+    std::size_t more = 0;
+    got = file_calls::write_all(fd_, path_, bytes.subspan(done), static_cast<off_t>(offset) + static_cast<off_t>(done),
+                                more);
+    done += more;
+  }
+  const auto wanted = static_cast<std::int64_t>(bytes.size());
+  if (got < 0) return error("write", -got, offset, wanted, static_cast<std::int64_t>(done));
+  if (!is_direct_) begin_writeback(offset + wanted);
   return absl::OkStatus();
 }
 
-/// Lets the disk begin with what is written while the next chunks are made, and not at the fsync. A hint: where a file system does not
+/// Lets the disk begin with what is written while the next blocks are made, and not at the fsync. A hint: where a file system does not
 /// take it, or fails, fsync says so.
-void ShardWriter::begin_writeback() {
+void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
-  if (file_bytes_ - in_writeback_ < kAtOnce) return;
-  ::sync_file_range(fd_, in_writeback_, file_bytes_ - in_writeback_, SYNC_FILE_RANGE_WRITE);
-  in_writeback_ = file_bytes_;
+  if (end - in_writeback_ < kAtOnce) return;
+  ::sync_file_range(fd_, in_writeback_, end - in_writeback_, SYNC_FILE_RANGE_WRITE);
+  in_writeback_ = end;
+}
+
+absl::Status ShardWriter::other_size() const {
+  return make_error(ExitCode::kInternal,
+                    fmt::format("{}: {} got {} bytes of data, its header says {}", who_, path_, appended_, wanted_));
 }
 
 absl::StatusOr<SavedFile> ShardWriter::finish() {
-  if (!chunk_.empty()) TESSERA_RETURN_IF_ERROR(write_chunk());
-  if (appended_ != wanted_)
-    return make_error(ExitCode::kInternal,
-                      fmt::format("{}: {} got {} bytes of data, its header says {}", who_, path_, appended_, wanted_));
+  if (appended_ != wanted_) return other_size();
+  TESSERA_RETURN_IF_ERROR(end_write());
+  if (filled_ > hashed_) hash_chunk();
+  if (filled_ > 0) {  // of no whole number of the disk's blocks
+    set_direct(false);
+    TESSERA_RETURN_IF_ERROR(write(std::span<const std::byte>(blocks_[block_].span()).first(filled_), file_bytes_));
+    file_bytes_ += static_cast<std::int64_t>(filled_);
+  }
   // Never repeated, not even after EINTR: whether the data is on the disk is unknown then.
   if (const int got = file_calls::fsync(fd_, path_); got < 0) return error("fsync", -got);
   // Network file systems report a failed write here.

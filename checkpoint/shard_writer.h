@@ -3,20 +3,26 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard_header.h"
+#include "offload/aligned_memory.h"
 
 namespace tessera {
 
-/// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions. Data is
-/// gathered into chunks of SavedFile::kChunkBytes, which is all the memory that it takes; each chunk is hashed and written.
+/// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions, and hashed in chunks
+/// of SavedFile::kChunkBytes.
+///
+/// Data is gathered in one of two blocks, which is all the memory that it takes, while the other one is written beside the caller, past
+/// the page cache (O_DIRECT) where the file system can: so nothing is copied once more, no memory of the host is filled with a file that is
+/// seldom read, and little is left for the fsync. Else through the page cache, and the disk is asked to begin early.
 ///
 /// Errors, with `who` in front: 73 where the file cannot be created, 77, 71, and 74 for a full disk (bytes wanted and free), a
 /// failed write or fsync. After one, nothing but the destructor may be called. A failed fsync is not tried again.
@@ -39,17 +45,31 @@ class ShardWriter {
 
  private:
   ShardWriter(std::string path, std::string who) : path_(std::move(path)), who_(std::move(who)) {}
-  absl::Status write(std::span<const std::byte> bytes);
-  absl::Status write_chunk();
-  void begin_writeback();
-  absl::Status error(const char* operation, int error, std::int64_t wanted = -1, std::int64_t got = -1) const;
+  /// Bytes of a block, a multiple of SavedFile::kChunkBytes.
+  static constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;
+
+  absl::Status take_blocks();
+  void hash_chunk();
+  absl::Status hand_over_block();
+  absl::Status end_write();
+  void set_direct(bool direct);
+  absl::Status write(std::span<const std::byte> bytes, std::int64_t offset);
+  void begin_writeback(std::int64_t end);
+  absl::Status other_size() const;
+  absl::Status error(const char* operation, int error, std::int64_t offset = -1, std::int64_t wanted = -1,
+                     std::int64_t got = -1) const;
 
   const std::string path_, who_;
   int fd_ = -1;
   std::int64_t file_bytes_ = 0, appended_ = 0, wanted_ = 0;
-  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to begin with
-  std::vector<std::byte> chunk_;
+  std::array<AlignedMemory, 2> blocks_;
+  std::size_t block_ = 0;                ///< that is being filled
+  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes of it
   SavedFile file_;
+  // Of the write that is under way, while there is one; `end_write` waits for it.
+  std::future<absl::Status> under_way_;
+  bool is_direct_ = false;
+  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to begin with
 };
 
 }  // namespace tessera

@@ -55,7 +55,7 @@ struct LoadedCheckpoint {
 ///
 /// Holds parameters and fp32 masters, optimizer states as they are stored, how often each parameter was updated, the loss scale,
 /// rates set by hand, the module's buffers, LibTorch's default generators of each rank, and `items`. docs/checkpoints.md
-/// is the format. Each rank writes its own shards, through one MiB of memory. At any moment, through errors and kills, `latest`
+/// is the format. Each rank writes its own shards, through 8 MiB of memory. At any moment, through errors and kills, `latest`
 /// names a whole checkpoint, if there was one. All ranks must reach `folder`.
 ///
 /// With `"checkpoint": {"async": true}` in the strategy it returns when this rank's shards are copied (MemoryCategory::kCheckpoint). A

@@ -13,7 +13,8 @@ std::vector<StrategyKey> durable_keys() {
        .example_json = "10",
        .doc = "After so many steps all that training goes on from is on this host's disk, and a run that ended at any "
               "moment goes on from there, bit for bit, with the same model, strategy and ranks. tessera train does it; "
-              "a program calls commit_durable after each step. A commit is written beside the next forward and backward. 0: "
+              "a program calls commit_durable after each step. A commit is written beside the next forward and "
+              "backward. 0: "
               "never.",
        .cost = "A write of what lies in memory of this rank's state, twice that on disk, and twice what lies on disk "
                "anyway, which is not written again. The plan says how much."},

@@ -188,7 +188,7 @@ TEST_F(Checkpoints, MoreStepsGoOnWithTheSameBits) {
 
 // Into the next epoch too: the text has few samples.
 TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
-  const std::string steps = "120";
+  const std::string steps = "400";  // so many that none of the runs below comes to its end before it is killed
   run(run_of(2, steps, "whole", "whole.jsonl"));
   ASSERT_GT(by_step("whole.jsonl").size(), 100u);
   int kills = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -10,9 +11,9 @@
 
 #include "checkpoint/hash.h"
 #include "engine/memory/training_memory.h"
-#include "engine/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "tessera/error.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -49,6 +50,18 @@ std::string words_of(const nlohmann::json& commits) {
   for (const nlohmann::json& commit : commits)
     text += (text.empty() ? "" : " and ") + std::to_string(commit.at(2).get<std::int64_t>());
   return text.empty() ? "none" : "step " + text;
+}
+
+/// What `body` returns, or throws.
+template <class Body>
+absl::Status caught(const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    return make_error(error.exit_code(), error.message());
+  } catch (const std::exception& error) {  // no memory, no thread
+    return make_error(ExitCode::kOsResource, error.what());
+  }
 }
 
 }  // namespace
@@ -238,11 +251,11 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
         next_->parts[kind.name] = tier.where();
       });
     }
-    writer_ = std::thread([this] { written_ = status_from([&] { return write(*next_); }); });
+    writer_ = std::thread([this] { written_ = caught([&] { return write(*next_); }); });
     return absl::OkStatus();
   };
   written_ = absl::OkStatus();
-  if (const absl::Status started = status_from(start); !started.ok()) written_ = started;
+  if (const absl::Status started = caught(start); !started.ok()) written_ = started;
 }
 
 /// On the thread of its own.

@@ -215,10 +215,15 @@ absl::Status with_step(const absl::Status& failure, std::int64_t step) {
                     c10::str("the commit of step ", step, " was not made: ", message_of(failure)));
 }
 
+/// Waits for this rank's thread.
+absl::Status end_own(DurableFiles& files) {
+  return status_from([&] { return files.end(); });
+}
+
 /// The commit under way is on every rank's disk then, or on none.
 absl::Status end_commit(EngineCheckpoints::State& s) {
   Collectives& control = *s.axes.control;
-  const absl::Status written = share_status(control, "commit written", s.durable->end());
+  const absl::Status written = share_status(control, "commit written", end_own(*s.durable));
   if (written.ok()) {
     s.durable->committed();
     return written;
@@ -265,7 +270,7 @@ void Engine::State::settle_commit() {
 
 void Engine::State::leave_commit() {
   if (!durable) return;
-  if (durable->is_under_way()) commit_failure = with_step(durable->end(), durable->next_step());
+  if (durable->is_under_way()) commit_failure = with_step(end_own(*durable), durable->next_step());
   if (commit_failure.ok()) return;
   log_error(message_of(commit_failure));
   if (RunScope::current) RunScope::current->late_failure.Update(commit_failure);
@@ -296,8 +301,7 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
          " of an earlier run, from which this run did not go on. hint: call resume_durable before the first step; or "
          "remove the folder on every host");
   expect(!s_.half_loaded, "commit_durable after a load failed half-way: the values are of no one step");
-  // Its error is told by the first call after it; the call itself ends with it only where no step was taken since.
-  if (s_.durable->is_under_way() || !s_.commit_failure.ok()) finish_commit();
+  finish_commit();  // of the commit before
   if (s_.attempts == 0 || s_.attempts % s_.strategy.durable.every != 0) return false;
   const Span span("commit");
   throw_if_error(with_step(s_.or_abort("commit_durable",

@@ -52,18 +52,6 @@ std::string words_of(const nlohmann::json& commits) {
   return text.empty() ? "none" : "step " + text;
 }
 
-/// What `body` returns, or throws.
-template <class Body>
-absl::Status caught(const Body& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    return make_error(error.exit_code(), error.message());
-  } catch (const std::exception& error) {  // no memory, no thread
-    return make_error(ExitCode::kOsResource, error.what());
-  }
-}
-
 }  // namespace
 
 DurableFiles::DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank)
@@ -243,19 +231,19 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
   next_ = Commit{last_ ? last_->generation + 1 : 1, run_, step, layout_, std::move(parts)};
   next_->parts[kAbout] = about_;
   next_->parts[kWeights] = nlohmann::json(weights_).dump();
-  is_under_way_ = true;
-  const auto start = [&] {
+  try {
     for (const Kind& kind : kinds_) {
       kind.records->between_passes([&](DurableTier& tier) {
         throw_if_error(tier.end_writes());
         next_->parts[kind.name] = tier.where();
       });
     }
-    writer_ = std::thread([this] { written_ = caught([&] { return write(*next_); }); });
-    return absl::OkStatus();
-  };
-  written_ = absl::OkStatus();
-  if (const absl::Status started = caught(start); !started.ok()) written_ = started;
+    writer_ = std::async(std::launch::async, [this] { return write(*next_); });
+  } catch (...) {  // is told where the other ranks tell of theirs
+    std::promise<absl::Status> failed;
+    failed.set_exception(std::current_exception());
+    writer_ = failed.get_future();
+  }
 }
 
 /// On the thread of its own.
@@ -271,13 +259,7 @@ absl::Status DurableFiles::write(Commit& commit) {
   return log_->write(commit);
 }
 
-absl::Status DurableFiles::end() {
-  if (writer_.joinable()) writer_.join();
-  is_under_way_ = false;
-  return written_;
-}
-
-DurableFiles::~DurableFiles() { static_cast<void>(end()); }
+absl::Status DurableFiles::end() { return writer_.get(); }
 
 absl::Status DurableFiles::take_back() { return log_->remove(std::exchange(next_, std::nullopt)->generation); }
 

@@ -6,12 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checkpoint/commit.h"
@@ -40,10 +40,6 @@ class DurableFiles {
  public:
   /// Opens nothing yet: see open_durable (engine/open_durable.h).
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
-  /// Waits for the thread. See `end`.
-  ~DurableFiles();
-  DurableFiles(const DurableFiles&) = delete;
-  DurableFiles& operator=(const DurableFiles&) = delete;
 
   // How the last commit is found, which all ranks do alike:
   /// First: the commits of this rank, as text. Errors: those of CommitLog.
@@ -78,9 +74,9 @@ class DurableFiles {
   /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
   /// Whether `begin` was called, and what came of it was not asked yet.
-  bool is_under_way() const { return is_under_way_; }
+  bool is_under_way() const { return writer_.valid(); }
   std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< of the latest `begin`
-  /// Waits until it is written. Errors: 74 and those of CommitLog::write.
+  /// Waits until it is written. Errors, thrown or returned: 74 and those of CommitLog::write. REQUIRES: is_under_way.
   absl::Status end();
   /// After `end` failed on some rank: the commit is gone from this rank's disk.
   absl::Status take_back();
@@ -109,9 +105,6 @@ class DurableFiles {
   std::unique_ptr<CommitLog> log_;
   std::vector<Commit> found_;
   std::optional<Commit> last_, next_;
-  bool is_under_way_ = false;
-  absl::Status written_;  ///< the thread's while there is one
-  std::thread writer_;
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;
@@ -119,6 +112,7 @@ class DurableFiles {
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;
   std::vector<Kind> kinds_;
+  std::future<absl::Status> writer_;  ///< of the thread, which its destructor waits for: so it is last
 };
 
 }  // namespace tessera

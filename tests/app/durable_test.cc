@@ -70,7 +70,9 @@ TEST_F(DurableSteps, ARunThatIsKilledGoesOnFromItsLastCommit) {
     EXPECT_NE(job.wait(20).code, 0);
   }
   const Ended last = run(run_of("60", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
-  EXPECT_THAT(last.out, AllOf(::testing::ContainsRegex("resumes .*durable after step (18|2[147]|[3-5][0-9]) "),
+  std::string commits = "18";  // of step 21 the end may be missing
+  for (int step = 21; step <= 60; step += 3) commits += "|" + std::to_string(step);
+  EXPECT_THAT(last.out, AllOf(::testing::ContainsRegex("resumes .*durable after step (" + commits + ") "),
                               HasSubstr("checkpoint after step 60")));
   expect_the_same_end("60", "");
 }

@@ -85,8 +85,7 @@ TEST(SavedCheckpoint, EveryFlippedBitIsNoticed) {
     std::memcpy(&header, bytes.data(), 8);
     header += 8;
     std::vector<std::size_t> places;
-    const std::size_t json_end = bytes.rfind('}', header - 1);
-    for (std::size_t i = 0; i < header; i += i <= json_end ? 1 : 97) places.push_back(i);  // spaces are alike
+    for (std::size_t i = 0; i < header; ++i) places.push_back(i);
     for (std::size_t i = header; i < bytes.size(); i += 100003) places.push_back(i);
     for (std::size_t chunk = header; chunk < bytes.size(); chunk += SavedFile::kChunkBytes) places.push_back(chunk);
     places.push_back(bytes.size() - 1);

@@ -214,11 +214,6 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
   }
 }
 
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // Its last operation takes a second, in which forward and backward go on, and the update waits.
 TEST(Durable, ACommitIsMadeBesideTheNextStep) {
   const TestFolder folder;
@@ -231,13 +226,13 @@ TEST(Durable, ACommitIsMadeBesideTheNextStep) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path()));
     train_durably(session, 0, 1);
-    const std::string first = content_of(changed);
+    const std::string first = TestFolder::content_of(changed);
     EXPECT_FALSE(first.empty());
     train_durably(session, 1, 2);
     session.engine.backward(session.loss(2));
-    EXPECT_EQ(content_of(changed), first);
+    EXPECT_EQ(TestFolder::content_of(changed), first);
     session.engine.step();
-    EXPECT_NE(content_of(changed), first);
+    EXPECT_NE(TestFolder::content_of(changed), first);
   });
 }
 

@@ -101,6 +101,8 @@ absl::StatusOr<int> show(const CheckpointCommand& command) {
                  " files\n"));
   print("optimizer states: " + states_text(manifest) + "\n");
   if (manifest.loss_scale) print(c10::str("loss scale ", manifest.loss_scale->scale, "\n"));
+  if (manifest.residuals)
+    print(c10::str("residuals of gradients that were compressed: of ", manifest.ranks, " ranks\n"));
   if (manifest.data)
     print(c10::str("data: epoch ", manifest.data->epoch, ", ", manifest.data->consumed, " of ",
                    manifest.data->num_samples, " samples taken, seed ", manifest.data->seed, "\n"));

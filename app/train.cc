@@ -320,7 +320,6 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// The metrics file's header, beside run id and time.
 /// 0: nothing to predict it from.
 double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
   if (command.predicted_by.links.empty()) return 0;
@@ -328,6 +327,7 @@ double predicted_seconds(const TrainCommand& command, const Prepared& run, const
   return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
 }
 
+/// The metrics file's header, beside run id and time.
 std::vector<Metric> about(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh,
                           double predicted_s) {
   std::vector<Metric> metrics = {{"tessera", TESSERA_VERSION},

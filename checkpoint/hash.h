@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,23 @@ namespace tessera {
 /// (https://xxhash.com), as `xxhsum -H3` prints it. It finds damage, not forgery.
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
+
+/// The same hash of bytes that come in parts.
+class RunningHash {
+ public:
+  RunningHash();
+  RunningHash(const RunningHash&) = delete;
+  RunningHash& operator=(const RunningHash&) = delete;
+  ~RunningHash();
+
+  void add(std::span<const std::byte> bytes);
+  /// Of all that was added.
+  std::uint64_t value() const;
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
 
 /// 16 hexadecimal digits, the most significant first.
 std::string hash_text(std::uint64_t hash);

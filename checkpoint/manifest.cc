@@ -104,6 +104,7 @@ std::string write_manifest(const Manifest& manifest) {
   }
   if (manifest.losses)
     root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
+  if (manifest.residuals) root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
   if (manifest.data) {
     root["data"] = {{"epoch", manifest.data->epoch},
                     {"consumed", manifest.data->consumed},

@@ -68,6 +68,12 @@ struct SavedLosses {
   std::int64_t spikes_in_a_row = 0;
 };
 
+/// What compression took from gradients and is to be added to later ones: pieces "residual.rank3" and "replica_residual.rank3" of
+/// parameters that train, in fp32, as sums over the microbatches of a step.
+struct SavedResiduals {
+  std::int64_t microbatches = 1;  ///< of a step
+};
+
 /// A file of the checkpoint.
 struct SavedFile {
   static constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;  ///< that are hashed together
@@ -104,7 +110,8 @@ struct Manifest {
   std::vector<std::optional<double>> rates;
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
-  std::optional<SavedLosses> losses = {};  ///< of a run with on_spike
+  std::optional<SavedLosses> losses = {};        ///< of a run with on_spike
+  std::optional<SavedResiduals> residuals = {};  ///< of a run whose compression keeps some
 };
 
 /// The text of manifest.json. Its first line has the hash of all the others, so that nobody can read it half-written.

@@ -147,6 +147,10 @@ class ManifestReader {
       if (losses.window.size() > SavedLosses::kMost)
         fields.refuse("window", fmt::format("wanted at most {} losses", SavedLosses::kMost));
     }
+    if (const JsonNode* node = root_.find("residuals")) {
+      const JsonFields fields(*node, file_, "/residuals", problem_);
+      manifest.residuals.emplace().microbatches = fields.integer("microbatches", 1, kMost);
+    }
     if (const JsonNode* node = root_.find("data")) {
       const JsonFields fields(*node, file_, "/data", problem_);
       SamplerCursor& cursor = manifest.data.emplace();

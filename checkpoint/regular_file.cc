@@ -70,6 +70,8 @@ absl::Status RegularFile::read(std::int64_t offset, std::span<std::byte> bytes) 
   return absl::OkStatus();
 }
 
+void RegularFile::read_in_order() const { (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL); }
+
 absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes,
                                               const std::string& who) {
   TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, who));

@@ -28,6 +28,8 @@ class RegularFile {
   const std::string& path() const { return path_; }
   /// Fills all of `bytes` from `offset` on.
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes) const;
+  /// Advice that it is read from one end to the other, so that the system reads far ahead.
+  void read_in_order() const;
 
  private:
   RegularFile(std::string path, std::string who, int fd, std::int64_t bytes)

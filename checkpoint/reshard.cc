@@ -49,6 +49,22 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
+/// What belongs to a rank of the run goes into one file, as it was cut.
+void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
+  const Manifest& manifest = from.manifest();
+  if (!manifest.residuals) return;
+  for (const SavedParameter& parameter : manifest.parameters) {
+    for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
+      std::vector<Piece>& file = pieces[static_cast<std::size_t>(rank) % pieces.size()];
+      for (const char* const what : {kResidual, kReplicaResidual}) {
+        for (const SavedCheckpoint::Place& place : from.pieces(of_rank(what, rank), parameter.name))
+          file.push_back(place.piece);
+      }
+    }
+    add_whole(from, kFactors, parameter.name, pieces[0]);
+  }
+}
+
 /// What is not a parameter's.
 void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   const Manifest& manifest = from.manifest();
@@ -83,6 +99,7 @@ std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t fi
     }
     before += blocks;
   }
+  add_residuals(from, pieces);
   add_the_rest(from, pieces[0]);
   return pieces;
 }

@@ -24,10 +24,11 @@ std::string key_of(const std::string& what, const std::string& name) { return wh
 
 }  // namespace
 
-std::string buffer_of_rank(std::int64_t rank) { return fmt::format("{}.rank{}", kBuffer, rank); }
+std::string of_rank(const std::string& what, std::int64_t rank) { return fmt::format("{}.rank{}", what, rank); }
+std::string buffer_of_rank(std::int64_t rank) { return of_rank(kBuffer, rank); }
 
 bool is_name_of_state(std::string_view name) {
-  constexpr std::string_view kTaken[] = {kMaster, kValue, kBuffer, kItem, kGenerator, kGpuGenerator, "ema"};
+  constexpr std::string_view kTaken[] = {kMaster, kValue, kBuffer, kItem, kGenerator, kGpuGenerator, kFactors, "ema"};
   return !name.empty() && name.find_first_of("|.") == std::string_view::npos &&
          std::ranges::find(kTaken, name) == std::end(kTaken);
 }
@@ -91,6 +92,36 @@ absl::Status SavedCheckpoint::check_tensor(const std::string& what, const std::s
   return absl::OkStatus();
 }
 
+absl::Status SavedCheckpoint::check_kept_gradients() {
+  for (const SavedParameter& parameter : manifest_.parameters) {
+    if (!parameter.trains) continue;
+    for (std::int64_t rank = 0; rank < manifest_.ranks; ++rank) {
+      for (const char* const what : {kResidual, kReplicaResidual})
+        TESSERA_RETURN_IF_ERROR(check_parts(of_rank(what, rank), parameter.name, parameter.numel));
+    }
+    TESSERA_RETURN_IF_ERROR(check_parts(kFactors, parameter.name, ShardHeader::kMostDataBytes));
+  }
+  return absl::OkStatus();
+}
+
+/// Pieces that need not be all of the tensor, if there are any: of fp32, one behind the other within `numel` elements.
+absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::string& name, std::int64_t numel) {
+  std::int64_t next = 0;
+  for (const Place& place : pieces(what, name)) {
+    const Piece& piece = place.piece;
+    if (piece.dtype != "F32" || piece.offset < next || piece.numel > numel - piece.offset)
+      return make_error(
+          ExitCode::kCorruptData,
+          fmt::format("{}: {}/{} has elements {} to {} of {} of {} as {}, wanted F32 and elements from {} "
+                      "to {}",
+                      who_, folder_, manifest_.files[place.file].name, piece.offset, piece.offset + piece.numel - 1,
+                      what, quoted_text(name), piece.dtype, next, numel - 1));
+    next = piece.offset + piece.numel;
+  }
+  if (const auto found = checked_.find(key_of(what, name)); found != checked_.end()) found->second = true;
+  return absl::OkStatus();
+}
+
 absl::Status SavedCheckpoint::check_tensors() {
   const std::int64_t block = kScaledElements;
   for (const SavedParameter& parameter : manifest_.parameters) {
@@ -126,6 +157,7 @@ absl::Status SavedCheckpoint::check_tensors() {
     const std::int64_t of_gpu = numel_of(kGpuGenerator);
     if (of_gpu > 0) TESSERA_RETURN_IF_ERROR(check_tensor(kGpuGenerator, name, "U8", of_gpu));
   }
+  if (manifest_.residuals) TESSERA_RETURN_IF_ERROR(check_kept_gradients());
   for (const auto& [key, is_known] : checked_) {
     if (is_known) continue;
     const Place& place = tensors_.at(key).front();
@@ -145,6 +177,30 @@ std::span<const SavedCheckpoint::Place> SavedCheckpoint::pieces(const std::strin
 
 absl::Status SavedCheckpoint::read(const std::string& what, const std::string& name, std::int64_t first,
                                    std::span<std::byte> bytes) {
+  return for_each_part(what, name, first, bytes.size(), [&](std::span<const std::byte> part) {
+    std::memcpy(bytes.data(), part.data(), part.size());
+    bytes = bytes.subspan(part.size());
+  });
+}
+
+absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::view(const std::string& what, const std::string& name,
+                                                                 std::int64_t first, std::size_t bytes) {
+  std::span<const std::byte> whole;
+  joined_.clear();
+  TESSERA_RETURN_IF_ERROR(for_each_part(what, name, first, bytes, [&](std::span<const std::byte> part) {
+    if (part.size() == bytes) {
+      whole = part;
+    } else {
+      joined_.insert(joined_.end(), part.begin(), part.end());
+    }
+  }));
+  return whole.empty() ? std::span<const std::byte>(joined_) : whole;
+}
+
+/// `visit(part)` for the parts of a tensor's bytes that each lie in one chunk, in order.
+template <class Visit>
+absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::string& name, std::int64_t first,
+                                            std::size_t bytes, const Visit& visit) {
   const std::span<const Place> places = pieces(what, name);
   auto place = std::ranges::upper_bound(places, first, {}, [](const Place& each) { return each.piece.offset; });
   std::int64_t offset = 0;  // in the piece, in bytes
@@ -152,7 +208,7 @@ absl::Status SavedCheckpoint::read(const std::string& what, const std::string& n
     --place;
     offset = (first - place->piece.offset) * element_bytes(place->piece.dtype);
   }
-  while (!bytes.empty()) {
+  while (bytes > 0) {
     if (place == places.end() || offset >= place->piece.bytes())
       return make_error(ExitCode::kInternal, fmt::format("{}: {} of {} has no element {}", folder_, what, name, first));
     const std::int64_t at = place->piece.begin + offset;
@@ -160,9 +216,9 @@ absl::Status SavedCheckpoint::read(const std::string& what, const std::string& n
                              chunk_of(place->file, at / SavedFile::kChunkBytes));
     const auto in_chunk = static_cast<std::size_t>(at % SavedFile::kChunkBytes);
     const std::size_t size =
-        std::min({bytes.size(), chunk.size() - in_chunk, static_cast<std::size_t>(place->piece.bytes() - offset)});
-    std::memcpy(bytes.data(), chunk.data() + in_chunk, size);
-    bytes = bytes.subspan(size);
+        std::min({bytes, chunk.size() - in_chunk, static_cast<std::size_t>(place->piece.bytes() - offset)});
+    visit(chunk.subspan(in_chunk, size));
+    bytes -= size;
     offset += static_cast<std::int64_t>(size);
     if (offset == place->piece.bytes()) {
       ++place;
@@ -181,7 +237,7 @@ std::int64_t SavedCheckpoint::chunks() const {
 absl::Status SavedCheckpoint::verify(std::int64_t number) {
   std::size_t file = 0;
   for (; number >= manifest_.files[file].chunks(); ++file) number -= manifest_.files[file].chunks();
-  return chunk_of(file, number).status();
+  return reader_of(file).verify_chunk(number, [&](auto begin, auto end) { return describe(file, begin, end); });
 }
 
 ShardReader& SavedCheckpoint::reader_of(std::size_t file) {

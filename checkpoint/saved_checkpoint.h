@@ -26,8 +26,14 @@ inline constexpr char kItem[] = "item";            ///< of the program
 inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default generator of the CPU, named by the rank
 /// U8, likewise: that of its GPU. Only where it trained on one.
 inline constexpr char kGpuGenerator[] = "gpu_generator";
-inline constexpr char kScales[] = ".scales";    ///< behind a state's name
-std::string buffer_of_rank(std::int64_t rank);  ///< "buffer.rank3"
+/// F32, of parameters that train: what PowerSGD begins the next step with.
+inline constexpr char kFactors[] = "factors";
+/// F32, of parameters that train, or of parts of them, behind it ".rank3": Manifest::residuals, of contributions to the sum over the shard
+/// axis and over the replicate axis.
+inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual";
+std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
+inline constexpr char kScales[] = ".scales";                      ///< behind a state's name
+std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"
 /// Elements of an "8bit" state that share a scale, counted from the parameter's first.
 inline constexpr std::int64_t kScaledElements = 256;
 /// Whether a state may have this name: in a checkpoint it stands beside the words above, "ema", and ".scales".
@@ -58,10 +64,13 @@ class SavedCheckpoint {
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
   /// Elements of a tensor from `first` on, as many as `bytes` has room for. REQUIRES: they are there.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
+  /// The same, `bytes` long, without a copy where they lie in one chunk. Until the next call that reads.
+  absl::StatusOr<std::span<const std::byte>> view(const std::string& what, const std::string& name, std::int64_t first,
+                                                  std::size_t bytes);
 
   /// Of all files.
   std::int64_t chunks() const;
-  /// Reads and checks chunk `number` of all.
+  /// Reads and checks chunk `number` of all. Fastest in the order of numbers.
   absl::Status verify(std::int64_t number);
 
  private:
@@ -75,8 +84,13 @@ class SavedCheckpoint {
   absl::Status read_manifest();
   absl::Status read_headers();
   absl::Status check_tensors();
+  absl::Status check_kept_gradients();
+  absl::Status check_parts(const std::string& what, const std::string& name, std::int64_t numel);
   absl::Status check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
                             std::int64_t numel);
+  template <class Visit>
+  absl::Status for_each_part(const std::string& what, const std::string& name, std::int64_t first, std::size_t bytes,
+                             const Visit& visit);
   absl::StatusOr<std::span<const std::byte>> chunk_of(std::size_t file, std::int64_t index);
   ShardReader& reader_of(std::size_t file);
   std::string describe(std::size_t file, std::int64_t begin, std::int64_t end) const;
@@ -88,6 +102,7 @@ class SavedCheckpoint {
   std::map<std::string, bool> checked_;                     ///< likewise, while the tensors are looked at
   std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< of files used last, the latest first
   std::list<Chunk> chunks_;                                 ///< read last, the latest first
+  std::vector<std::byte> joined_;                           ///< what `view` gave of several chunks
 };
 
 }  // namespace tessera

@@ -9,6 +9,11 @@
 #include "runtime/base/status.h"
 
 namespace tessera {
+namespace {
+
+constexpr std::int64_t kBlock = std::int64_t{1} << 18;  ///< bytes that stay in a core's cache between read and hash
+
+}  // namespace
 
 ShardReader::ShardReader(std::string folder, const SavedFile& file, std::string who)
     : path_(std::move(folder) + "/" + file.name), who_(std::move(who)), file_(file) {}
@@ -19,6 +24,7 @@ absl::Status ShardReader::open() {
   if (file.bytes() != file_.bytes)
     return make_error(ExitCode::kCorruptData, fmt::format("{}: {} has {} bytes, the manifest wants {}", who_, path_,
                                                           file.bytes(), file_.bytes));
+  file.read_in_order();
   opened_ = std::move(file);
   return absl::OkStatus();
 }
@@ -39,18 +45,38 @@ absl::StatusOr<ShardHeader> ShardReader::read_header() {
   return tessera::read_header(who_ + ": " + path_, head, file_.data_bytes());
 }
 
-absl::Status ShardReader::read_chunk(std::int64_t chunk, std::vector<std::byte>& bytes, const Describe& describe) {
+ShardReader::Range ShardReader::range_of(std::int64_t chunk) const {
   const std::int64_t begin = chunk * SavedFile::kChunkBytes;
-  const std::int64_t end = std::min(begin + SavedFile::kChunkBytes, file_.data_bytes());
-  bytes.resize(static_cast<std::size_t>(end - begin));
-  TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + begin, bytes));
-  const std::uint64_t wanted = file_.chunk_hashes[static_cast<std::size_t>(chunk)], got = checkpoint_hash(bytes);
+  return {begin, std::min(begin + SavedFile::kChunkBytes, file_.data_bytes())};
+}
+
+absl::Status ShardReader::check(std::int64_t chunk, std::uint64_t got, const Describe& describe) const {
+  const std::uint64_t wanted = file_.chunk_hashes[static_cast<std::size_t>(chunk)];
   if (got == wanted) return absl::OkStatus();
+  const auto [begin, end] = range_of(chunk);
   return make_error(
       ExitCode::kCorruptData,
       fmt::format("{}: {}: the {} bytes at offset {} are damaged: they have the hash {}, wanted {}. They hold {}", who_,
                   path_, end - begin, file_.header_bytes + begin, hash_text(got), hash_text(wanted),
                   describe(begin, end)));
+}
+
+absl::Status ShardReader::read_chunk(std::int64_t chunk, std::vector<std::byte>& bytes, const Describe& describe) {
+  const auto [begin, end] = range_of(chunk);
+  bytes.resize(static_cast<std::size_t>(end - begin));
+  TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + begin, bytes));
+  return check(chunk, checkpoint_hash(bytes), describe);
+}
+
+absl::Status ShardReader::verify_chunk(std::int64_t chunk, const Describe& describe) {
+  const auto [begin, end] = range_of(chunk);
+  RunningHash hash;
+  for (std::int64_t at = begin; at < end; at += kBlock) {
+    block_.resize(static_cast<std::size_t>(std::min(kBlock, end - at)));
+    TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + at, block_));
+    hash.add(block_);
+  }
+  return check(chunk, hash.value(), describe);
 }
 
 }  // namespace tessera

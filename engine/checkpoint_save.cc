@@ -8,6 +8,7 @@
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/outcomes.h"
 #include "runtime/base/log.h"
@@ -105,6 +106,8 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
   }
   if (s.strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
+  if (s.plan.use()[MemoryCategory::kFeedback] > 0)
+    manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation};
   manifest.parameters = describe_parameters(s.units, states, progress);
   return manifest;
 }
@@ -188,6 +191,7 @@ void CheckpointSave::add_tensors() {
   }
   manifest_.json_items = items_.json;
   manifest_.data = items_.data;
+  if (manifest_.residuals) add_residuals(s_->reducer->kept(), rank_, *writer_);
   writer_->add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
   const ComputeDevice& device = s_->accelerator.device;
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/checkpoint_folder.h"
@@ -11,6 +12,7 @@
 #include "engine/background_save.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
 #include "engine/checkpoint/tensor_bytes.h"
@@ -29,6 +31,9 @@ enum class LoadKind : std::uint8_t {
   kBackInTime,  ///< steps, generators and rates set by hand stay: the run goes on, with older values
 };
 
+/// What a rank says behind the checkpoint's hash.
+constexpr std::string_view kHasOwnResiduals = " own residuals";
+
 /// Loads one checkpoint. Every rank makes one, and all do the same steps.
 class Load {
  public:
@@ -38,7 +43,8 @@ class Load {
         path_(path),
         rank_(s.mesh.rank()),
         who_("rank " + std::to_string(rank_)),
-        states_(s.strategy, s.own_rules, s.units) {}
+        states_(s.strategy, s.own_rules, s.units),
+        kept_(s.reducer->kept()) {}
 
   absl::StatusOr<LoadedCheckpoint> run() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
@@ -74,7 +80,7 @@ class Load {
     return find_checkpoint(std::filesystem::absolute(path_).string(), who_);
   }
 
-  /// Nothing is changed before all of it was found to be right. The chunks are dealt out to the ranks.
+  /// Nothing is changed before all of it was found to be right. Each rank looks at as many chunks, one behind the other.
   absl::StatusOr<std::string> look() {
     progress_ = s_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
@@ -82,13 +88,17 @@ class Load {
         match_checkpoint(s_.units, *s_.module, states_, checkpoint_->manifest());
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
-    for (std::int64_t chunk = rank_; chunk < checkpoint_->chunks(); chunk += s_.mesh.world_size())
+    const std::int64_t chunks = checkpoint_->chunks(), ranks = s_.mesh.world_size();
+    for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
       TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));
-    return hash_text(checkpoint_->hash());
+    return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
   }
 
   /// The same on every rank.
-  absl::Status expect_same(const std::vector<std::string>& hashes) const {
+  absl::Status expect_same(std::vector<std::string> hashes) {
+    own_residuals_ =
+        std::ranges::all_of(hashes, [](std::string_view text) { return text.ends_with(kHasOwnResiduals); });
+    for (std::string& text : hashes) text.resize(hash_text(0).size());
     for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
       if (hashes[rank] == hashes[0]) continue;
       return make_error(ExitCode::kCorruptData,
@@ -103,6 +113,7 @@ class Load {
   absl::StatusOr<std::string> apply() {
     const Unrecorded unrecorded;
     TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
+    TESSERA_RETURN_IF_ERROR(read_residuals());
     TESSERA_RETURN_IF_ERROR(read_buffers());
     if (kind_ == LoadKind::kBackInTime) return "";
     TESSERA_RETURN_IF_ERROR(read_items());
@@ -116,6 +127,31 @@ class Load {
     const at::Tensor tensor = at::empty(saved.shape, at::TensorOptions(*type_of_word(saved.dtype)));
     TESSERA_RETURN_IF_ERROR(checkpoint_->read(what, saved.name, 0, bytes_of(tensor)));
     return tensor;
+  }
+
+  bool keeps_residuals() const { return s_.plan.use()[MemoryCategory::kFeedback] > 0; }
+
+  ResidualReader residuals() {
+    return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), s_.strategy.gradient_accumulation};
+  }
+
+  absl::Status read_residuals() {
+    s_.reducer->forget_feedback();
+    const bool saved = manifest().residuals.has_value();
+    if (saved && !keeps_residuals())
+      matched_.inexact.push_back(
+          "the Engine does not compress gradients, so what the checkpoint has of those that were left "
+          "over was left out");
+    if (!saved && keeps_residuals())
+      matched_.inexact.push_back(
+          "the checkpoint has nothing of what compression left over of gradients, so that begins "
+          "with zeros");
+    if (!saved || !keeps_residuals()) return absl::OkStatus();
+    if (!own_residuals_)
+      matched_.inexact.push_back(
+          "ranks, units or compression are others than in the run that was saved, so each rank goes "
+          "on with the mean of what compression left over of gradients");
+    return residuals().read(own_residuals_);
   }
 
   absl::Status read_buffers() {
@@ -194,7 +230,6 @@ class Load {
       s_.attempts = manifest().step;
     }
     s_.step->resume(progress);
-    s_.reducer->forget_feedback();
     // Graphs made before must not be run backward on the new values.
     for_each_parameter(s_.units, [](FlatGroup& group, std::size_t i) {
       if (group.trainable) group.parameters[i].tensor.unsafeGetTensorImpl()->bump_version();
@@ -228,6 +263,8 @@ class Load {
   const std::string who_;
   const StoredStates states_;
   std::unique_ptr<SavedCheckpoint> checkpoint_;
+  const KeptGradients kept_;
+  bool own_residuals_ = false;  ///< ResidualReader::has_own on all ranks
   MatchedCheckpoint matched_;
   StepProgress progress_;  ///< the Engine's, and then the checkpoint's
   LoadedCheckpoint loaded_;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/comm/collectives.h"
+#include "sharding/kept_gradients.h"
 #include "sharding/unit.h"
 #include "tessera/comm_hook.h"
 #include "tessera/strategy.h"
@@ -19,6 +20,8 @@ class GradientMethod : public SumMethod {
   virtual std::int64_t wire_bytes() const = 0;
   /// The reductions that follow are of this step, counted from 1.
   virtual void begin_step(std::int64_t) {}
+  /// Adds what it keeps of `group`, whose gradients it sums.
+  virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };
 
 /// Throws tessera::Error (64) where compression.hook is true and there is no hook, or the other way round.

@@ -18,6 +18,7 @@ class PowerSgd final : public GradientMethod {
   PowerSgd(const FlatGroup& group, std::int64_t rank, float* kept, float* work);
 
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override;
   std::int64_t wire_bytes() const override { return (layout_.first_numel() + layout_.second_numel()) * 4; }
 
  private:

@@ -375,6 +375,47 @@ ReduceOptions Reducer::replicate_options(const FlatGroup& group) const {
 
 void Reducer::forget_feedback() { std::fill_n(memory_.feedback.data(), memory_.feedback.bytes(), std::byte{0}); }
 
+KeptGradients Reducer::kept() {
+  const PlanInput& input = plan_.input();
+  const AxisPlacement placement = input.placement.gradients;
+  KeptGradients kept;
+  const auto add = [&](FlatGroup& group, bool of_replicas, const std::vector<Extent>& runs, float* values,
+                       std::int64_t begin) {
+    for (const Extent run : runs) {
+      kept.residuals.push_back({&group, of_replicas, {begin + run.offset, run.numel}, values});
+      values += run.numel;
+    }
+  };
+  bool has_methods = false;
+  for (Entry& entry : entries_) {
+    for (const auto& group : entry.unit->groups) {
+      const Feedback& feedback = entry.feedback[group->index];
+      const std::int64_t numel = group->layout.numel();
+      const Extent sum = owned({placement.shard, false}, input.mesh, numel);
+      if (feedback.shard) {
+        add(*group, false,
+            rounded_runs(axes_.reduce->rank(), axes_.reduce->size(), input.compressed_shard_part, numel,
+                         placement.shard),
+            feedback.shard, 0);
+      }
+      if (feedback.replicate) {
+        add(*group, true,
+            rounded_runs(axes_.replicate->rank(), axes_.replicate->size(), input.compressed_replicate_part, sum.numel,
+                         placement.replicate),
+            feedback.replicate, sum.offset);
+      }
+      if (feedback.method) feedback.method->add_kept(*group, kept);
+      has_methods = has_methods || feedback.method;
+    }
+  }
+  const auto holders = [&](int ranks, int part) { return part > 0 ? ranks / part : 0; };
+  const int ranks = input.mesh.world_size();
+  kept.holders = has_methods ? ranks
+                             : holders(ranks, input.compressed_shard_part) +
+                                   holders(input.mesh.replicate_size, input.compressed_replicate_part);
+  return kept;
+}
+
 Waits Reducer::waits() const { return plan_.end_lag() == 0 ? Waits::kAtOnce : Waits::kLater; }
 
 void Reducer::start_notes(UnitReduction& reduction) {

@@ -16,6 +16,7 @@
 #include "sharding/gradient_packer.h"
 #include "sharding/gradient_store.h"
 #include "sharding/gradient_visitor.h"
+#include "sharding/kept_gradients.h"
 #include "sharding/unit.h"
 #include "sharding/unit_slots.h"
 
@@ -99,6 +100,8 @@ class Reducer {
 
   /// What gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod) is not added to those to come.
   void forget_feedback();
+  /// The memory that holds it, of every group. Between steps it may be read and written.
+  KeptGradients kept();
 
   /// Of the step under way, counted from 1, and from the next reduction on: whether a GradientMethod makes the sums, where there is one.
   void use_methods(bool on, std::int64_t step);

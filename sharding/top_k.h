@@ -14,6 +14,9 @@ class TopK final : public GradientMethod {
   TopK(std::int64_t numel, std::int64_t count, float* kept, float* work);
 
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
+  void add_kept(FlatGroup& group, KeptGradients& kept) const override {
+    kept.residuals.push_back({&group, false, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
+  }
   std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(count_) * 8; }
 
  private:

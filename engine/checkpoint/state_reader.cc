@@ -51,10 +51,12 @@ absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   const std::string word = saved.trains ? "F32" : saved.dtype;
   const Extent place = group.layout.extent(parameter.index);
   return for_each_portion(intersect(place, group.parameter_part), [&](Extent portion) {
-    read_.resize(static_cast<std::size_t>(portion.numel * element_bytes(word)));
-    TESSERA_RETURN_IF_ERROR(
-        checkpoint_.read(saved.trains ? kMaster : kValue, saved.name, portion.offset - place.offset, read_));
-    const at::Tensor values = at::from_blob(read_.data(), {portion.numel}, at::TensorOptions(*type_of_word(word)));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::span<const std::byte> bytes,
+        checkpoint_.view(saved.trains ? kMaster : kValue, saved.name, portion.offset - place.offset,
+                         static_cast<std::size_t>(portion.numel * element_bytes(word))));
+    const at::Tensor values =
+        at::from_blob(const_cast<std::byte*>(bytes.data()), {portion.numel}, at::TensorOptions(*type_of_word(word)));
     write_values(group, values.to(flat_type_of(group)), portion);
     return absl::OkStatus();
   });
@@ -68,14 +70,15 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
   const std::int64_t size = element_bytes(dtype_of_state(saved));
   const Extent place = group.layout.extent(parameter.index), run = intersect(place, group.optimizer_part);
   TESSERA_RETURN_IF_ERROR(for_each_portion(run, [&](Extent portion) {
-    read_.resize(static_cast<std::size_t>(portion.numel * size));
-    TESSERA_RETURN_IF_ERROR(checkpoint_.read(saved.name, parameter.saved->name, portion.offset - place.offset, read_));
+    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                             checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
+                                              static_cast<std::size_t>(portion.numel * size)));
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
-      const std::int64_t bytes = bytes_of_state(group, state, view.run.numel).data;
-      const HostView numbers(view.state[state].data, bytes, group.device, HostView::kUndefined);
-      convert_state(saved.format, std::span(read_).subspan(begin, static_cast<std::size_t>(view.run.numel * size)),
-                    format, {numbers.data(), static_cast<std::size_t>(bytes)});
+      const std::int64_t here = bytes_of_state(group, state, view.run.numel).data;
+      const HostView numbers(view.state[state].data, here, group.device, HostView::kUndefined);
+      convert_state(saved.format, bytes.subspan(begin, static_cast<std::size_t>(view.run.numel * size)), format,
+                    {numbers.data(), static_cast<std::size_t>(here)});
       numbers.write_back();
     });
     return absl::OkStatus();
@@ -90,11 +93,11 @@ absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) 
     const SavedState& saved = *matched_.states[states_.place_of(state)];
     const std::int64_t size = element_bytes(dtype_of_state(saved));
     status.Update(for_each_portion(intersect(place, group.tensor_state_part), [&](Extent portion) {
-      read_.resize(static_cast<std::size_t>(portion.numel * size));
-      TESSERA_RETURN_IF_ERROR(
-          checkpoint_.read(saved.name, parameter.saved->name, portion.offset - place.offset, read_));
+      TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                               checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
+                                                static_cast<std::size_t>(portion.numel * size)));
       const auto numel = static_cast<std::size_t>(portion.numel);
-      convert_state(saved.format, read_, "fp32",
+      convert_state(saved.format, bytes, "fp32",
                     std::as_writable_bytes(std::span(group.tensor_state_at(portion.offset), numel)));
       return absl::OkStatus();
     }));
@@ -107,13 +110,13 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
   const Extent place = group.layout.extent(parameter.index);
   return for_each_portion(run, [&](Extent portion) {
     const std::int64_t blocks = (portion.numel + kStateBlock - 1) / kStateBlock;
-    read_.resize(static_cast<std::size_t>(blocks) * 4);
-    TESSERA_RETURN_IF_ERROR(checkpoint_.read(states_.all()[states_.of(group)[state]].name + kScales,
-                                             parameter.saved->name, (portion.offset - place.offset) / kStateBlock,
-                                             read_));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::span<const std::byte> scales,
+        checkpoint_.view(states_.all()[states_.of(group)[state]].name + kScales, parameter.saved->name,
+                         (portion.offset - place.offset) / kStateBlock, static_cast<std::size_t>(blocks) * 4));
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const std::int64_t first = (view.run.offset - portion.offset) / kStateBlock;
-      write_state(view.state[state].scales, read_.data() + first * 4,
+      write_state(view.state[state].scales, scales.data() + first * 4,
                   bytes_of_state(group, state, view.run.numel).scales, group.device);
     });
     return absl::OkStatus();

@@ -37,7 +37,6 @@ class StateReader {
   SavedCheckpoint& checkpoint_;
   const MatchedCheckpoint& matched_;
   const StoredStates& states_;
-  std::vector<std::byte> read_;
 };
 
 }  // namespace tessera

@@ -162,6 +162,12 @@ void StateWriter::add(const std::string& what, const std::string& name, const at
                       /*is_held=*/true});
 }
 
+void StateWriter::add(const std::string& what, const std::string& name, std::int64_t first,
+                      std::span<const float> values) {
+  sources_.push_back({{what, name, "F32", first, static_cast<std::int64_t>(values.size())},
+                      [values](const Sink& sink) { return append_bytes(std::as_bytes(values), sink); }});
+}
+
 absl::Status StateWriter::hold(std::span<std::byte> room) {
   for (Source& source : sources_) {
     if (source.is_held) continue;

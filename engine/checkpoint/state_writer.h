@@ -29,6 +29,9 @@ class StateWriter {
   /// And the whole of a tensor that host_copy made.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
+  /// And elements from `first` on, in memory that is read until `hold` or `write`.
+  void add(const std::string& what, const std::string& name, std::int64_t first, std::span<const float> values);
+
   /// Copies parameters, masters and states to `room`. From then on the units are not read any more. 70 if there is not enough room
   /// (MemoryCategory::kCheckpoint).
   absl::Status hold(std::span<std::byte> room);

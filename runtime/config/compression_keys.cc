@@ -62,8 +62,7 @@ std::vector<StrategyKey> compression_keys() {
        .default_json = "false",
        .example_json = "true",
        .doc = "What rounding took from a gradient is added to the next one (error feedback, arXiv 1901.09847). A step "
-              "that is "
-              "skipped, set_trainable and load_checkpoint begin anew, from zero.",
+              "that is skipped and set_trainable begin anew, from zero; a checkpoint has what was kept.",
        .cost = "Memory: 4 bytes for each gradient that this rank sends.",
        .only_if = {"compression.gradients int8 or int4",
                    {"/compression/gradients"},
@@ -76,8 +75,8 @@ std::vector<StrategyKey> compression_keys() {
        .doc =
            "Above 0: over a network, the gradient of a matrix goes as two factors of this rank (PowerSGD, arXiv "
            "1905.13727), where those are shorter than it; all else goes as it is. What that lacks is added to the next "
-           "gradient; a step that is skipped, gradients dropped by zero_grad, set_trainable and load_checkpoint begin "
-           "anew. Where all ranks share one host it has no effect.",
+           "gradient; a step that is skipped, gradients dropped by zero_grad, and set_trainable "
+           "begin anew; a checkpoint has what was kept. Where all ranks share one host it has no effect.",
        .cost = "Gradients are not exact, which slows learning most where it begins (start_step). Memory: 4 bytes for "
                "each element of a matrix, and the factors.",
        .only_if = with_whole_gradients()},
@@ -89,8 +88,9 @@ std::vector<StrategyKey> compression_keys() {
        .doc =
            "Above 0: over a network, a rank sends this share of the gradients of each flat group of a unit, those of "
            "largest magnitude, with their places. The others are added to its next gradient; a step that is skipped, "
-           "gradients dropped by zero_grad, set_trainable and load_checkpoint begin anew. Where all ranks share one "
-           "host it has no effect.",
+           "gradients dropped by zero_grad, and set_trainable begin anew; a checkpoint has what was kept. Where all "
+           "ranks "
+           "share one host it has no effect.",
        .cost = "Gradients are not exact, which slows learning most where it begins (start_step). Memory: 4 bytes for "
                "each gradient, and 8 for each that a rank sends and for each "
                "that it gets.",

@@ -438,6 +438,8 @@ void MemoryPlan::plan_checkpoint() {
         bytes += state.data + state.scales + more_scales * static_cast<std::int64_t>(sizeof(float));
       }
       bytes += 4 * most_written(axes, input_.mesh, group.tensor_states.numel());
+      const FeedbackNumel feedback = feedback_numel_of(group);
+      bytes += 4 * (feedback.shard + feedback.replicate + method_memory_of(group).kept);
     }
   }
   use_[MemoryCategory::kCheckpoint] = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;

@@ -65,6 +65,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.loss_scale = SavedLossScale{1024.5, 3, 1};
   manifest.rates = {1e-3, std::nullopt, 0.1 + 0.2};
   manifest.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
+  manifest.residuals = SavedResiduals{3};
   manifest.data = SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true};
   std::vector<Piece> first, second;
   const auto both = [&](const std::string& what, const std::string& name, const std::string& dtype, std::int64_t numel,
@@ -80,6 +81,12 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
     both(std::string("exp_avg_sq") + kScales, name, "F32", (numel + 255) / 256, cut / 256);
   }
   both(kValue, "frozen", "F16", 15, 15);
+  const std::string odd = "odd|name \"quoted\"";
+  first.push_back({of_rank(kResidual, 0), odd, "F32", 10, 200});
+  first.push_back({kFactors, odd, "F32", 0, 12});
+  second.push_back({of_rank(kResidual, 1), odd, "F32", 0, 100});
+  second.push_back({of_rank(kResidual, 1), odd, "F32", 150, 150});
+  second.push_back({of_rank(kReplicaResidual, 1), odd, "F32", 5, 7});
   first.push_back({kBuffer, "running_mean", "F32", 0, 7});
   first.push_back({kBuffer, "count", "I64", 0, 1});
   first.push_back({kItem, "table", "BOOL", 0, 4});

@@ -30,6 +30,7 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(manifest->rates, (std::vector<std::optional<double>>{1e-3, std::nullopt, 0.1 + 0.2}));
   EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
   EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
+  EXPECT_EQ(manifest->residuals->microbatches, 3);
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));
@@ -142,8 +143,8 @@ TEST(Manifest, NothingMayBeMissing) {
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
     // What a checkpoint need not have.
-    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key.starts_with("tessera") ||
-        key.starts_with("xxh3"))
+    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key == "residuals" ||
+        key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

@@ -39,6 +39,19 @@ std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& wh
   return bytes;
 }
 
+/// Of a tensor that need not be whole: first element and bytes of each piece.
+std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheckpoint& checkpoint,
+                                                                      const std::string& what,
+                                                                      const std::string& name) {
+  std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts;
+  for (const SavedCheckpoint::Place& place : checkpoint.pieces(what, name)) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(place.piece.bytes()));
+    EXPECT_TRUE(checkpoint.read(what, name, place.piece.offset, bytes).ok());
+    parts.emplace_back(place.piece.offset, std::move(bytes));
+  }
+  return parts;
+}
+
 /// `open` has seen that no tensor is missing, so those of the first are all that there are.
 void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
   const Manifest& manifest = a.manifest();
@@ -58,6 +71,14 @@ void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
   }
   for (const SavedTensor& item : manifest.items) same(kItem, item.name);
   for (std::int64_t rank = 0; rank < manifest.generators; ++rank) same(kGenerator, std::to_string(rank));
+  for (const SavedParameter& parameter : manifest.parameters) {
+    same(kFactors, parameter.name);
+    for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
+      for (const char* const what : {kResidual, kReplicaResidual}) {
+        EXPECT_EQ(parts_of(a, of_rank(what, rank), parameter.name), parts_of(b, of_rank(what, rank), parameter.name));
+      }
+    }
+  }
 }
 
 Manifest without_files(Manifest manifest) {

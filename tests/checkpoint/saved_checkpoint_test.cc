@@ -192,6 +192,36 @@ TEST(SavedCheckpoint, TensorsAreThereOnceAndWhole) {
   with({w0, m0, s0, f, {"buffer.rank1", "x", "F32", 0, 1}}, {w1, m1, s1}, "one too many", "the manifest knows nothing");
 }
 
+// What a rank kept of gradients need not be all of a parameter, but must be a part of one that trains.
+TEST(SavedCheckpoint, ResidualsArePartsOfParametersThatTrain) {
+  const auto with = [](const std::vector<Piece>& pieces, bool has_residuals, const char* text) {
+    const ScratchFolder folder;
+    Manifest manifest;
+    manifest.ranks = manifest.shard = 2;
+    manifest.parameters = {{"w", {}, {600}, {}, "F32", true}, {"f", {}, {2}, {}, "F16", false}};
+    if (has_residuals) manifest.residuals = SavedResiduals{};
+    std::vector<Piece> all = {{kMaster, "w", "F32", 0, 600}, {kValue, "f", "F16", 0, 2}};
+    all.insert(all.end(), pieces.begin(), pieces.end());
+    manifest.files = {write_made_up(folder.path(), "a", std::move(all), 1)};
+    write_content(folder.file("manifest.json"), write_manifest(manifest));
+    const absl::Status status = read_all(folder.path());
+    EXPECT_EQ(status.ok(), std::string(text).empty()) << status;
+    EXPECT_THAT(message_of(status), HasSubstr(text));
+  };
+  const Piece own{of_rank(kResidual, 1), "w", "F32", 100, 300};
+  with({own, {of_rank(kResidual, 1), "w", "F32", 500, 100}, {of_rank(kReplicaResidual, 0), "w", "F32", 0, 600}}, true,
+       "");
+  with({own}, false, "the manifest knows nothing");
+  with({own, {of_rank(kResidual, 1), "w", "F32", 399, 1}}, true, "has elements 399 to 399 of residual.rank1 of \"w\"");
+  with({own, {of_rank(kResidual, 1), "w", "F32", 500, 101}}, true, "wanted F32 and elements from 400 to 599");
+  with({{of_rank(kResidual, 1), "w", "F32", std::int64_t{1} << 40, 1}}, true, "wanted F32 and elements from 0 to 599");
+  with({{of_rank(kResidual, 1), "w", "BF16", 0, 10}}, true, "as BF16");
+  with({{of_rank(kResidual, 2), "w", "F32", 0, 600}}, true, "the manifest knows nothing");
+  with({{of_rank(kResidual, 0), "f", "F32", 0, 2}}, true, "the manifest knows nothing");
+  with({{kFactors, "f", "F32", 0, 2}}, true, "the manifest knows nothing");
+  with({{kFactors, "w", "F16", 0, 2}}, true, "as F16");
+}
+
 // F24: a failed read is an error that names file and offset; a short one is continued.
 TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   const ScratchFolder folder;

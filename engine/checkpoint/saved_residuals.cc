@@ -1,0 +1,124 @@
+#include "engine/checkpoint/saved_residuals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "runtime/base/status.h"
+
+namespace tessera {
+namespace {
+
+using Residual = KeptGradients::Residual;
+
+std::string word_of(const Residual& residual, std::int64_t rank) {
+  return of_rank(residual.of_replicas ? kReplicaResidual : kResidual, rank);
+}
+
+/// What of a residual is one parameter's.
+struct Part {
+  const std::string& name;  ///< of the parameter
+  Extent elements;          ///< of the parameter
+  std::span<float> values;
+};
+
+template <class Visit>
+absl::Status for_each_part(const Residual& residual, const Visit& visit) {
+  const FlatGroup& group = *residual.group;
+  for (std::size_t i = 0; i < group.layout.size(); ++i) {
+    const Extent place = group.layout.extent(i), run = intersect(place, residual.run);
+    if (run.numel <= 0) continue;
+    float* const values = residual.values + (run.offset - residual.run.offset);
+    TESSERA_RETURN_IF_ERROR(visit(Part{group.parameters[i].name,
+                                       {run.offset - place.offset, run.numel},
+                                       {values, static_cast<std::size_t>(run.numel)}}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer) {
+  for (const Residual& residual : kept.residuals) {
+    (void)for_each_part(residual, [&](const Part& part) {
+      writer.add(word_of(residual, rank), part.name, part.elements.offset, part.values);
+      return absl::OkStatus();
+    });
+  }
+  if (rank != 0) return;
+  for (const KeptGradients::Factors& factors : kept.factors)
+    writer.add(kFactors, factors.group->parameters[factors.parameter].name, 0, factors.values);
+}
+
+bool ResidualReader::has_own() const {
+  const Manifest& manifest = checkpoint_.manifest();
+  if (!manifest.residuals || manifest.ranks != ranks_ || manifest.residuals->microbatches != microbatches_)
+    return false;
+  std::int64_t wanted = 0, there = 0;
+  for (const Residual& residual : kept_.residuals) {
+    (void)for_each_part(residual, [&](const Part& part) {
+      wanted += part.elements.numel;
+      for (const SavedCheckpoint::Place& place : checkpoint_.pieces(word_of(residual, rank_), part.name))
+        there += std::max<std::int64_t>(0, intersect({place.piece.offset, place.piece.numel}, part.elements).numel);
+      return absl::OkStatus();
+    });
+  }
+  return there == wanted;
+}
+
+absl::Status ResidualReader::read(bool own) {
+  for (const Residual& residual : kept_.residuals)
+    TESSERA_RETURN_IF_ERROR(own ? read_own(residual) : read_mean(residual));
+  for (const KeptGradients::Factors& factors : kept_.factors) {
+    const std::string& name = factors.group->parameters[factors.parameter].name;
+    const auto places = checkpoint_.pieces(kFactors, name);
+    const bool fits = !places.empty() && places.back().piece.offset + places.back().piece.numel ==
+                                             static_cast<std::int64_t>(factors.values.size());
+    if (fits) TESSERA_RETURN_IF_ERROR(checkpoint_.read(kFactors, name, 0, std::as_writable_bytes(factors.values)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResidualReader::read_own(const Residual& residual) {
+  return for_each_part(residual, [&](const Part& part) {
+    return checkpoint_.read(word_of(residual, rank_), part.name, part.elements.offset,
+                            std::as_writable_bytes(part.values));
+  });
+}
+
+/// `share`: a gradient is a mean over microbatches, and so many residuals of an element will be added to it.
+absl::Status ResidualReader::read_mean(const Residual& residual) {
+  const Manifest& manifest = checkpoint_.manifest();
+  const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
+  const auto share =
+      static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / static_cast<double>(kept_.holders));
+  return for_each_part(residual, [&](const Part& part) {
+    for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
+      for (const char* const what : {kResidual, kReplicaResidual})
+        TESSERA_RETURN_IF_ERROR(add(of_rank(what, rank), part.name, part.elements, part.values.data()));
+    }
+    for (float& value : part.values) value *= share;
+    return absl::OkStatus();
+  });
+}
+
+/// Adds what the checkpoint has of `elements` to their sums.
+absl::Status ResidualReader::add(const std::string& what, const std::string& name, Extent elements, float* sums) {
+  constexpr std::int64_t kPortion = std::int64_t{1} << 16;
+  for (const SavedCheckpoint::Place& place : checkpoint_.pieces(what, name)) {
+    const Extent there = intersect({place.piece.offset, place.piece.numel}, elements);
+    for (std::int64_t done = 0; done < there.numel; done += kPortion) {
+      const std::int64_t first = there.offset + done, count = std::min(kPortion, there.numel - done);
+      TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                               checkpoint_.view(what, name, first, static_cast<std::size_t>(count) * sizeof(float)));
+      for (std::int64_t i = 0; i < count; ++i) {
+        float value = 0;
+        std::memcpy(&value, bytes.data() + static_cast<std::size_t>(i) * sizeof value, sizeof value);
+        sums[first - elements.offset + i] += value;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// What this rank keeps of gradients from one step to the next, by where it belongs (MemoryCategory::kFeedback). What is added to all
+/// contributions of an element together is the sum of its residuals over the ranks that hold one.
+struct KeptGradients {
+  /// What this rank's contributions to one reduction lacked so far.
+  struct Residual {
+    FlatGroup* group = nullptr;
+    bool of_replicas = false;  ///< to the sum over the replicate axis
+    Extent run;                ///< of the group's flat buffer
+    float* values = nullptr;   ///< [run.numel]
+  };
+  /// What PowerSGD begins the next step with, of one parameter: the same on every rank.
+  struct Factors {
+    FlatGroup* group = nullptr;
+    std::size_t parameter = 0;
+    std::span<float> values;
+  };
+
+  std::vector<Residual> residuals;
+  std::vector<Factors> factors;
+  /// How many residuals of one element all ranks together hold.
+  std::int64_t holders = 0;
+};
+
+/// Which elements of a reduction's input a rank rounds, one run behind the other, where it rounds one of `part` parts
+/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Of an all-reduce the fewer than `part` elements that are
+/// left are nobody's.
+std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);
+
+}  // namespace tessera

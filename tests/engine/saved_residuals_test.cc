@@ -1,0 +1,177 @@
+// What compression keeps of gradients, through a checkpoint: ranks are processes joined by Gloo.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/saved_checkpoint.h"
+#include "tessera/checkpoint.h"
+#include "tests/engine/gradient_methods.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+Adjust with_feedback(WireForm form) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression = {form, WireForm::kPlain, CompressedAxes::kBoth, /*error_feedback=*/true};
+  };
+}
+
+struct Kind {
+  const char* name;
+  int ranks, hosts;
+  ShardingStrategy strategy;
+  Adjust adjust;
+};
+
+const Kind kKinds[] = {
+    {"PowerSGD", 2, 2, ShardingStrategy::kNoShard, power_sgd(2)},
+    {"top-k", 2, 2, ShardingStrategy::kShardGradients, top_k(0.1)},
+    {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+    {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
+    {"int4 between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+    {"int4 between hosts, whole sums", 4, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
+    {"int8 between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
+
+constexpr std::size_t kSavedAt = 3, kEnd = 6;
+
+void train(Session& session, std::size_t begin, std::size_t end) {
+  for (std::size_t i = begin; i < end; ++i) session.train(i);
+}
+
+// The same ranks go on with the same bits, and would not without what was kept.
+TEST(SavedResiduals, AreTheSameRanksOwnAgain) {
+  for (const Kind& kind : kKinds) {
+    for (const bool beside : {false, true}) {
+      const TestFolder folder;
+      on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
+        const Strategy strategy = strategy_for(kind.strategy, [&](Strategy& s) {
+          kind.adjust(s);
+          s.checkpoint.async = beside;
+        });
+        Session first(mesh, strategy);
+        train(first, 0, kSavedAt);
+        save_checkpoint(first.engine, folder.path());
+        train(first, kSavedAt, kEnd);
+        finish_checkpoint(first.engine);
+        Session second(mesh, strategy), without(mesh, strategy);
+        const LoadedCheckpoint loaded = load_checkpoint(second.engine, folder.path());
+        require(loaded.inexact.empty(),
+                std::string(kind.name) + ": " + (loaded.inexact.empty() ? "" : loaded.inexact[0]));
+        train(second, kSavedAt, kEnd);
+        require(all_same_bits(second.values(), first.values()), std::string(kind.name) + " goes on with other bits");
+        load_checkpoint(without.engine, folder.path());
+        without.engine.set_trainable("blocks.0.*", false);
+        without.engine.set_trainable("blocks.0.*", true);
+        train(without, kSavedAt, kEnd);
+        require(!all_same_bits(without.values(), first.values()), std::string(kind.name) + " kept nothing");
+      });
+    }
+  }
+}
+
+bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
+  return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
+}
+
+/// Of each element of each parameter, the sum of all residuals that a checkpoint has, as the mean gradient gets it.
+std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
+  const auto checkpoint = SavedCheckpoint::open(path, "test");
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const Manifest& manifest = (*checkpoint)->manifest();
+  EXPECT_TRUE(manifest.residuals);
+  std::map<std::string, std::vector<double>> sums;
+  for (const SavedParameter& parameter : manifest.parameters) {
+    std::vector<double>& sum = sums[parameter.name];
+    sum.resize(static_cast<std::size_t>(parameter.numel));
+    for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
+      for (const char* const what : {kResidual, kReplicaResidual}) {
+        for (const auto& place : (*checkpoint)->pieces(of_rank(what, rank), parameter.name)) {
+          std::vector<float> values(static_cast<std::size_t>(place.piece.numel));
+          const absl::Status read = (*checkpoint)
+                                        ->read(of_rank(what, rank), parameter.name, place.piece.offset,
+                                               std::as_writable_bytes(std::span(values)));
+          EXPECT_TRUE(read.ok()) << read;
+          for (std::size_t i = 0; i < values.size(); ++i)
+            sum[static_cast<std::size_t>(place.piece.offset) + i] +=
+                values[i] / static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
+        }
+      }
+    }
+  }
+  return sums;
+}
+
+// A step of the new ranks gets from residuals what one of the old ranks would have got.
+TEST(SavedResiduals, AreTheMeanForOtherRanks) {
+  const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
+                          {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
+                          {"top-k", 2, 2, ShardingStrategy::kNoShard, top_k(0.2)},
+                          {"between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
+                          {"between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
+  for (const Kind& from : kOthers) {
+    for (const Kind& to : kOthers) {
+      const TestFolder one, two;
+      on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(from.strategy, from.adjust));
+        train(session, 0, kSavedAt);
+        save_checkpoint(session.engine, one.path());
+      });
+      on_hosts(to.ranks, to.hosts, [&](const Mesh& mesh) {
+        Session session(mesh, strategy_for(to.strategy, [&](Strategy& s) {
+                          to.adjust(s);
+                          s.gradient_accumulation = 2;
+                        }));
+        const LoadedCheckpoint loaded = load_checkpoint(session.engine, one.path());
+        require(is_told(loaded, "the mean of what"), "the mean is told");
+        save_checkpoint(session.engine, two.path());
+        session.train(kSavedAt);
+      });
+      const auto wanted = residuals_of(*find_checkpoint(one.path(), "test")),
+                 got = residuals_of(*find_checkpoint(two.path(), "test"));
+      double size = 0;
+      for (const auto& [name, values] : wanted) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          size += std::abs(values[i]);
+          // Sums and shares are rounded to fp32.
+          ASSERT_NEAR(got.at(name)[i], values[i], 1e-6 * std::abs(values[i]) + 1e-9)
+              << from.name << " -> " << to.name << ": " << name << " " << i;
+        }
+      }
+      EXPECT_GT(size, 0) << from.name;
+    }
+  }
+}
+
+TEST(SavedResiduals, WhatIsNotThereIsTold) {
+  const TestFolder plain, compressed;
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session without(mesh, strategy_for(ShardingStrategy::kNoShard, descend));
+    Session with(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(0.1)));
+    train(with, 0, kSavedAt);
+    save_checkpoint(without.engine, plain.path());
+    save_checkpoint(with.engine, compressed.path());
+    const LoadedCheckpoint less = load_checkpoint(with.engine, plain.path());
+    require(is_told(less, "begins with zeros"), "zeros are told");
+    Session fresh(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(0.1)));
+    load_checkpoint(fresh.engine, plain.path());
+    train(with, kSavedAt, kEnd);
+    train(fresh, kSavedAt, kEnd);
+    require(all_same_bits(with.values(), fresh.values()), "what was kept before is gone");
+    const LoadedCheckpoint more = load_checkpoint(without.engine, compressed.path());
+    require(is_told(more, "was left out"), "what is left out is told");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -162,6 +162,25 @@ TEST_F(DurableSteps, ALaterCheckpointIsWhatARunGoesOnFrom) {
   EXPECT_EQ(same.code, 0) << same.out << same.err;
 }
 
+// What the best checkpoint is compared with is in the commit: a run that goes on from there, and only gets worse, makes none.
+TEST_F(DurableSteps, TheLeastLossGoesOn) {
+  write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
+  const auto run_to = [&](const char* rate, const char* steps) {
+    write_file(path("rate.json"),
+               std::string(R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": )") +
+                   rate + R"(}, "durable": {"every": 1, "dir": ")" + path("durable") + "\"}}");
+    run(launch(2) + train(path("rate.json"), "best.jsonl",
+                          {"--steps", steps, "--checkpoint-dir", path("parts"), "--eval-data", path("held_out"),
+                           "--eval-every", "1", "--keep-best"}));
+  };
+  run_to("0.01", "3");
+  EXPECT_EQ(read_file(path("parts/best")), "step-000000000003\n");
+  fs::remove_all(path("parts"));
+  run_to("1.0", "6");
+  EXPECT_EQ(read_file(path("parts/latest")), "step-000000000006\n");
+  EXPECT_FALSE(fs::exists(path("parts/best")));
+}
+
 TEST_F(DurableSteps, WhatIsMissingIsSaid) {
   const Ended no_dir =
       run_program(train(strategy("FULL_SHARD", R"(, "durable": {"every": 1})"), "a.jsonl"), path("run"));

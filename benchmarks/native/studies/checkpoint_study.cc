@@ -143,7 +143,10 @@ class CheckpointStudy {
     time(counts, kCopy, [&] { std::memcpy(to_.data(), from_.data(), from_.size()); });
     time(counts, kWrite, [&] { write_file(folder_ / ("plain-" + std::to_string(mesh_.rank())), from_); });
     time(counts, kSave, [&] { save_checkpoint(*waiting_.engine, folder_, {}, {.keep = 1}); });
-    time(counts, kLoad, [&] { load_checkpoint(*waiting_.engine, folder_); });
+    // A save leaves nothing in the page cache, where its file system lets it go past that.
+    for (const Number number : {kLoadFirst, kLoad}) {
+      time(counts, number, [&] { load_checkpoint(*waiting_.engine, folder_); });
+    }
     const Clock::time_point begin = Clock::now();
     time(counts, kHold, [&] { save_checkpoint(*beside_.engine, folder_, {}, {.keep = 1}); });
     finish_checkpoint(*beside_.engine);
@@ -166,7 +169,7 @@ class CheckpointStudy {
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum Number { kCopy, kWrite, kSave, kHold, kCommit, kLoad, kOverwrite, kDurable };
+  enum Number { kCopy, kWrite, kSave, kHold, kCommit, kLoadFirst, kLoad, kOverwrite, kDurable };
   struct Row {
     std::string name;
     Number limit;
@@ -198,6 +201,7 @@ class CheckpointStudy {
                             {"save that training waits for", kWrite},
                             {"save beside training: what training waits for", kCopy},
                             {"save beside training: until it is committed", kWrite},
+                            {"load, the first after a save", kCopy},
                             {"load, from the page cache", kCopy},
                             {"file, overwritten past the page cache and synced", kOverwrite},
                             {"commit of a step (durable)", kOverwrite}};

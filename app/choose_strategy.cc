@@ -98,7 +98,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
     }
     TriedStrategy& each = tried.emplace_back();
     each.strategy = candidate;
-    each.bytes = plan->use().total();
+    each.bytes = plan->use().limited();
     each.fits = like.memory.limit_bytes <= 0 || each.bytes <= like.memory.limit_bytes;
     each.step = predicted_step(*plan, files, topology.local_world_size);
   }

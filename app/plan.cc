@@ -112,16 +112,17 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
   nlohmann::ordered_json json = {{"parameters", parameters},
                                  {"world_size", mesh.world_size()},
                                  {"mesh", {{"replicate", mesh.replicate_size}, {"shard", mesh.shard_size}}},
-                                 {"total_bytes", plan.use().total()}};
+                                 {"total_bytes", plan.use().total()},
+                                 {"limited_bytes", plan.use().limited()}};
   for (std::size_t i = 0; i < kMemoryCategories; ++i)
     json["bytes"][name_of(static_cast<MemoryCategory>(i))] = plan.use().bytes[i];
-  json["disk"] = {
-      {"bytes", plan.disk().bytes},
-      {"records", plan.parameter_records().records + plan.state_records().records + plan.gradient_records().records},
-      {"read_in_two_steps", plan.disk().read_in_two_steps},
-      {"written_in_two_steps", plan.disk().written_in_two_steps},
-      {"durable_bytes", plan.disk().durable_bytes},
-      {"written_in_commit", plan.disk().written_in_commit}};
+  json["disk"] = {{"bytes", plan.disk().bytes},
+                  {"records", plan.records_on_disk()},
+                  {"read_in_two_steps", plan.disk().read_in_two_steps},
+                  {"written_in_two_steps", plan.disk().written_in_two_steps},
+                  {"durable_bytes", plan.disk().durable_bytes},
+                  {"written_in_commit", plan.disk().written_in_commit}};
+  json["streamed_bytes"] = plan.streamed_bytes();
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
     json["units"].push_back({{"name", unit.name},
@@ -156,11 +157,11 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
 
 absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
   const std::int64_t limit = strategy.memory.limit_bytes;
-  if (limit <= 0 || plan.use().total() <= limit) return absl::OkStatus();
+  if (limit <= 0 || plan.use().limited() <= limit) return absl::OkStatus();
   const bool shares_memory = would_share_memory(mesh_shape(strategy, topology), topology, strategy.comm.transport);
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
   return make_error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
-                                           format_bytes(plan.use().total()) + " a rank, the limit is " +
+                                           format_bytes(plan.use().limited()) + " a rank, the limit is " +
                                            format_bytes(limit) + ". hint: " +
                                            (cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 "
                                                               "parameters would"

@@ -96,6 +96,7 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"bytes_reduced", traffic.reduced_bytes - before_.reduced_bytes},
           {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
           {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
+          {"streamed_bytes", traffic.streamed_bytes - before_.streamed_bytes},
           {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
 }
 

@@ -174,7 +174,8 @@ void Engine::State::set_up() {
   }
   // Before memory: ranks whose modules differ are told which parameter, not which size.
   FirstValues first_values(units, *axes.control);
-  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, durable.get());
+  memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, accelerator.kernels.get(),
+                                    durable.get());
   memory_use = memory.allocated();
   if (durable) memory_use[MemoryCategory::kRecords] += durable->memory_bytes();
   for (auto& unit : units) first_values.load(*unit);
@@ -191,7 +192,7 @@ void Engine::State::set_up() {
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
   if (device.is_queued) {
-    step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, accelerator);
+    step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, accelerator);
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules);
   }

@@ -27,9 +27,8 @@ constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
 /// Of one portion of memory after the other; ranks that hold the same part go through it in the same portions.
 class Hash {
  public:
-  /// Memory of a group, wherever it lies.
-  void add(const FlatGroup& group, const void* memory, std::int64_t bytes) {
-    view_in_portions(memory, bytes, group.device, [&](const std::byte* data, std::int64_t count) {
+  void add(MemoryPlace place, const void* memory, std::int64_t bytes) {
+    view_in_portions(memory, bytes, place, [&](const std::byte* data, std::int64_t count) {
       value_ = XXH3_64bits_withSeed(data, static_cast<std::size_t>(count), value_);
     });
   }
@@ -44,7 +43,7 @@ std::uint64_t hash_of_values_of(const FlatGroup& group, std::size_t i) {
   const Extent part = intersect(group.layout.extent(i), group.parameter_part);
   if (part.numel <= 0) return hash.value();
   for_each_state(group, StateKind::kParameters, part, StateUse::kRead, [&](const StateView& view) {
-    hash.add(group, view.parameter, view.run.numel * group.element_bytes());
+    hash.add(view.parameter_place, view.parameter, view.run.numel * group.element_bytes());
   });
   return hash.value();
 }
@@ -53,18 +52,18 @@ std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
   Hash hash;
   for_each_tensor_state(group, i, [&](const TensorState&, Extent place) {
     const Extent own = intersect(place, group.tensor_state_part);
-    if (own.numel > 0) hash.add(group, group.tensor_state_at(own.offset), own.numel * 4);
+    if (own.numel > 0) hash.add(group.device, group.tensor_state_at(own.offset), own.numel * 4);
   });
   const Extent part = group.trainable ? intersect(group.layout.extent(i), group.optimizer_part) : Extent{};
   if (part.numel <= 0) return hash.value();
   for_each_state(group, StateKind::kMastersAndStates, part, StateUse::kRead, [&](const StateView& view) {
     const std::int64_t numel = view.run.numel;
-    if (view.low) hash.add(group, view.low, numel * 2);
-    if (view.master && group.dtype != DType::kF32) hash.add(group, view.master, numel * 4);
+    if (view.low) hash.add(view.masters_place, view.low, numel * 2);
+    if (view.master && group.dtype != DType::kF32) hash.add(view.masters_place, view.master, numel * 4);
     for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
       const StateBytes bytes = bytes_of_state(group, state, numel);
-      hash.add(group, view.state[state].data, bytes.data);
-      if (bytes.scales > 0) hash.add(group, view.state[state].scales, bytes.scales);
+      hash.add(view.states_place, view.state[state].data, bytes.data);
+      if (bytes.scales > 0) hash.add(view.states_place, view.state[state].scales, bytes.scales);
     }
   });
   return hash.value();

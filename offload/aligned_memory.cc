@@ -55,14 +55,26 @@ absl::StatusOr<AlignedMemory> AlignedMemory::make(std::size_t bytes, const std::
   return memory;
 }
 
+absl::StatusOr<AlignedMemory> AlignedMemory::make(std::size_t bytes, const std::string& who, const Give& give) {
+  if (give == nullptr || bytes == 0) return make(bytes, who);
+  AlignedMemory memory;
+  memory.given_ = give(occupied_bytes(bytes));
+  memory.data_ = memory.given_.get();
+  memory.bytes_ = occupied_bytes(bytes);
+  if (reinterpret_cast<std::uintptr_t>(memory.data_) % kPageBytes != 0)
+    return make_error(ExitCode::kInternal, fmt::format("{}: memory for records does not begin at a page", who));
+  return memory;
+}
+
 AlignedMemory& AlignedMemory::operator=(AlignedMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(given_, other.given_);
   return *this;
 }
 
 AlignedMemory::~AlignedMemory() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr && given_ == nullptr) ::munmap(data_, bytes_);
 }
 
 }  // namespace tessera

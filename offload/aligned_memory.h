@@ -3,6 +3,8 @@
 #include <absl/status/statusor.h>
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +20,9 @@ namespace tessera {
 /// 3. The kernel is asked for huge pages (MADV_HUGEPAGE), and may decline.
 ///
 /// Move-only; the destructor gives it back.
+///
+/// Where a device copies from and to it, it is the device's driver that gives memory (`give`); then 1 and 3 are as the driver does,
+/// but for the multiple of 4 KiB.
 class AlignedMemory {
  public:
   static constexpr std::size_t kPageBytes = 4096;
@@ -30,6 +35,10 @@ class AlignedMemory {
 
   /// `who` stands in front of an error: 71 if there is not so much memory. `bytes` may be 0.
   static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who);
+  /// So many bytes, zeroed, at a multiple of 4 KiB.
+  using Give = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+  /// The same, from `give` unless that is null. What `give` throws goes on to the caller.
+  static absl::StatusOr<AlignedMemory> make(std::size_t bytes, const std::string& who, const Give& give);
   /// What `make(bytes)` occupies.
   static constexpr std::size_t occupied_bytes(std::size_t bytes) {
     return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -42,6 +51,7 @@ class AlignedMemory {
  private:
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::shared_ptr<std::byte> given_;  ///< owns it, where it was given
 };
 
 }  // namespace tessera

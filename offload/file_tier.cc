@@ -158,9 +158,10 @@ absl::Status FileTier::take_files() {
 absl::Status FileTier::take_memory() {
   const std::string& who = options_.who;
   const std::size_t on_disk = as_size(sizes_.on_disk), resident = as_size(sizes_.resident);
-  TESSERA_ASSIGN_OR_RETURN(resident_memory_, AlignedMemory::make(resident * options_.record_bytes, who));
+  TESSERA_ASSIGN_OR_RETURN(resident_memory_,
+                           AlignedMemory::make(resident * options_.record_bytes, who, options_.memory));
   TESSERA_ASSIGN_OR_RETURN(resident_held_, Table<std::uint8_t>::make(resident, who));
-  TESSERA_ASSIGN_OR_RETURN(slot_memory_, AlignedMemory::make(sizes_.slots * sizes_.stride_bytes, who));
+  TESSERA_ASSIGN_OR_RETURN(slot_memory_, AlignedMemory::make(sizes_.slots * sizes_.stride_bytes, who, options_.memory));
   TESSERA_ASSIGN_OR_RETURN(slots_, Table<Slot>::make(sizes_.slots, who));
   TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(on_disk, who));
   TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(on_disk, who));

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "offload/aligned_memory.h"
 #include "offload/durable_tier.h"
 #include "offload/io_ring.h"
 #include "offload/stripes.h"
@@ -42,6 +43,8 @@ struct FileTierOptions {
   bool direct = true;       ///< BlockFileOptions::direct
   bool write_zeros = true;  ///< BlockFileOptions::write_zeros
   IoRingOptions io = {};
+  AlignedMemory::Give memory =
+      nullptr;  ///< gives memory for records, which a device copies from and to; null: the system
   /// Records are durable (DurableTier): their files have this name in each directory, stay when the process ends, and have two places
   /// for each record. A checksum of each record is looked at when it is read, as with `verify`. Empty: scratch.
   std::string durable = {};

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "offload/aligned_memory.h"
+#include "offload/table.h"
 #include "offload/tier.h"
 
 namespace tessera {
@@ -11,18 +12,24 @@ namespace tessera {
 struct HostTierOptions {
   std::int64_t records = 0;      ///< at least 1
   std::size_t record_bytes = 0;  ///< at least 1
-  std::string who = {};          ///< in front of errors
-  /// Memory to use: at least records * record_bytes, at a multiple of 64; it is zeroed, and outlives the tier. Empty: the
+  /// Bytes of each record, 1 to record_bytes, where they differ; each begins at a multiple of 64. Empty: all have record_bytes.
+  std::vector<std::size_t> sizes = {};
+  std::string who = {};  ///< in front of errors
+  /// Memory to use: at least for all records, at a multiple of 64; it is zeroed, and outlives the tier. Empty: the
   /// tier takes its own.
   std::span<std::byte> memory = {};
+  AlignedMemory::Give give =
+      nullptr;  ///< gives memory that a device copies from and to, where `memory` is empty; null: the system
 };
 
 /// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
-/// may be held.
+/// may be held. A record stays at its place, so a device may go on copying what was put.
 class HostTier final : public RecordTier {
  public:
-  /// Bytes that `create` will take from the system: exact.
+  /// Bytes that `create` will take from the system: exact. Tables of some bytes a record among them.
   static std::size_t memory_bytes(const HostTierOptions& options);
+  /// Of those, the records'.
+  static std::size_t all_bytes(const HostTierOptions& options);
   /// Errors: 78 options that make no sense, 71 no memory.
   static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);
 
@@ -44,11 +51,13 @@ class HostTier final : public RecordTier {
  private:
   explicit HostTier(const HostTierOptions& options) : options_(options) {}
   absl::Status fail(std::string what);
+  std::span<std::byte> memory_of(std::int64_t record) const;
 
   const HostTierOptions options_;
   AlignedMemory memory_;
   std::span<std::byte> records_;
-  AlignedMemory held_;  ///< a byte a record: 1 where the caller holds it
+  AlignedMemory held_;           ///< a byte a record: 1 where the caller holds it
+  Table<std::uint64_t> begins_;  ///< of each record, where sizes differ
   TierCounters counters_;
   absl::Status failure_;
 };

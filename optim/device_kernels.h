@@ -37,7 +37,7 @@ class DeviceKernels {
   /// A mark at the end of the current stream.
   virtual std::unique_ptr<Mark> mark() = 0;
 
-  /// Host memory that the device copies from and to by itself; zero-filled.
+  /// Host memory that the device copies from and to by itself; zero-filled, and at a multiple of 4096 bytes.
   virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
   struct UploadPiece {
     void* device;
@@ -49,7 +49,7 @@ class DeviceKernels {
   /// not change `pinned` until it is passed.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
   /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark returned
-  /// is behind the copy: join it before changing `device`; once it is passed, `pinned` holds the bytes.
+  /// is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed, `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A stretch of the current stream, from where the Interval was made to where `end` was called.

@@ -4,10 +4,10 @@
 
 namespace tessera::app {
 
-const char kNoHostTier[] =
-    "there is no tier in the host's memory: state lies in the memory of the device that trains, or on disks (tier "
-    "\"nvme\"). Training on the CPU, leave "
-    "this out: its memory is the host's. On a GPU use FULL_SHARD, or optimizer.state_dtype \"bf16\" or \"8bit\"";
+const char kHostTierByHand[] =
+    "what it means depends on the device. Training on the CPU, leave this out: its memory is the host's. On a GPU set "
+    "offload.moments.tier \"host\", and with bf16 or fp16 offload.masters.tier too; parameters stay on the GPU, which "
+    "updates them";
 
 namespace {
 
@@ -32,7 +32,7 @@ bool has_masters(const ImportSession& session) {
 bool is_nvme(ImportSession& session, const ConfigKey& key, const std::string& section) {
   const std::string device = word_of(*key.node);
   if (device == "none") session.ignored(key, "not offloaded");
-  if (device == "cpu") session.refused(key, kNoHostTier);
+  if (device == "cpu") session.refused(key, kHostTierByHand);
   if (device == "none" || device == "cpu") return false;
   if (device != "nvme") session.refused(key, "must be none, cpu or nvme");
   if (device == "nvme" && !has_nvme_path(session, section))
@@ -88,17 +88,17 @@ std::vector<ImportRow> rows_of_both(const std::string& section) {
 
 ImportRow old_offload(const std::string& name) {
   return by_rule("zero_optimization." + name,
-                 "true: refused, as there is no tier in the host's memory (the form of old files)",
+                 "true: refused, as it depends on the device that trains (the form of old files)",
                  [](ImportSession& session, const ConfigKey& key) {
                    if (bool_of(*key.node) == false) return session.ignored(key, "not offloaded");
-                   session.refused(key, kNoHostTier);
+                   session.refused(key, kHostTierByHand);
                  });
 }
 
 }  // namespace
 
 std::vector<ImportRow> deepspeed_offload_rows() {
-  const std::string refused_cpu = "; cpu: refused, as there is no tier in the host's memory";
+  const std::string refused_cpu = "; cpu: refused, as it depends on the device that trains";
   return std::vector<ImportRow>{
              by_rule(kStates + "device",
                      "nvme: `offload.moments.tier` \"nvme\", and with bf16 or fp16 `offload.masters.tier` too" +
@@ -111,7 +111,7 @@ std::vector<ImportRow> deepspeed_offload_rows() {
              ignores(kStates + "pipeline_write", "records are written behind always; offload.queue_depth says how far"),
              ignores(kStates + "pipeline", "records are read ahead and written behind always"),
              ignores(kStates + "fast_init", "it changes how states are set up"),
-             expects(kStates + "super_offload", false, "off", kNoHostTier),
+             expects(kStates + "super_offload", false, "off", kHostTierByHand),
              ignores(kStates + "cpuadam_cores_perc",
                      "ranks share the cores of a host evenly; OMP_NUM_THREADS says otherwise"),
              by_rule(kParameters + "device", "nvme, with stage 3: `offload.parameters.tier` \"nvme\"" + refused_cpu,

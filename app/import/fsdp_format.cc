@@ -80,7 +80,7 @@ void fsdp_options(ImportSession& session, const ConfigKey& key) {
   }
   std::string sharding;
   for (const std::string& word : words) {
-    if (word == "offload") return session.refused(key, kNoHostTier);
+    if (word == "offload") return session.refused(key, kHostTierByHand);
     const bool is_sharding = std::find(kShardings.begin(), kShardings.end(), word) != kShardings.end();
     if (is_sharding) sharding = word;
     if (!is_sharding && !word.empty() && word != "auto_wrap")
@@ -177,7 +177,7 @@ constexpr char kFsdpRecompute[] =
     "gradient_checkpointing_enable() of a model of "
     "transformers. Without it activations need more memory";
 
-ImportRow not_offloaded(const std::string& name) { return expects(name, false, "not offloaded", kNoHostTier); }
+ImportRow not_offloaded(const std::string& name) { return expects(name, false, "not offloaded", kHostTierByHand); }
 
 std::vector<ImportRow> wrap_rows() {
   return {

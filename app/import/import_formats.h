@@ -38,8 +38,8 @@ void finish_fsdp(ImportSession& session);
 /// "fsdp_sharding_strategy" and "sharding_strategy" are both "fsdp.sharding_strategy".
 std::string fsdp_row_name(const std::string& key);
 
-/// Why nothing goes to the host's memory beside the device's, and what to do.
-extern const char kNoHostTier[];
+/// Why offload to the host's memory is for people to say, and how.
+extern const char kHostTierByHand[];
 /// What says how gathered units are found, where the file does not.
 extern const char kUnitsNote[];
 

@@ -76,7 +76,7 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
       const std::int64_t here = bytes_of_state(group, state, view.run.numel).data;
-      const HostView numbers(view.state[state].data, here, group.device, HostView::kUndefined);
+      const HostView numbers(view.state[state].data, here, view.states_place, HostView::kUndefined);
       convert_state(saved.format, bytes.subspan(begin, static_cast<std::size_t>(view.run.numel * size)), format,
                     {numbers.data(), static_cast<std::size_t>(here)});
       numbers.write_back();
@@ -117,7 +117,7 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
       const std::int64_t first = (view.run.offset - portion.offset) / kStateBlock;
       write_state(view.state[state].scales, scales.data() + first * 4,
-                  bytes_of_state(group, state, view.run.numel).scales, group.device);
+                  bytes_of_state(group, state, view.run.numel).scales, view.states_place);
     });
     return absl::OkStatus();
   });
@@ -133,17 +133,17 @@ void StateReader::clear_states(const MatchedParameter& parameter) const {
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
   const std::size_t count = states_.of(group).size();
   if (run.numel == 0 || count == 0) return;
-  const auto clear = [&](void* memory, std::int64_t bytes) {
+  const auto clear = [&](void* memory, std::int64_t bytes, MemoryPlace place) {
     if (bytes == 0) return;
-    const HostView view(memory, bytes, group.device, HostView::kUndefined);
+    const HostView view(memory, bytes, place, HostView::kUndefined);
     std::memset(view.data(), 0, static_cast<std::size_t>(bytes));
     view.write_back();
   };
   for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {
     for (std::size_t state = 0; state < count; ++state) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
-      clear(view.state[state].data, bytes.data);
-      clear(view.state[state].scales, bytes.scales);
+      clear(view.state[state].data, bytes.data, view.states_place);
+      clear(view.state[state].scales, bytes.scales, view.states_place);
     }
   });
 }

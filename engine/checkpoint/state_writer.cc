@@ -58,12 +58,12 @@ void append_joined(std::span<const std::uint16_t> high, std::span<const std::int
 }
 
 template <class Append>
-void append_split(const FlatGroup& group, const StateView& view, const Append& append) {
+void append_split(const StateView& view, const Append& append) {
   constexpr std::int64_t kElements = kFetchedBytes / 4;
   for (std::int64_t begin = 0; begin < view.run.numel; begin += kElements) {
     const std::int64_t count = std::min(kElements, view.run.numel - begin);
-    const HostView high(view.parameter + begin * 2, count * 2, group.device, HostView::kFetch);
-    const HostView low(view.low + begin, count * 2, group.device, HostView::kFetch);
+    const HostView high(view.parameter + begin * 2, count * 2, view.parameter_place, HostView::kFetch);
+    const HostView low(view.low + begin, count * 2, view.masters_place, HostView::kFetch);
     append_joined({reinterpret_cast<const std::uint16_t*>(high.data()), static_cast<std::size_t>(count)},
                   {reinterpret_cast<const std::int16_t*>(low.data()), static_cast<std::size_t>(count)}, append);
   }
@@ -77,9 +77,9 @@ absl::Status append_masters(const FlatGroup& group, Extent run, const Sink& sink
                                       : StateKind::kMastersAndStates;
   return append_portions(sink, [&](const auto& append) {
     for_each_state(group, kind, run, StateUse::kRead, [&](const StateView& view) {
-      if (!is_parameter && is_split) return append_split(group, view, append);
+      if (!is_parameter && is_split) return append_split(view, append);
       view_in_portions(is_parameter ? static_cast<void*>(view.parameter) : view.master, view.run.numel * 4,
-                       group.device, append);
+                       is_parameter ? view.parameter_place : view.masters_place, append);
     });
   });
 }
@@ -88,7 +88,7 @@ template <class Sink>
 absl::Status append_values(const FlatGroup& group, Extent run, const Sink& sink) {
   return append_portions(sink, [&](const auto& append) {
     for_each_state(group, StateKind::kParameters, run, StateUse::kRead, [&](const StateView& view) {
-      view_in_portions(view.parameter, view.run.numel * group.element_bytes(), group.device, append);
+      view_in_portions(view.parameter, view.run.numel * group.element_bytes(), view.parameter_place, append);
     });
   });
 }
@@ -99,7 +99,7 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
     for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kRead, [&](const StateView& view) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);
       void* const memory = scales ? static_cast<void*>(view.state[state].scales) : view.state[state].data;
-      view_in_portions(memory, scales ? bytes.scales : bytes.data, group.device, append);
+      view_in_portions(memory, scales ? bytes.scales : bytes.data, view.states_place, append);
     });
   });
 }

@@ -86,8 +86,8 @@ CarriedStates::Joined CarriedStates::join(const FlatGroup& group, std::size_t st
   for_each_state(
       group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
         const StateBytes begin = state_bytes(dtype, view.run.offset), size = state_bytes(dtype, view.run.numel);
-        fetch_state(joined.data.data() + begin.data, view.state[state].data, size.data, group.device);
-        fetch_state(joined.scales.data() + begin.scales, view.state[state].scales, size.scales, group.device);
+        fetch_state(joined.data.data() + begin.data, view.state[state].data, size.data, view.states_place);
+        fetch_state(joined.scales.data() + begin.scales, view.state[state].scales, size.scales, view.states_place);
       });
   const auto send = [&](std::byte* bytes, std::int64_t size, int rank) {
     if (size == 0) return;
@@ -109,8 +109,8 @@ void CarriedStates::hand_out(const Joined& joined, std::int64_t begin, FlatGroup
   for_each_state(target, StateKind::kMastersAndStates, mine, StateUse::kUpdate, [&](const StateView& view) {
     const StateBytes from = state_bytes(dtype, begin + view.run.offset - place.offset);
     const StateBytes size = state_bytes(dtype, view.run.numel);
-    write_state(view.state[state].data, joined.data.data() + from.data, size.data, target.device);
-    write_state(view.state[state].scales, joined.scales.data() + from.scales, size.scales, target.device);
+    write_state(view.state[state].data, joined.data.data() + from.data, size.data, view.states_place);
+    write_state(view.state[state].scales, joined.scales.data() + from.scales, size.scales, view.states_place);
   });
 }
 

@@ -17,8 +17,8 @@ namespace {
 std::uint32_t bits_of(float value) { return splittable<std::uint32_t>(value); }
 
 /// The high halves of `values`, as the view's run of parameters.
-void write_high(const FlatGroup& group, const StateView& view, const float* values) {
-  const HostView parameters(view.parameter, view.run.numel * 2, group.device, HostView::kUndefined);
+void write_high(const StateView& view, const float* values) {
+  const HostView parameters(view.parameter, view.run.numel * 2, view.parameter_place, HostView::kUndefined);
   auto* const high = reinterpret_cast<std::uint16_t*>(parameters.data());
   for (std::int64_t i = 0; i < view.run.numel; ++i) {
     high[i] = static_cast<std::uint16_t>(split_high(bits_of(values[i])));
@@ -28,7 +28,8 @@ void write_high(const FlatGroup& group, const StateView& view, const float* valu
 
 /// `values` [run], rounded to the group's dtype.
 void write_rounded(const FlatGroup& group, const StateView& view, const at::Tensor& values) {
-  const HostView parameters(view.parameter, view.run.numel * group.element_bytes(), group.device, HostView::kUndefined);
+  const HostView parameters(view.parameter, view.run.numel * group.element_bytes(), view.parameter_place,
+                            HostView::kUndefined);
   flat_view(parameters.data(), group.dtype, view.run.numel, at::kCPU).copy_(values);
   parameters.write_back();
 }
@@ -37,7 +38,7 @@ void write_rounded(const FlatGroup& group, const StateView& view, const at::Tens
 void write_masters(const FlatGroup& group, const StateView& view, const float* values) {
   const bool is_split = group.master_kind == MasterKind::kSplitBF16;
   void* const memory = is_split ? static_cast<void*>(view.low) : view.master;
-  const HostView masters(memory, view.run.numel * group.records.state().master_bytes, group.device,
+  const HostView masters(memory, view.run.numel * group.records.state().master_bytes, view.masters_place,
                          HostView::kUndefined);
   if (is_split) {
     auto* const low = reinterpret_cast<std::int16_t*>(masters.data());
@@ -49,10 +50,10 @@ void write_masters(const FlatGroup& group, const StateView& view, const float* v
 }
 
 /// A value that equals the high half is the master's; the low half is what it lacks. `values`: of the view's run.
-void keep_split(const FlatGroup& group, const StateView& view, float* values) {
+void keep_split(const StateView& view, float* values) {
   const std::int64_t numel = view.run.numel;
-  const HostView parameters(view.parameter, numel * 2, group.device, HostView::kFetch);
-  const HostView masters(view.low, numel * 2, group.device, HostView::kFetch);
+  const HostView parameters(view.parameter, numel * 2, view.parameter_place, HostView::kFetch);
+  const HostView masters(view.low, numel * 2, view.masters_place, HostView::kFetch);
   const auto* const high = reinterpret_cast<const std::uint16_t*>(parameters.data());
   const auto* const low = reinterpret_cast<const std::int16_t*>(masters.data());
   for (std::int64_t i = 0; i < numel; ++i) {
@@ -71,7 +72,7 @@ void write_values(FlatGroup& group, const at::Tensor& values, Extent at) {
   for_each_state(group, StateKind::kParameters, intersect(group.parameter_part, at), StateUse::kUpdate,
                  [&](const StateView& view) {
                    const std::int64_t begin = view.run.offset - at.offset;
-                   if (is_split) return write_high(group, view, values.const_data_ptr<float>() + begin);
+                   if (is_split) return write_high(view, values.const_data_ptr<float>() + begin);
                    write_rounded(group, view, values.narrow(0, begin, view.run.numel));
                  });
   if (!has_masters_beside(group)) return;
@@ -90,7 +91,7 @@ void read_values(const FlatGroup& group, const at::Tensor& flat) {
   if (has_whole_masters) {
     for_each_state(group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kRead,
                    [&](const StateView& view) {
-                     const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
+                     const HostView masters(view.master, view.run.numel * 4, view.masters_place, HostView::kFetch);
                      std::memcpy(flat.mutable_data_ptr<float>() + view.run.offset, masters.data(),
                                  static_cast<std::size_t>(view.run.numel) * 4);
                    });
@@ -100,7 +101,8 @@ void read_values(const FlatGroup& group, const at::Tensor& flat) {
       group, StateKind::kParameters, group.trainable ? group.optimizer_part : group.parameter_part, StateUse::kRead,
       [&](const StateView& view) {
         const std::int64_t numel = view.run.numel;
-        const HostView parameters(view.parameter, numel * group.element_bytes(), group.device, HostView::kFetch);
+        const HostView parameters(view.parameter, numel * group.element_bytes(), view.parameter_place,
+                                  HostView::kFetch);
         flat.narrow(0, view.run.offset, numel).copy_(flat_view(parameters.data(), group.dtype, numel, at::kCPU));
       });
   keep_unchanged_masters(group, flat);
@@ -120,8 +122,8 @@ void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat) {
   const StateKind kind = is_split ? StateKind::kAll : StateKind::kMastersAndStates;
   for_each_state(group, kind, group.optimizer_part, StateUse::kRead, [&](const StateView& view) {
     const at::Tensor values = flat.narrow(0, view.run.offset, view.run.numel);
-    if (is_split) return keep_split(group, view, values.mutable_data_ptr<float>());
-    const HostView masters(view.master, view.run.numel * 4, group.device, HostView::kFetch);
+    if (is_split) return keep_split(view, values.mutable_data_ptr<float>());
+    const HostView masters(view.master, view.run.numel * 4, view.masters_place, HostView::kFetch);
     const at::Tensor master = flat_view(masters.data(), DType::kF32, view.run.numel, at::kCPU);
     values.copy_(at::where(rounded_master(master, group).eq(values), master, values));
   });

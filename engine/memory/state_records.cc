@@ -33,10 +33,24 @@ void StateRecords::end_pass() {
 }
 
 void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
+  if (before_visits_) before_visits_();
   const std::lock_guard lock(mutex_);
   if (record != open_) open(record);
   changed_ = changed_ || updates;
   body(memory_);
+}
+
+std::span<std::byte> StateRecords::hold(std::int64_t record) {
+  const std::lock_guard lock(mutex_);
+  close();
+  const std::span<std::byte> bytes = get(record);
+  fetch_ahead();
+  return bytes;
+}
+
+void StateRecords::let_go(std::int64_t record) {
+  const std::lock_guard lock(mutex_);
+  throw_if_error(tier_->put(record));
 }
 
 void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
@@ -56,13 +70,17 @@ void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
   body(*durable_);
 }
 
-void StateRecords::open(std::int64_t record) {
-  close();
+std::span<std::byte> StateRecords::get(std::int64_t record) {
   if (visited_ < order_.size() && order_[visited_] == record) {
     ++visited_;
     fetched_ = std::max(fetched_, visited_);
   }
-  memory_ = value_or_throw(tier_->get(record)).data();
+  return value_or_throw(tier_->get(record));
+}
+
+void StateRecords::open(std::int64_t record) {
+  close();
+  memory_ = get(record).data();
   open_ = record;
   fetch_ahead();
 }

@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "offload/durable_tier.h"
@@ -43,6 +45,13 @@ class StateRecords {
   /// bytes.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
+  /// `settle` is called before a record is visited: by what holds records for a device (StateStream). Null: nothing is.
+  void before_visits(std::function<void()> settle) { before_visits_ = std::move(settle); }
+  /// The record's memory, as many bytes as it has, until it is let go, after which it counts as changed. In a pass its next records
+  /// are read ahead. Between the two nobody visits it. Throws as `visit`. REQUIRES: no more are held than the tier allows.
+  std::span<std::byte> hold(std::int64_t record);
+  void let_go(std::int64_t record);
+
   /// Begins to copy a record to `memory`, which is as large; see RecordTier::start_copy. Passes do not notice.
   void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
   /// Waits for the copies of `tag`; where it throws, none of them is under way any more either.
@@ -58,10 +67,12 @@ class StateRecords {
   /// Of the memory for records.
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
   std::string describe() const { return tier_->describe(); }
+  std::int64_t records() const { return tier_->num_records(); }
 
  private:
   static constexpr std::int64_t kNone = -1;
 
+  std::span<std::byte> get(std::int64_t record);
   void open(std::int64_t record);
   void close();
   void fetch_ahead();
@@ -70,6 +81,7 @@ class StateRecords {
   const std::unique_ptr<RecordTier> tier_;
   const std::int64_t read_ahead_;
   DurableTier* const durable_;
+  std::function<void()> before_visits_;
   std::mutex mutex_;
   std::int64_t open_ = kNone;
   bool changed_ = false;

@@ -15,9 +15,12 @@ FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t
 }
 
 /// fp32 parameters that train are the masters.
-void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter) {
+void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter, MemoryPlace place) {
   view.parameter = parameter;
-  if (group.trainable && group.dtype == DType::kF32) view.master = reinterpret_cast<float*>(parameter);
+  view.parameter_place = place;
+  if (!group.trainable || group.dtype != DType::kF32) return;
+  view.master = reinterpret_cast<float*>(parameter);
+  view.masters_place = place;
 }
 
 /// `run` as the group's own pointers have it.
@@ -25,11 +28,12 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   StateView view;
   view.run = run;
+  view.parameter_place = view.masters_place = view.states_place = group.device;
   if (group.master) view.master = group.master + in_part;
   if (group.master_low) view.low = group.master_low + in_part;
   if (group.shard) {
     const std::int64_t in_shard = run.offset - group.parameter_part.offset;
-    point_at_parameter(view, group, group.shard + in_shard * group.element_bytes());
+    point_at_parameter(view, group, group.shard + in_shard * group.element_bytes(), group.device);
   }
   const StateFormats& formats = group.records.state().states;
   for (std::size_t i = 0; i < formats.size(); ++i) view.state[i] = advanced(group.state[i], formats[i], in_part);
@@ -37,10 +41,12 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
 }
 
 /// Replaces what lies in the chunk's record, which begins at `bytes`, by pointers there.
-void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes) {
+void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes,
+                       MemoryPlace place) {
   const RecordLayout::Record record = group.records.record(chunk);
   const std::int64_t in_chunk = view.run.offset - group.optimizer_part.offset - group.records.chunk(chunk).offset;
   if (record.masters.bytes > 0) {
+    view.masters_place = place;
     std::byte* const masters = bytes + record.masters.offset + in_chunk * group.records.state().master_bytes;
     if (group.master_kind == MasterKind::kSplitBF16) {
       view.low = reinterpret_cast<std::int16_t*>(masters);
@@ -52,6 +58,7 @@ void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chu
   for (std::size_t i = 0; i < formats.size(); ++i) {
     const RecordLayout::Record::State& piece = record.states[i];
     if (piece.numbers.bytes == 0) continue;
+    view.states_place = place;
     FlatGroup::State state{bytes + piece.numbers.offset, nullptr};
     if (piece.scales.bytes > 0) state.scales = reinterpret_cast<float*>(bytes + piece.scales.offset);
     view.state[i] = advanced(state, formats[i], in_chunk);
@@ -112,6 +119,7 @@ void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, co
 
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction) {
+  const MemoryPlace in_record{group.device, true};
   const bool updates = use == StateUse::kUpdate, updates_states = use != StateUse::kRead;
   const Tiered parameters = parameters_of(group), states = states_of(group);
   const bool wants_parameters = kind != StateKind::kMastersAndStates, wants_states = kind != StateKind::kParameters;
@@ -119,7 +127,7 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
     const std::int64_t chunk = wants_states ? place_of(states, view.run.offset).chunk : kInMemory;
     if (chunk == kInMemory) return visit(view);
     states.records->visit(record_of(states, chunk), updates_states, [&](std::byte* bytes) {
-      point_into_record(view, group, chunk, bytes);
+      point_into_record(view, group, chunk, bytes, in_record);
       visit(view);
     });
   };
@@ -128,7 +136,7 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
     const Place place = wants_parameters ? place_of(parameters, piece.offset) : Place{piece};
     if (place.chunk == kInMemory) return visit_states(view);
     parameters.records->visit(record_of(parameters, place.chunk), updates, [&](std::byte* bytes) {
-      point_at_parameter(view, group, bytes + (piece.offset - place.run.offset) * group.element_bytes());
+      point_at_parameter(view, group, bytes + (piece.offset - place.run.offset) * group.element_bytes(), in_record);
       visit_states(view);
     });
   };
@@ -184,6 +192,15 @@ std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slic
   return {group.gradient + begin, slice.gradient.size()};
 }
 
-StateView states_in_memory(const FlatGroup& group) { return view_of_memory(group, group.optimizer_part); }
+StateView states_in_memory(const FlatGroup& group) {
+  return view_of_memory(group, {group.optimizer_part.offset, group.records.before_records()});
+}
+
+StateView states_in_record(const FlatGroup& group, std::int64_t chunk, std::byte* bytes) {
+  const Extent place = group.records.chunk(chunk);
+  StateView view = view_of_memory(group, {group.optimizer_part.offset + place.offset, place.numel});
+  point_into_record(view, group, chunk, bytes, group.device);
+  return view;
+}
 
 }  // namespace tessera

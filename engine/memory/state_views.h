@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/host_view.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
 
@@ -20,6 +21,8 @@ struct StateView {
   std::int16_t* low = nullptr;     ///< likewise
   /// Likewise; begins with the scale of the run's first block.
   std::array<FlatGroup::State, kMostStates> state;
+  /// Where these are: host code reaches them through HostView. `masters_place`: of `master` and `low`.
+  MemoryPlace parameter_place = c10::Device(c10::kCPU), masters_place = parameter_place, states_place = parameter_place;
 };
 
 enum class StateUse : std::uint8_t {
@@ -53,7 +56,11 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 /// The gradients of the slice, which its optimizer may overwrite.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// All of a group's optimizer part, where nothing of it lies below memory.
+/// The first elements of a group's optimizer part, which lie in memory: all of them where it has no records.
 StateView states_in_memory(const FlatGroup& group);
+
+/// A chunk of the optimizer part that has a record, which begins at `bytes`: on the device that trains, where it was brought to.
+/// `chunk`: RecordLayout::first_record to chunks.
+StateView states_in_record(const FlatGroup& group, std::int64_t chunk, std::byte* bytes);
 
 }  // namespace tessera

@@ -9,7 +9,9 @@
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
+#include "offload/host_tier.h"
 #include "offload/path_speed.h"
+#include "optim/device_kernels.h"
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
@@ -153,34 +155,57 @@ FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const O
   return options;
 }
 
-/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them.
+std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int rank) {
+  log_info("rank " + std::to_string(rank) + ": " + records->describe());
+  return records;
+}
+
+/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
+/// that a GPU copies from and to.
 std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
                                         const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
-                                        const std::string& kind) {
+                                        const std::string& kind, const AlignedMemory::Give& give = nullptr) {
   FileTierOptions options = tier_options(std::move(records), pool, offload, paths, rank);
   options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
+  options.most_held = static_cast<int>(std::max<std::int64_t>(1, pool.device_slots));
+  options.memory = give;
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   DurableTier* const durable_files = durable ? files.get() : nullptr;
   auto tier = std::make_shared<StateRecords>(std::move(files), offload.queue_depth, durable_files);
   if (durable) durable->protect(*tier, kind);
-  log_info("rank " + std::to_string(rank) + ": " + tier->describe());
-  return tier;
+  return logged(std::move(tier), rank);
+}
+
+/// Makes the pinned memory that holds `pool`.
+std::shared_ptr<StateRecords> make_host_tier(NewRecords records, const RecordPool& pool, int rank,
+                                             const AlignedMemory::Give& give) {
+  HostTierOptions options;
+  options.records = pool.records;
+  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  options.sizes = std::move(records.sizes);
+  options.who = "rank " + std::to_string(rank);
+  options.give = give;
+  return logged(std::make_shared<StateRecords>(value_or_throw(HostTier::create(options)), /*read_ahead=*/0), rank);
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
                                                  const std::vector<std::unique_ptr<Unit>>& units,
-                                                 const std::vector<StripePath>& paths, int rank,
+                                                 const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
                                                  const DurableFiles* durable) {
-  if (plan.state_records().records == 0) return nullptr;
+  const RecordPool& pool = plan.state_records();
+  if (pool.records == 0) return nullptr;
   NewRecords added;
   for_each_trainable(units, [&](FlatGroup& group) {
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records =
-      make_tier(std::move(added), plan.state_records(), plan.input().offload, paths, rank, durable, "states");
+  AlignedMemory::Give give;
+  if (kernels) give = [kernels](std::size_t bytes) { return kernels->pinned_memory(bytes); };
+  auto records = pool.pinned_bytes > 0
+                     ? make_host_tier(std::move(added), pool, rank, give)
+                     : make_tier(std::move(added), pool, plan.input().offload, paths, rank, durable, "states", give);
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -295,7 +320,8 @@ void broadcast(const at::Tensor& tensor, const std::string& label, Collectives& 
 
 TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                         const MeshAxes& axes, c10::Device device,
-                                        const std::vector<std::string>& directories, DurableFiles* durable) {
+                                        const std::vector<std::string>& directories, DeviceKernels* kernels,
+                                        DurableFiles* durable) {
   const MemoryUse& use = plan.use();
   const PlanInput& input = plan.input();
   TrainingMemory memory;
@@ -319,6 +345,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging] - plan.matrix_bytes(), device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
+  memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
   // Now, and not while training waits for the copy, the kernel finds its pages.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
@@ -339,7 +366,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const int rank = axes.world->rank();
   const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
   memory.parameter_records = make_parameter_records(plan, units, paths, rank, durable);
-  memory.state_records = make_state_records(plan, units, paths, rank, durable);
+  memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
   memory.gradient_records = make_gradient_records(plan, units, paths, rank);
   if (durable) durable->take_memory(memory, plan, units);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
@@ -358,9 +385,11 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   use[MemoryCategory::kFeedback] = feedback.bytes();
-  for (const StateRecords* records : {parameter_records.get(), state_records.get()}) {
-    if (records) use[MemoryCategory::kRecords] += records->memory_bytes();
-  }
+  use[MemoryCategory::kRecords] = record_slots.bytes();
+  if (parameter_records) use[MemoryCategory::kRecords] += parameter_records->memory_bytes();
+  const bool on_host = record_slots.bytes() > 0;
+  if (state_records)
+    use[on_host ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += state_records->memory_bytes();
   if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
   return use;
 }
@@ -370,6 +399,48 @@ namespace {
 /// A GradientMethod makes the sums.
 bool has_method(const CompressionConfig& compression) {
   return compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
+}
+
+constexpr const char* kOnTheCpu = "train on the CPU (comm.transport \"host\" or \"gloo\")";
+
+/// What of a GPU's can lie below its memory: masters, moments and activations. And what is of the CPU's is in the host's memory.
+void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
+  const auto refuse = [](const char* key, const std::string& text) {
+    throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
+  };
+  const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
+  for (const auto& [key, tier] : states) {
+    if (tier == Tier::kHost && !is_gpu) {
+      refuse(key, std::string("\"host\" is for a GPU's ") + key +
+                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
+    }
+    if (tier == Tier::kAuto && is_gpu) {
+      refuse(key,
+             std::string("how much of a GPU's ") + key +
+                 " lies below its memory is not chosen yet. hint: take \"host\" or \"nvme\" with a \"fraction\", or " +
+                 kOnTheCpu);
+    }
+  }
+  if (offload.activations == Tier::kHost && !is_gpu) {
+    refuse("activations",
+           "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
+           "leave it out");
+  }
+  if (!is_gpu) return;
+  if (offload.parameters.tier != Tier::kMemory) {
+    refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "
+                                     "hint: take \"memory\" and shard over more ranks, or ") +
+                             kOnTheCpu);
+  }
+  if (offload.gradients != Tier::kMemory) {
+    refuse("gradients", std::string("a GPU's gradients cannot lie on disk yet; its masters and moments can. hint: take "
+                                    "\"memory\" and SHARD_GRADIENTS or FULL_SHARD, or ") +
+                            kOnTheCpu);
+  }
+  if (offload.activations == Tier::kNvme) {
+    refuse("activations",
+           std::string("a GPU's activations cannot lie on disk yet. hint: take \"host\", or ") + kOnTheCpu);
+  }
 }
 
 }  // namespace
@@ -386,12 +457,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         "/optimizer/in_backward: a GPU updates units after backward only. hint: set it to false, or train on the "
         "CPU (comm.transport \"host\" or \"gloo\")");
   }
-  if (scene.is_queued && strategy.offload.is_used()) {
-    throw Error(
-        ExitCode::kConfig,
-        "/offload: a GPU's training state cannot lie on disk yet. hint: leave \"offload\" out, or train on the CPU "
-        "(comm.transport \"host\" or \"gloo\")");
-  }
+  expect_tiers_of_device(strategy.offload, scene.is_queued);
   if (scene.is_queued && strategy.durable.every > 0) {
     throw Error(
         ExitCode::kConfig,
@@ -415,17 +481,6 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         ExitCode::kConfig,
         "/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" out, or train "
         "on the CPU (comm.transport \"host\" or \"gloo\")");
-  }
-  if (strategy.offload.activations == Tier::kHost && !scene.is_queued) {
-    throw Error(ExitCode::kConfig,
-                "/offload/activations/tier: \"host\" is for a GPU's activations; the CPU's are in the host's memory "
-                "already. hint: take \"nvme\", or leave it out");
-  }
-  if (strategy.offload.activations == Tier::kNvme && scene.is_queued) {
-    throw Error(
-        ExitCode::kConfig,
-        "/offload/activations/tier: a GPU's activations cannot lie on disk yet. hint: take \"host\", or train on "
-        "the CPU (comm.transport \"host\" or \"gloo\")");
   }
   if (scene.is_queued && !strategy.optimizer.groups.empty()) {
     throw Error(ExitCode::kConfig,
@@ -513,7 +568,7 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
   for (ShardingStrategy cheaper : kFromDearToCheap) {
     PlanInput input = plan.input();
     input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
-    const std::int64_t total = MemoryPlan(std::move(input)).use().total();
+    const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
     if (total > limit) continue;
     return name_of(cheaper) + " with " + format_bytes(total);
   }
@@ -531,13 +586,13 @@ std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
 
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
   const std::int64_t limit = strategy.memory.limit_bytes;
-  if (limit <= 0 || plan.use().total() <= limit) return;
+  if (limit <= 0 || plan.use().limited() <= limit) return;
   const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
   const std::string advice = cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 parameters would"
                                              : "the next cheaper strategy that fits is " + cheaper;
   throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
-                                     format_bytes(plan.use().total()) + " a rank, the limit is " + format_bytes(limit) +
-                                     ".\n" + plan.to_table() + "hint: " + advice);
+                                     format_bytes(plan.use().limited()) + " a rank, the limit is " +
+                                     format_bytes(limit) + ".\n" + plan.to_table() + "hint: " + advice);
 }
 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
@@ -553,7 +608,7 @@ std::string explain_out_of_memory(const std::string& what, const MemoryPlan& pla
             format_bytes(plan.bucket_bytes_of(*largest)) + " of gradients\n";
   }
   if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
-  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().total() - 1);
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().limited() - 1);
   return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
          (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
 }

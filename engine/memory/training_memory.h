@@ -14,6 +14,7 @@
 
 namespace tessera {
 
+class DeviceKernels;
 class DurableFiles;
 class GradientRecords;
 
@@ -21,9 +22,10 @@ class GradientRecords;
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;                                     ///< where they are exchanged (MemoryPlan::matrices)
-  Arena feedback;                                     ///< MemoryCategory::kFeedback
-  Arena checkpoint;                                   ///< of the host: what an asynchronous save writes
+  Arena matrices;      ///< where they are exchanged (MemoryPlan::matrices)
+  Arena feedback;      ///< MemoryCategory::kFeedback
+  Arena checkpoint;    ///< of the host: what an asynchronous save writes
+  Arena record_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)
   std::shared_ptr<StateRecords> parameter_records;    ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;        ///< and no masters and states
   std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients
@@ -32,10 +34,11 @@ struct TrainingMemory {
 
   /// Allocates the plan and points every group at its parts. Slots, buckets and scratch, and gradients where units are
   /// updated in backward, are left for the residency and the reducer to take; gradients in records are pointed at later. Records lie in `directories`, in files that `durable` knows
-  /// unless that is null. Collective. Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
+  /// unless that is null. `kernels`: of the GPU that trains, which gives memory of its host for records; null on the CPU. Collective.
+  /// Throws tessera::Error: 73, 74, 77 if such a directory cannot be used.
   static TrainingMemory allocate(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                  const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories,
-                                 DurableFiles* durable = nullptr);
+                                 DeviceKernels* kernels, DurableFiles* durable = nullptr);
   MemoryUse allocated() const;
 };
 

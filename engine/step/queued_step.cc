@@ -8,18 +8,29 @@
 #include <limits>
 
 #include "engine/memory/host_view.h"
-#include "engine/memory/state_views.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/gradient_norm.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
-#include "optim/rule_optimizer.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
 namespace tessera {
 namespace {
+
+const RuleOptimizer& rules_of(const Optimizer& optimizer) {
+  const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
+  TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
+  return *rules;
+}
+
+std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
+  if (!memory.state_records) return nullptr;
+  const RecordPool& pool = plan.state_records();
+  const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots};
+  return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
+}
 
 std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
   return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
@@ -29,44 +40,51 @@ std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
 
 QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
-                       Accelerator& accelerator)
+                       const TrainingMemory& memory, Accelerator& accelerator)
     : plan_(plan),
       axes_(std::make_shared<MeshAxes>(axes)),
       reducer_(reducer),
       strategy_(strategy),
+      rules_(rules_of(optimizer)),
       kernels_(*accelerator.kernels),
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       publisher_(plan, axes, accelerator.device.waits),
+      stream_(stream_of(plan, memory, kernels_)),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
-  const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
-  TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
-  request_.rule = rules->rule();
-  request_.numbers = rules->numbers();
+  request_.rule = rules_.rule();
+  request_.numbers = rules_.numbers();
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_lr = strategy.optimizer.lr;
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
   for_each_trainable(units, [&](FlatGroup& group) {
-    const OptimizerSlice slice = optimizer_slice(group, states_in_memory(group));
     DeviceRun run;
     run.rule = request_.rule;
-    run.arguments = rules->arguments(slice);
-    run.arguments.clip_value = static_cast<float>(strategy.gradient_clip_value);
-    run.stream = slice.stream;
-    run.first_element = slice.first_element;
     run.group = static_cast<std::uint32_t>(groups_.size());
     run.parameters = static_cast<std::uint32_t>(group.layout.size());
-    groups_.push_back({&group, run});
+    Group& added = groups_.emplace_back(Group{&group, run});
+    added.run = run_of(added, states_in_memory(group));
   });
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
   plan_norm();
+}
+
+/// As the group's own, but over the view's elements.
+DeviceRun QueuedStep::run_of(const Group& group, const StateView& view) const {
+  const OptimizerSlice slice = optimizer_slice(*group.group, view);
+  DeviceRun run = group.run;
+  run.arguments = rules_.arguments(slice);
+  run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  run.stream = slice.stream;
+  run.first_element = slice.first_element;
+  return run;
 }
 
 void QueuedStep::plan_message() {
@@ -118,7 +136,7 @@ void QueuedStep::fill_tables() {
       const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
       begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
     }
-    g.run.begins = put<ParameterBegin>(begins);
+    g.run.begins = put<ParameterBegin>(begins);  // which those of its records get with it
   }
   StepTables& t = tables_;
   t.ranks = axes_->world->size();
@@ -165,12 +183,46 @@ double QueuedStep::lr(std::optional<std::size_t>) const {
 }
 
 void QueuedStep::swap_averages() {
-  for (const Group& g : groups_) {
-    kernels_.swap_averages(g.run, tables_);
+  pass_over_runs([&](const DeviceRun& run) { kernels_.swap_averages(run, tables_); });
+}
+
+/// Calls `launch(run)` for all runs, each of which lies in the device's memory then, and publishes what became of the groups. Those
+/// in files are gone through in the other direction each time, since the last ones are in memory still.
+template <class Launch>
+void QueuedStep::pass_over_runs(const Launch& launch) {
+  const bool forward = direction_ == Direction::kForward;
+  const auto at = [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
+    return forward ? i : begin + end - 1 - i;
+  };
+  announce_records();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& g = groups_[forward ? i : groups_.size() - 1 - i];
+    const RecordLayout& records = g.group->records;
+    launch(g.run);
+    for (std::int64_t c = records.first_record(); c < records.chunks(); ++c) {
+      const std::int64_t chunk = at(c, records.first_record(), records.chunks());
+      stream_->pass_through(g.group->first_record + chunk - records.first_record(),
+                            [&](std::byte* there) { launch(run_of(g, states_in_record(*g.group, chunk, there))); });
+    }
     publisher_.publish(*g.group);
   }
   publisher_.finish();
+  if (!stream_) return;
+  stream_->end_pass();
+  if (stream_->are_in_files()) direction_ = forward ? Direction::kBackward : Direction::kForward;
 }
+
+void QueuedStep::announce_records() {
+  if (!stream_ || !stream_->are_in_files()) return;
+  order_.clear();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const FlatGroup& group = *groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i].group;
+    append_records(group, StateKind::kMastersAndStates, group.optimizer_part, direction_, order_);
+  }
+  stream_->begin_pass(order_);
+}
+
+void QueuedStep::expect_update(std::span<const int>) { announce_records(); }
 
 void QueuedStep::forget_losses() {
   const Unrecorded unrecorded;
@@ -222,11 +274,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
   forget_losses();
-  for (const Group& g : groups_) {
-    kernels_.update(g.run, tables_);
-    publisher_.publish(*g.group);
-  }
-  publisher_.finish();
+  pass_over_runs([&](const DeviceRun& run) { kernels_.update(run, tables_); });
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   ++steps_;

@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
+#include "engine/memory/state_stream.h"
+#include "engine/memory/state_views.h"
+#include "engine/memory/training_memory.h"
 #include "engine/step/publisher.h"
 #include "engine/step/step.h"
 #include "engine/step/step_agreement.h"
@@ -16,6 +19,7 @@
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
+#include "optim/rule_optimizer.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
@@ -28,18 +32,23 @@ namespace tessera {
 /// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
 /// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit.
 ///
+/// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
+/// skipped takes back what it brought. The device alone knows which step that is.
+///
 /// The host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
-             const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, Accelerator& accelerator);
+             const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, const TrainingMemory& memory,
+             Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
-  /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
-  void expect_update(std::span<const int>) override {}
+  /// Begins to read the records in files.
+  void expect_update(std::span<const int> order) override;
   /// On a GPU no plan has updates in backward (make_plan).
   void update(Unit&, std::span<const char>, bool) override;
+  /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t>) override { request_.base_lr = lr; }  // without groups
   double lr(std::optional<std::size_t>) const override;
@@ -55,11 +64,12 @@ class QueuedStep final : public Step {
   void resume(const StepProgress& progress) override;
   /// Unknown here: only the device knows, and StepResult::wait asks it.
   double communication_seconds() const override { return 0; }
+  std::int64_t streamed_bytes() const override { return stream_ ? stream_->streamed_bytes() : 0; }
 
  private:
   struct Group {
     FlatGroup* group;
-    DeviceRun run;  ///< of this rank's optimizer part
+    DeviceRun run;  ///< of this rank's optimizer part, as much of it as lies in the device's memory
   };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
@@ -76,6 +86,10 @@ class QueuedStep final : public Step {
   void allocate(const LossScalerState& scaler);
   void fill_tables();
   void plan_norm();
+  DeviceRun run_of(const Group& group, const StateView& view) const;
+  template <class Launch>
+  void pass_over_runs(const Launch& launch);
+  void announce_records();
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
   template <class T>
@@ -87,6 +101,7 @@ class QueuedStep final : public Step {
   const std::shared_ptr<const MeshAxes> axes_;
   const Reducer& reducer_;
   const Strategy& strategy_;
+  const RuleOptimizer& rules_;
   DeviceKernels& kernels_;
   ExposedCommunication& exposed_;
   const ComputeDevice device_;
@@ -94,7 +109,10 @@ class QueuedStep final : public Step {
   Publisher publisher_;
   StepRequest request_;  ///< but for what changes from step to step
   std::vector<Group> groups_;
-  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
+  std::unique_ptr<StateStream> stream_;        ///< null where all state is in the device's memory
+  Direction direction_ = Direction::kForward;  ///< of the next pass over records in files
+  std::vector<std::int64_t> order_;            ///< of that pass
+  std::vector<int> ranks_with_parts_;          ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
   std::vector<Arena> memory_;  ///< of all that follows

@@ -85,6 +85,8 @@ class Step {
 
   /// Spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
+  /// Of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
+  virtual std::int64_t streamed_bytes() const { return 0; }
 };
 
 }  // namespace tessera

@@ -17,12 +17,15 @@ enum class MemoryCategory {
   kMasters,     ///< what parameters that are not fp32 lack of their fp32 master weights
   kOptimizer,   ///< moments, momentum
   kStaging,     ///< scratch of the reducer
-  kRecords,     ///< records of what lies on disk, while they are used, on their way, or cached
-  kCheckpoint,  ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
+  kRecords,  ///< records of what lies below memory, while they are used or on their way there and back; on the CPU cached
+             ///< ones too
+  kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
   kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations")
   kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
+  kHostRecords,  ///< where a GPU trains: pinned memory of its host. All records with tier "host"; with "nvme" those that are on their
+                 ///< way to the disk or from it, or cached
 };
-constexpr std::size_t kMemoryCategories = 11;
+constexpr std::size_t kMemoryCategories = 12;
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
@@ -31,6 +34,8 @@ struct MemoryUse {
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
   std::int64_t total() const;
+  /// Without kHostRecords: what "memory.limit" is a limit of.
+  std::int64_t limited() const;
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
@@ -49,6 +54,7 @@ struct DiskUse {
 struct PlannedMemory {
   MemoryUse use;
   DiskUse disk;
+  std::int64_t streamed_bytes = 0;  ///< of records in host memory that a step copies to its GPU; it copies as many back
   std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
 };
 

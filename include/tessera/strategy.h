@@ -154,7 +154,7 @@ enum class Tier {
   kMemory,  ///< "memory": that of the device which trains
   kNvme,    ///< "nvme": files on a local disk
   kAuto,    ///< "auto": on disk as far as memory.limit makes it necessary; the plan says how far
-  kHost,    ///< "host": memory of the host whose GPU trains; of activations only
+  kHost,    ///< "host": pinned memory of the host whose GPU trains; of masters, moments and activations
 };
 
 struct OffloadedState {
@@ -163,7 +163,8 @@ struct OffloadedState {
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
-/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.
+/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again. Of a GPU's
+/// state masters and moments can lie there: each step brings their records to the GPU and takes them back.
 struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
@@ -182,6 +183,12 @@ struct OffloadConfig {
   bool is_used() const {
     return parameters.tier != Tier::kMemory || masters.tier != Tier::kMemory || moments.tier != Tier::kMemory ||
            gradients != Tier::kMemory;
+  }
+  /// Whether something lies in files, or may.
+  bool uses_files() const {
+    const auto in_files = [](Tier tier) { return tier == Tier::kNvme || tier == Tier::kAuto; };
+    return in_files(parameters.tier) || in_files(masters.tier) || in_files(moments.tier) || in_files(gradients) ||
+           in_files(activations);
   }
 };
 

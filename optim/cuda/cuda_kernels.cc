@@ -140,7 +140,7 @@ class CudaKernels : public DeviceKernels {
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
     stream_();  // on its device
     void* memory = nullptr;
-    check(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");
+    check(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");  // which gives whole pages
     std::memset(memory, 0, bytes);
     return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
   }

@@ -104,6 +104,8 @@ void bind_results(py::module_& module) {
   py::class_<PlannedMemory>(module, "PlannedMemory", py::module_local())
       .def_property_readonly("use", [](const PlannedMemory& plan) { return dict_of(plan.use); })
       .def_property_readonly("total", [](const PlannedMemory& plan) { return plan.use.total(); })
+      .def_property_readonly("limited", [](const PlannedMemory& plan) { return plan.use.limited(); })
+      .def_readonly("streamed_bytes", &PlannedMemory::streamed_bytes)
       .def_property_readonly("disk_bytes", [](const PlannedMemory& plan) { return plan.disk.bytes; })
       .def_readonly("table", &PlannedMemory::table)
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
@@ -257,6 +259,7 @@ py::dict dict_of(const TrafficCounts& counts) {
   result["disk_bytes_read"] = counts.disk_bytes_read;
   result["disk_bytes_written"] = counts.disk_bytes_written;
   result["disk_wait_seconds"] = counts.disk_wait_seconds;
+  result["streamed_bytes"] = counts.streamed_bytes;
   return result;
 }
 

@@ -8,6 +8,7 @@ namespace tessera {
 namespace {
 
 bool uses_nvme(const OffloadedState& state) { return state.tier == Tier::kNvme; }
+bool takes_fraction(const OffloadedState& state) { return uses_nvme(state) || state.tier == Tier::kHost; }
 
 bool has_state_below(const Strategy& s) {
   const OffloadConfig& offload = s.offload;
@@ -15,22 +16,26 @@ bool has_state_below(const Strategy& s) {
          offload.moments.tier != Tier::kMemory;
 }
 
-Condition with_state_below() {
+Condition with_state_in_files() {
   return {"offload.parameters, masters or moments on tier nvme or auto",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier"},
-          has_state_below};
+          [](const Strategy& s) {
+            OffloadConfig state = s.offload;
+            state.gradients = state.activations = Tier::kMemory;
+            return state.uses_files();
+          }};
 }
 
 Condition with_files() {
   return {"an offload tier nvme or auto",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/gradients/tier",
            "/offload/activations/tier"},
-          [](const Strategy& s) { return s.offload.is_used() || s.offload.activations == Tier::kNvme; }};
+          [](const Strategy& s) { return s.offload.uses_files(); }};
 }
 
 /// Gradients are read and written a unit at a time.
 Condition with_records_of_a_size() {
-  return {"an offload tier nvme or auto, but of gradients",
+  return {"an offload tier nvme or auto, but of gradients, or host, but of activations",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
@@ -76,11 +81,12 @@ std::vector<StrategyKey> offload_keys() {
                    {"/offload/parameters/tier"},
                    [](const Strategy& s) { return uses_nvme(s.offload.parameters); }}},
       {.pointer = "/offload/masters/tier",
-       .field = choice_field(AT(offload.masters.tier), tiers()),
+       .field = choice_field(AT(offload.masters.tier), state_tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
        .doc = "Where masters lie. Parameters that are fp32 are the masters: they lie where parameters do.",
-       .cost = "nvme: 2 or 4 bytes a parameter less memory; as many are read and written a step.",
+       .cost = "host, nvme: 2 or 4 bytes a parameter less memory of the device that trains; as many are read and "
+               "written a step, with host over the GPU's bus.",
        .only_if = with_narrow_parameters()},
       {.pointer = "/offload/masters/fraction",
        .field = number_field(AT(offload.masters.fraction)),
@@ -89,16 +95,16 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = "0.75",
        .doc = "Share of the masters on that tier, rounded up to whole records of each unit. The others stay in memory.",
        .cost = "Traffic in proportion.",
-       .only_if = {"offload.masters.tier nvme",
+       .only_if = {"offload.masters.tier host or nvme",
                    {"/offload/masters/tier"},
-                   [](const Strategy& s) { return uses_nvme(s.offload.masters); }}},
+                   [](const Strategy& s) { return takes_fraction(s.offload.masters); }}},
       {.pointer = "/offload/moments/tier",
-       .field = choice_field(AT(offload.moments.tier), tiers()),
+       .field = choice_field(AT(offload.moments.tier), state_tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
        .doc = "Where optimizer states lie.",
-       .cost = "nvme: with adamw 8 bytes a parameter less memory (fp32), 4 (bf16), 2 (8bit); as many are read and "
-               "written a step.",
+       .cost = "host, nvme: with adamw 8 bytes a parameter less memory of the device that trains (fp32), 4 (bf16), 2 "
+               "(8bit); as many are read and written a step, with host over the GPU's bus.",
        .only_if = with_states()},
       {.pointer = "/offload/moments/fraction",
        .field = number_field(AT(offload.moments.fraction)),
@@ -107,9 +113,9 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = "0.75",
        .doc = "Share of the optimizer states on that tier, as for masters.",
        .cost = "Traffic in proportion.",
-       .only_if = {"offload.moments.tier nvme",
+       .only_if = {"offload.moments.tier host or nvme",
                    {"/offload/moments/tier"},
-                   [](const Strategy& s) { return uses_nvme(s.offload.moments); }}},
+                   [](const Strategy& s) { return takes_fraction(s.offload.moments); }}},
       {.pointer = "/offload/gradients/tier",
        .field = choice_field(AT(offload.gradients), gradient_tiers()),
        .default_json = R"("memory")",
@@ -164,9 +170,10 @@ std::vector<StrategyKey> offload_keys() {
        .doc = "The most that is read or written with one operation: a run of parameters, the masters and states of "
               "one, or "
               "a piece of an activation.",
-       .cost =
-           "Memory: 2 x queue_depth + 1 records, of parameters, of states and of activations each. Smaller ones cost "
-           "time: a disk is fast from about 1 MiB on.",
+       .cost = "Memory: 2 x queue_depth + 1 records, of parameters, of states and of activations each; where a GPU "
+               "trains, so "
+               "many of states in its memory, and with nvme up to 4 x queue_depth + 1 in its host's. Smaller ones cost "
+               "time: a disk is fast from about 1 MiB on.",
        .only_if = with_records_of_a_size()},
       {.pointer = "/offload/cache",
        .field = bytes_field(AT(offload.cache_bytes)),
@@ -177,16 +184,17 @@ std::vector<StrategyKey> offload_keys() {
        .doc = "Memory of a rank for records that stay in memory from one step to the next, those of parameters first. "
               "Steps go through the records in alternate directions, so that what was last is first.",
        .cost = "The memory.",
-       .only_if = with_state_below()},
+       .only_if = with_state_in_files()},
       {.pointer = "/offload/queue_depth",
        .field = integer_field(AT(offload.queue_depth)),
        .range = {1, 32},
        .unit = "records",
        .default_json = "4",
        .example_json = "8",
-       .doc = "Records that are read ahead of the update, and as many that are written behind it; of activations "
-              "likewise. "
-              "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
+       .doc =
+           "Records that are read ahead of the update, and as many that are written behind it, of a GPU's state both "
+           "between disk and host and between host and GPU; of activations likewise. "
+           "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
        .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: the activations.",
        .only_if = with_a_queue()},
       {.pointer = "/offload/verify",

@@ -153,9 +153,22 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
 const std::vector<Named<Tier>>& tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update, when the CPU trains"},
+      {Tier::kAuto, "auto",
+       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters; when the CPU "
+       "trains"}};
+  return list;
+}
+
+const std::vector<Named<Tier>>& state_tiers() {
+  static const std::vector<Named<Tier>> list = {
+      {Tier::kMemory, "memory", "in the memory of the device that trains"},
+      {Tier::kHost, "host",
+       "in pinned memory of the host whose GPU trains, brought there for the update and taken back behind it"},
       {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
       {Tier::kAuto, "auto",
-       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters"}};
+       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters; when the CPU "
+       "trains"}};
   return list;
 }
 

@@ -27,7 +27,8 @@ const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments();
 const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();
-const std::vector<Named<Tier>>& tiers();  ///< of training state
+const std::vector<Named<Tier>>& tiers();        ///< of parameters
+const std::vector<Named<Tier>>& state_tiers();  ///< of masters and moments
 const std::vector<Named<Tier>>& gradient_tiers();
 const std::vector<Named<Tier>>& activation_tiers();  ///< of OffloadConfig::activations
 const std::vector<Named<WireForm>>& wire_forms();

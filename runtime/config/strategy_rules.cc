@@ -190,8 +190,7 @@ StrategyRule offload_paths_rule() {
            "/offload/gradients/tier", "/offload/activations/tier"},
           "offload.paths names at least one directory where a tier is nvme or auto.",
           [](const Strategy& s) -> std::string {
-            const bool uses_files = s.offload.is_used() || s.offload.activations == Tier::kNvme;
-            if (!uses_files || !s.offload.paths.empty()) return "";
+            if (!s.offload.uses_files() || !s.offload.paths.empty()) return "";
             return "the tiers nvme and auto need \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
           }};
 }
@@ -205,6 +204,19 @@ StrategyRule offload_limit_rule() {
                                  offload.moments.tier == Tier::kAuto;
             if (!chooses || s.memory.limit_bytes > 0) return "";
             return "the tier auto needs a \"limit\" of memory to fit into, such as \"8GiB\"";
+          }};
+}
+
+/// A record holds the masters and the states of one run of elements, so it lies on one tier.
+StrategyRule one_state_tier_rule() {
+  return {{"/offload/masters/tier", "/offload/moments/tier"},
+          "offload.masters and offload.moments are not one on host and the other on nvme or auto.",
+          [](const Strategy& s) -> std::string {
+            const Tier masters = s.offload.masters.tier, moments = s.offload.moments.tier;
+            const bool is_one = masters == moments || masters == Tier::kMemory || moments == Tier::kMemory;
+            if (is_one || (masters != Tier::kHost && moments != Tier::kHost)) return "";
+            return "masters and moments move in one record, so both lie on the tier host or neither: give both the "
+                   "same tier, or leave one in \"memory\"";
           }};
 }
 
@@ -430,6 +442,7 @@ const std::vector<StrategyRule>& strategy_rules() {
       schedule_length_rule(),
       offload_paths_rule(),
       offload_limit_rule(),
+      one_state_tier_rule(),
       feedback_rule(),
       method_rule("/compression/power_sgd_rank", [](const Strategy& s) { return s.compression.power_sgd_rank > 0; }),
       method_rule("/compression/top_k", [](const Strategy& s) { return s.compression.top_k > 0; }),

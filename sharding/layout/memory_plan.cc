@@ -35,11 +35,15 @@ std::string name_of(MemoryCategory category) {
       return "activations";
     case MemoryCategory::kFeedback:
       return "feedback";
+    case MemoryCategory::kHostRecords:
+      return "host_records";
   }
   return "?";
 }
 
 std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+
+std::int64_t MemoryUse::limited() const { return total() - (*this)[MemoryCategory::kHostRecords]; }
 
 std::int64_t UnitShape::gathered_bytes() const {
   std::int64_t bytes = 0;
@@ -278,7 +282,9 @@ void MemoryPlan::plan_optimizer() {
   }
   // Parameters are read more often than states, so they have the cache first.
   const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
-  state_records_ = plan_pool(record_bytes, cache, slots_of_queue());
+  state_records_ =
+      input_.is_queued ? plan_streamed_pool(record_bytes, cache) : plan_pool(record_bytes, cache, slots_of_queue());
+  if (state_records_.pinned_bytes > 0) return;  // nothing of it is read from a disk
   UpdatedRecords updated;
   for (auto i = static_cast<std::size_t>(state_records_.cached); i < record_bytes.size(); ++i) {
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
@@ -291,7 +297,9 @@ Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
-  const auto share = [](const OffloadedState& state) { return state.tier == Tier::kNvme ? state.fraction : 0.0; };
+  const auto share = [](const OffloadedState& state) {
+    return state.tier == Tier::kNvme || state.tier == Tier::kHost ? state.fraction : 0.0;
+  };
   TieredState state;
   state.master_bytes = master_bytes(input_.master, group.dtype, 1);
   state.states = states_of(group);
@@ -321,6 +329,29 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::in
   pool.slots = std::min(slots, pool.records - pool.cached);
   use_[MemoryCategory::kRecords] += pool.memory_bytes();
   disk_.bytes += sum(std::span(bytes).subspan(static_cast<std::size_t>(pool.cached)));
+  return pool;
+}
+
+/// Records that go through a GPU: on their way from its host's memory and back they have slots on the GPU. Those in files have slots
+/// on the host too: while they are on the GPU, read ahead, or written behind.
+RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
+  if (bytes.empty()) return {};
+  const auto records = static_cast<std::int64_t>(bytes.size());
+  const std::int64_t device_slots = std::min(slots_of_queue(), records);
+  const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
+  RecordPool pool;
+  if (on_host) {
+    pool.records = records;
+    pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
+    pool.pinned_bytes = sum(bytes);
+  } else {
+    pool = plan_pool(bytes, cache_bytes, 2 * input_.offload.queue_depth + device_slots);
+    use_[MemoryCategory::kRecords] -= pool.memory_bytes();
+  }
+  pool.device_slots = device_slots;
+  use_[MemoryCategory::kRecords] += pool.device_bytes();
+  use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
+  streamed_bytes_ = sum(bytes);
   return pool;
 }
 
@@ -484,18 +515,25 @@ void MemoryPlan::plan_activations() {
   use_[MemoryCategory::kActivations] = (2 * offload.queue_depth + 1) * piece;
 }
 
+std::int64_t MemoryPlan::records_on_disk() const {
+  const std::int64_t of_states = state_records_.pinned_bytes > 0 ? 0 : state_records_.records;
+  return parameter_records_.records + of_states + gradient_records_.records;
+}
+
 std::string MemoryPlan::to_table() const {
-  static const char* const kWhat[kMemoryCategories] = {"this rank's part of the parameters",
-                                                       "units gathered for compute",
-                                                       "reduced gradients, fp32",
-                                                       "gradients on their way to the reduction",
-                                                       "what fp32 masters have beyond the parameters",
-                                                       "optimizer state",
-                                                       "scratch",
-                                                       "records of what lies on disk, used, on their way, or cached",
-                                                       "copy of what an asynchronous save writes, in host memory",
-                                                       "saved tensors on their way to and from their tier",
-                                                       "what gradients on the wire lacked, and their factors, fp32"};
+  static const char* const kWhat[kMemoryCategories] = {
+      "this rank's part of the parameters",
+      "units gathered for compute",
+      "reduced gradients, fp32",
+      "gradients on their way to the reduction",
+      "what fp32 masters have beyond the parameters",
+      "optimizer state",
+      "scratch",
+      "records of what lies below memory, used, on their way, or cached",
+      "copy of what an asynchronous save writes, in host memory",
+      "saved tensors on their way to and from their tier",
+      "what gradients on the wire lacked, and their factors, fp32",
+      "records in pinned memory of the host, for its GPU"};
   using Align = TextTable::Align;
   TextTable table(
       {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
@@ -511,8 +549,14 @@ std::string MemoryPlan::to_table() const {
   }
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
+  if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
   std::string text = table.to_string();
-  const std::int64_t records = parameter_records_.records + state_records_.records + gradient_records_.records;
+  if (streamed_bytes_ > 0) {
+    text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
+            " bytes) of " + std::to_string(state_records_.records) + " records of at most " +
+            format_bytes(state_records_.record_bytes) + " there, and as much back\n";
+  }
+  const std::int64_t records = records_on_disk();
   if (records > 0) {
     text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
             std::to_string(records) + " records of at most " +

@@ -79,7 +79,14 @@ struct RecordPool {
   /// Pieces of memory for the others: those that are used, as many as are read ahead, and as many as are written behind. After
   /// a step they hold the records that it used last, with which the next one begins.
   std::int64_t slots = 0;
-  std::int64_t memory_bytes() const { return (cached + slots) * record_bytes; }
+  /// Where a GPU trains: pieces of its memory, through which records go from its host's and back. As many records may be under way,
+  /// so as many of `slots` are used at once.
+  std::int64_t device_slots = 0;
+  /// All records, where they lie in pinned memory of the GPU's host (tier "host") and have no slots there.
+  std::int64_t pinned_bytes = 0;
+  /// Of the host, where a GPU trains.
+  std::int64_t memory_bytes() const { return (cached + slots) * record_bytes + pinned_bytes; }
+  std::int64_t device_bytes() const { return device_slots * record_bytes; }
 };
 
 /// The exact memory plan of one rank (every rank's is equal, since shards are). Sizes here are what the engine then
@@ -160,6 +167,8 @@ class MemoryPlan {
   /// And this rank's part of its parameters. Without records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
   const RecordPool& state_records() const { return state_records_; }
+  /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU.
+  std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
   /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }
@@ -173,6 +182,8 @@ class MemoryPlan {
   const RecordPool& image_records() const { return image_records_; }
   std::int64_t image_bytes() const { return image_bytes_; }
   const DiskUse& disk() const { return disk_; }
+  /// Of all kinds; not those of tier "host".
+  std::int64_t records_on_disk() const;
 
   /// Categories down, bytes and what they are; then the formula's total beside 16 bytes a parameter.
   std::string to_table() const;
@@ -192,6 +203,7 @@ class MemoryPlan {
   void plan_feedback();
   void plan_image();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
+  RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
   std::int64_t slots_of_queue() const { return 2 * input_.offload.queue_depth + 1; }
   /// Records that updates go through: those of what is updated element by element, and those of matrices.
@@ -213,7 +225,7 @@ class MemoryPlan {
   std::int64_t method_work_numel_ = 0;
   MatrixDeal matrices_;
   RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
-  std::int64_t image_bytes_ = 0;
+  std::int64_t image_bytes_ = 0, streamed_bytes_ = 0;
   DiskUse disk_;
 };
 

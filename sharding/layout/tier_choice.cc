@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kSteps = 256;
 
-bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().total() <= limit; }
+bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
 /// The least share of `state` on disk with which the plan fits; all of it if none is enough.
 void choose(PlanInput& input, OffloadedState& state, std::int64_t limit) {

@@ -51,6 +51,7 @@ const std::vector<std::string>& surroundings() {
       R"({"offload": {"paths": ["a"], "parameters": {"tier": "nvme"}}})",
       R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}}, "memory": {"limit": 1}})",
       R"({"offload": {"paths": ["a"], "activations": {"tier": "nvme"}}})",
+      R"({"offload": {"moments": {"tier": "host"}}})",
       R"({"offload": {"activations": {"tier": "host"}}})"};
   return files;
 }

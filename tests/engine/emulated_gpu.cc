@@ -115,12 +115,12 @@ EmulatedGpus::EmulatedGpus() {
     accelerator.forget_peak = [] {};
     return accelerator;
   });
-  copy_in_every_host_view(true);
+  let_host_memory_be_a_devices(&is_pinned_memory);
 }
 
 EmulatedGpus::~EmulatedGpus() {
   set_accelerator_of_host(nullptr);
-  copy_in_every_host_view(false);
+  let_host_memory_be_a_devices(nullptr);
 }
 
 ThreadRanks late(ThreadRanks ranks) {

@@ -20,7 +20,11 @@ class LateBackend;
 /// The kernels. In a file of its own, since CUDA's words mean other things there.
 std::unique_ptr<DeviceKernels> emulated_kernels();
 
-/// While it lives, Engines of this process train on emulated GPUs.
+/// Whether memory is the host's, which the emulated device copies from and to and nothing else: what pinned_memory gave. All other
+/// memory stands for a device's.
+bool is_pinned_memory(const void* memory);
+
+/// While it lives, Engines of this process train on emulated GPUs. Host code that takes memory of the one for the other's is an error.
 class EmulatedGpus {
  public:
   EmulatedGpus();

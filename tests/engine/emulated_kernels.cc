@@ -1,8 +1,12 @@
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +25,59 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error("emulated kernel: error " + std::to_string(error));
 }
 
+/// All that was given out as pinned, of all ranks.
+class PinnedMemory {
+ public:
+  std::shared_ptr<std::byte> take(std::size_t bytes) {
+    auto* const begin = static_cast<std::byte*>(::operator new(bytes + 1, kPage));
+    std::memset(begin, 0, bytes);
+    const std::lock_guard lock(mutex_);
+    ends_[begin] = begin + bytes;
+    return {begin, [this](std::byte* memory) {
+              {
+                const std::lock_guard lock(mutex_);
+                ends_.erase(memory);
+              }
+              ::operator delete(memory, kPage);
+            }};
+  }
+  bool holds(const void* memory) {
+    const auto* const at = static_cast<const std::byte*>(memory);
+    const std::lock_guard lock(mutex_);
+    const auto behind = ends_.upper_bound(at);
+    return behind != ends_.begin() && at < std::prev(behind)->second;
+  }
+
+ private:
+  static constexpr std::align_val_t kPage{4096};
+  std::mutex mutex_;
+  std::map<const std::byte*, const std::byte*> ends_;
+};
+
+PinnedMemory& pinned() {
+  static PinnedMemory memory;
+  return memory;
+}
+
+void expect_pinned(const void* host, bool is_wanted, const char* what) {
+  if (host != nullptr && pinned().holds(host) != is_wanted) {
+    throw std::runtime_error(std::string("emulated device: ") + what +
+                             (is_wanted ? " is not pinned memory of the host" : " is memory of the host"));
+  }
+}
+
+/// Kernels could read the host's memory, at the speed of the bus.
+void expect_on_device(const DeviceRun& run) {
+  const StepArguments& a = run.arguments;
+  if (a.numel == 0) return;
+  for (const void* memory :
+       {static_cast<const void*>(a.gradient), static_cast<const void*>(a.master), static_cast<const void*>(a.low),
+        static_cast<const void*>(a.parameter), static_cast<const void*>(a.average.values)}) {
+    expect_pinned(memory, false, "what is updated");
+  }
+  for (const StateArgument& state : a.states) expect_pinned(state.data, false, "what is updated");
+}
+
 class EmulatedKernels : public DeviceKernels {
  public:
   void norm(const NormTables& tables) override {
@@ -34,17 +91,17 @@ class EmulatedKernels : public DeviceKernels {
     check(cuda::decide_step(request, t, nullptr));
   }
   void update(const DeviceRun& run, const StepTables& tables) override {
+    expect_on_device(run);
     const std::lock_guard lock(gpu);
     check(cuda::update_step(run, tables, nullptr));
   }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
+    expect_on_device(run);
     const std::lock_guard lock(gpu);
     check(cuda::swap_averages(run, tables, nullptr));
   }
 
-  std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
-    return {new std::byte[bytes + 1](), std::default_delete<std::byte[]>()};
-  }
+  std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override { return pinned().take(bytes); }
   /// Copies happen as late as they may: when computing, or this thread, is to come after them.
   struct LateMark : Mark {
     bool passed() override { return done; }
@@ -54,7 +111,7 @@ class EmulatedKernels : public DeviceKernels {
   };
   /// A copy to the host, once what is computed comes after it. Until the host waits, its bytes are nowhere that it looks.
   struct Arrival {
-    Arrival(std::byte* pinned, const void* device, std::size_t bytes) : to(pinned), from(device), arrived(bytes) {}
+    Arrival(std::byte* host, const void* device, std::size_t bytes) : to(host), from(device), arrived(bytes) {}
     void read() {
       if (!std::exchange(is_read, true)) std::memcpy(arrived.data(), from, arrived.size());
     }
@@ -73,7 +130,10 @@ class EmulatedKernels : public DeviceKernels {
     LateUpload(std::span<const UploadPiece> all, std::vector<std::shared_ptr<Arrival>> behind)
         : pieces(all.begin(), all.end()), before(std::move(behind)) {}
     void join() override {
-      for (const auto& arrival : before) arrival->arrive();
+      for (const auto& arrival : before) {
+        arrival->read();
+        arrival->arrive();
+      }
       for (const UploadPiece& piece : pieces) std::memcpy(piece.device, piece.pinned, piece.bytes);
       before.clear();
       pieces.clear();
@@ -83,20 +143,43 @@ class EmulatedKernels : public DeviceKernels {
     std::vector<UploadPiece> pieces;
     std::vector<std::shared_ptr<Arrival>> before;
   };
+  using Arrivals = std::vector<std::shared_ptr<Arrival>>;
+  /// Copies to the host pass one after the other, in the order in which they were queued.
   struct LateDownload : LateMark {
-    explicit LateDownload(std::shared_ptr<Arrival> copy) : arrival(std::move(copy)) {}
+    LateDownload(std::shared_ptr<Arrival> copy, const std::vector<std::weak_ptr<Arrival>>& queued)
+        : arrival(std::move(copy)), before(queued) {}
     bool passed() override { return arrival->is_done; }
-    void join() override { arrival->read(); }
+    void join() override {
+      for (const auto& each : up_to_this()) each->read();
+    }
     void wait() override {
-      arrival->read();
-      arrival->arrive();
+      for (const auto& each : up_to_this()) {
+        each->read();
+        each->arrive();
+      }
+    }
+    Arrivals up_to_this() const {
+      Arrivals alive;
+      for (const auto& each : before) {
+        if (auto earlier = each.lock()) alive.push_back(std::move(earlier));
+      }
+      alive.push_back(arrival);
+      return alive;
     }
     const std::shared_ptr<Arrival> arrival;
+    const std::vector<std::weak_ptr<Arrival>> before;
   };
   std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(); }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
+    for (const UploadPiece& piece : pieces) {
+      expect_pinned(piece.pinned, true, "what is copied to the device");
+      expect_pinned(piece.device, false, "where it is copied to");
+    }
+    if (const auto* const download = dynamic_cast<const LateDownload*>(after)) {
+      return std::make_unique<LateUpload>(pieces, download->up_to_this());
+    }
     // Behind a mark of the current stream come the copies that were joined to it.
-    std::vector<std::shared_ptr<Arrival>> before;
+    Arrivals before;
     for (const auto& weak : after ? downloads : std::vector<std::weak_ptr<Arrival>>()) {
       const auto arrival = weak.lock();
       const auto reads = [&](const UploadPiece& piece) { return arrival->is_read_by(piece); };
@@ -104,11 +187,17 @@ class EmulatedKernels : public DeviceKernels {
     }
     return std::make_unique<LateUpload>(pieces, std::move(before));
   }
-  std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) override {
-    std::erase_if(downloads, [](const std::weak_ptr<Arrival>& each) { return each.expired(); });
-    const auto arrival = std::make_shared<Arrival>(pinned, device, bytes);
+  std::unique_ptr<Mark> download(std::byte* to, const void* device, std::size_t bytes) override {
+    expect_pinned(to, true, "where it is copied to");
+    expect_pinned(device, false, "what is copied from the device");
+    std::erase_if(downloads, [](const std::weak_ptr<Arrival>& each) {
+      const auto arrival = each.lock();
+      return !arrival || arrival->is_done;
+    });
+    const auto arrival = std::make_shared<Arrival>(to, device, bytes);
+    auto mark = std::make_unique<LateDownload>(arrival, downloads);
     downloads.push_back(arrival);
-    return std::make_unique<LateDownload>(arrival);
+    return mark;
   }
   std::vector<std::weak_ptr<Arrival>> downloads;
 
@@ -122,6 +211,8 @@ class EmulatedKernels : public DeviceKernels {
 };
 
 }  // namespace
+
+bool is_pinned_memory(const void* memory) { return pinned().holds(memory); }
 
 std::unique_ptr<DeviceKernels> emulated_kernels() { return std::make_unique<EmulatedKernels>(); }
 

@@ -219,6 +219,38 @@ TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
   EXPECT_LT(with.disk().read_in_two_steps, without.disk().read_in_two_steps);
 }
 
+TEST(MemoryPlan, AGpusMomentsInFilesGoThroughSlotsOfBoth) {
+  PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 1.0);
+  const MemoryPlan of_cpu(input);
+  input.is_queued = true;
+  const MemoryPlan plan(input);
+  const RecordPool& pool = plan.state_records();
+  EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way there, two on their way back
+  EXPECT_EQ(pool.slots, 9);         // those, two read ahead, two written behind
+  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * pool.record_bytes);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 9 * pool.record_bytes);
+  EXPECT_EQ(plan.use().limited(), plan.use().total() - 9 * pool.record_bytes);
+  EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 0);
+  EXPECT_EQ(plan.disk().bytes, of_cpu.disk().bytes);
+  EXPECT_EQ(plan.streamed_bytes(), plan.disk().bytes);
+  EXPECT_EQ(of_cpu.streamed_bytes(), 0);
+  EXPECT_EQ(of_cpu.use().limited(), of_cpu.use().total());
+  EXPECT_EQ(plan.records_on_disk(), pool.records);
+}
+
+TEST(MemoryPlan, AGpusMomentsOnItsHostAreAllInPinnedMemory) {
+  PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
+  input.is_queued = true;
+  const MemoryPlan in_files(input);
+  input.offload.moments.tier = Tier::kHost;
+  const MemoryPlan plan(input);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], in_files.disk().bytes);
+  EXPECT_EQ(plan.streamed_bytes(), in_files.disk().bytes);
+  EXPECT_EQ(plan.use().limited(), in_files.use().limited());
+  EXPECT_EQ(plan.disk(), DiskUse{});
+  EXPECT_EQ(plan.records_on_disk(), 0);
+}
+
 TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
   EXPECT_EQ(plan.state_records().slots, plan.state_records().records);

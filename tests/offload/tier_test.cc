@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -303,6 +304,71 @@ TEST(TierSizes, AllocatedIsWhatWasSaid) {
     const HostTierOptions host{.records = options.records, .record_bytes = options.record_bytes, .who = "test"};
     EXPECT_EQ(HostTier::create(host).value()->allocated_bytes(), HostTier::memory_bytes(host));
   }
+}
+
+/// Pages from the caller, counted.
+struct GivenPages {
+  AlignedMemory::Give give() {
+    return [this](std::size_t bytes) {
+      given += bytes;
+      auto* const pages = static_cast<std::byte*>(std::aligned_alloc(4096, bytes));
+      std::memset(pages, 0, bytes);
+      return std::shared_ptr<std::byte>(pages, [this, bytes](std::byte* memory) {
+        given -= bytes;
+        std::free(memory);
+      });
+    };
+  }
+  std::size_t given = 0;
+};
+
+TEST(TierSizes, RecordsOfAHostTierMayDifferInSize) {
+  GivenPages pages;
+  {
+    HostTierOptions options{.records = 3, .record_bytes = 5000, .who = "test"};
+    options.sizes = {100, 5000, 64};
+    options.give = pages.give();
+    const auto tier = HostTier::create(options).value();
+    EXPECT_EQ(HostTier::all_bytes(options), 128u + 5056 + 64);
+    EXPECT_EQ(pages.given, 8192u);
+    EXPECT_EQ(tier->record_memory_bytes(), pages.given);
+    EXPECT_EQ(tier->allocated_bytes(), HostTier::memory_bytes(options));
+    for (std::int64_t record = 0; record < 3; ++record) {
+      const std::span<std::byte> bytes = tier->get(record).value();
+      ASSERT_EQ(bytes.size(), options.sizes[static_cast<std::size_t>(record)]);
+      std::memset(bytes.data(), static_cast<int>(record) + 1, bytes.size());
+      ASSERT_TRUE(tier->put(record).ok());
+    }
+    for (std::int64_t record = 0; record < 3; ++record) {
+      const std::span<std::byte> bytes = tier->get(record).value();
+      EXPECT_TRUE(
+          std::ranges::all_of(bytes, [&](std::byte byte) { return byte == static_cast<std::byte>(record + 1); }));
+    }
+    options.sizes[1] = 5001;
+    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kConfig);
+    options.sizes.pop_back();
+    EXPECT_EQ(exit_code_of(HostTier::create(options).status()), ExitCode::kConfig);
+  }
+  EXPECT_EQ(pages.given, 0u);
+}
+
+TEST(TierSizes, AFileTierTakesMemoryForRecordsFromWhoGivesIt) {
+  ScratchFolder folder;
+  GivenPages pages;
+  {
+    FileTierOptions options = small_tier(folder, 20);
+    options.most_held = 3;
+    options.resident_bytes = 2 * options.record_bytes;
+    options.memory = pages.give();
+    const auto tier = FileTier::create(options).value();
+    EXPECT_EQ(tier->record_memory_bytes(), pages.given);
+    EXPECT_GT(pages.given, 0u);
+    Model model(*tier);
+    for (std::uint64_t round = 1; round <= 2; ++round) {
+      for (std::int64_t record = 0; record < 20; ++record) ASSERT_TRUE(model.update(record, round).ok());
+    }
+  }
+  EXPECT_EQ(pages.given, 0u);
 }
 
 TEST(TierSizes, AHostTierTakesMemoryThatIsGiven) {

@@ -1,0 +1,81 @@
+#include "engine/memory/state_stream.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace tessera {
+
+StateStream::StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots,
+                         bool are_in_files)
+    : records_(std::move(records)),
+      kernels_(kernels),
+      slots_(slots),
+      are_in_files_(are_in_files),
+      made_(kernels.mark()),
+      back_(static_cast<std::size_t>(slots.count)),
+      last_use_(static_cast<std::size_t>(records_->records()), -1) {
+  records_->before_visits([this] { settle(); });
+}
+
+StateStream::~StateStream() {
+  records_->before_visits(nullptr);
+  try {
+    settle();
+  } catch (const std::exception& error) {
+    log_error(std::string("records on their way from the GPU: ") + error.what());
+  }
+}
+
+void StateStream::begin_pass(std::span<const std::int64_t> order) {
+  if (!are_in_files_) return;
+  settle();
+  records_->begin_pass(order);
+}
+
+void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue) {
+  const std::int64_t use = uses_;
+  const std::size_t slot = slot_of(use);
+  if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
+  const std::span<std::byte> bytes = records_->hold(record);
+  if (are_in_files_) leaving_.push_back(record);
+  std::byte* const there = slots_.memory + static_cast<std::int64_t>(slot) * slots_.bytes;
+  const DeviceKernels::UploadPiece piece{there, bytes.data(), bytes.size()};
+  kernels_.upload({&piece, 1}, &last_before(use, record))->join();
+  queue(there);
+  back_[slot] = kernels_.download(bytes.data(), there, bytes.size());
+  last_use_[static_cast<std::size_t>(record)] = use;
+  ++uses_;
+  streamed_bytes_ += static_cast<std::int64_t>(bytes.size());
+  if (!are_in_files_) records_->let_go(record);  // where it lies it stays
+}
+
+/// Copies back pass in the order in which they were queued, so the last of those that a copy waits for is enough.
+const DeviceKernels::Mark& StateStream::last_before(std::int64_t use, std::int64_t record) const {
+  const std::int64_t last = std::max(use - slots_.count, last_use_[static_cast<std::size_t>(record)]);
+  return last < 0 ? *made_ : *back_[slot_of(last)];
+}
+
+void StateStream::end_pass() {
+  if (are_in_files_) records_->end_pass();
+}
+
+void StateStream::let_go_oldest() {
+  const std::int64_t record = leaving_.front(), use = last_use_[static_cast<std::size_t>(record)];
+  back_[slot_of(use)]->wait();
+  settled_ = use + 1;
+  leaving_.pop_front();
+  records_->let_go(record);
+}
+
+void StateStream::settle() {
+  while (!leaving_.empty()) let_go_oldest();
+  if (settled_ == uses_) return;
+  back_[slot_of(uses_ - 1)]->wait();
+  settled_ = uses_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/memory/state_records.h"
+#include "optim/device_kernels.h"
+
+namespace tessera {
+
+/// Brings records of masters and optimizer states from the memory of a GPU's host to the GPU, which updates them, and takes them
+/// back. A record goes through a slot in the GPU's memory; slots take turns. Copies run on queues of their own beside what is
+/// computed, and marks keep them in order:
+///
+/// 1. A copy to a slot waits for the copies back of what the slot held before, and of this record's own last visit.
+/// 2. What is computed in a slot waits for the copy to it, and the copy back waits for what is computed.
+/// 3. Host code that visits a record (StateRecords::visit) waits for all copies back.
+///
+/// Records that stay in pinned memory (tier "host") have a place for good, so nothing here stops the host. Those in files are in a
+/// slot of their tier while they are under way: the host waits until one is read, and puts it when its copy back has passed, at the
+/// latest when its slot on the GPU is wanted again.
+class StateStream {
+ public:
+  struct Slots {
+    std::byte* memory = nullptr;  ///< of the GPU
+    std::int64_t bytes = 0;       ///< of each; a multiple of 64
+    std::int64_t count = 0;       ///< as many records as may be under way
+  };
+
+  /// `kernels` and the slots outlive this. `are_in_files`: as many records as there are slots may be held (RecordTier::most_held).
+  StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
+  /// Waits for what is under way; a failure is logged.
+  ~StateStream();
+  StateStream(const StateStream&) = delete;
+  StateStream& operator=(const StateStream&) = delete;
+
+  /// The records that go through next, in this order; those in files are read ahead. Likewise StateRecords::begin_pass.
+  void begin_pass(std::span<const std::int64_t> order);
+  /// Calls `queue` with the record's bytes on the GPU; what it queues on the current stream finds them there, and what it leaves
+  /// there goes back. Throws as StateRecords::visit, and what DeviceKernels throws.
+  void pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue);
+  void end_pass();
+
+  /// Waits until all records are back. Throws likewise.
+  void settle();
+
+  bool are_in_files() const { return are_in_files_; }
+  /// Copied to the GPU so far.
+  std::int64_t streamed_bytes() const { return streamed_bytes_; }
+
+ private:
+  std::size_t slot_of(std::int64_t use) const { return static_cast<std::size_t>(use % slots_.count); }
+  const DeviceKernels::Mark& last_before(std::int64_t use, std::int64_t record) const;
+  void let_go_oldest();
+
+  const std::shared_ptr<StateRecords> records_;
+  DeviceKernels& kernels_;
+  const Slots slots_;
+  const bool are_in_files_;
+  const std::unique_ptr<DeviceKernels::Mark> made_;  ///< the slots' memory is there
+  std::int64_t uses_ = 0;                            ///< of slots; use u is of slot u % count
+  std::int64_t settled_ = 0;                         ///< of those, the ones whose copies back are known to have passed
+  std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< by slot: of its last use
+  std::vector<std::int64_t> last_use_;                      ///< of each record; -1: none
+  std::deque<std::int64_t> leaving_;                        ///< records in files that are not put yet, oldest first
+  std::int64_t streamed_bytes_ = 0;
+};
+
+}  // namespace tessera

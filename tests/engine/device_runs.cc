@@ -1,0 +1,99 @@
+#include "device_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "emulated_gpu.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera::testing {
+
+TrainOptions short_run() {
+  TrainOptions options;
+  options.steps = 7;  // more than may be in flight
+  options.batch = 12;
+  options.model.blocks = 2;
+  return options;
+}
+
+Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation) {
+  Strategy strategy = tiny_strategy(placed, dtype);
+  strategy.gradient_accumulation = accumulation;
+  strategy.gradient_clipping = 0.5;
+  return strategy;
+}
+
+Strategy scheduled(ShardingStrategy kind, DType dtype) {
+  Strategy strategy = strategy_of(kind, dtype, 1);
+  strategy.lr_schedule.warmup_steps = 30;
+  if (dtype != DType::kF16) return strategy;
+  strategy.mixed_precision.loss_scale.initial = 16777216.0;
+  strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+  strategy.mixed_precision.loss_scale.growth_interval = 4;
+  return strategy;
+}
+
+Told told_by(Session& session, std::vector<StepResult> steps) {
+  for (StepResult& step : steps) step.wait();
+  Told told{std::move(steps), session.values(), {}};
+  if (session.engine.strategy().ema.decay == 0) return told;
+  const Gathered guard(session.engine, Gathered::kEma);
+  told.averages = values_of(*session.model);
+  return told;
+}
+
+void expect_same(const Told& got, const Told& wanted, const std::string& what) {
+  ASSERT_EQ(got.steps.size(), wanted.steps.size()) << what;
+  for (std::size_t i = 0; i < got.steps.size(); ++i) {
+    const StepResult &a = got.steps[i], &b = wanted.steps[i];
+    EXPECT_EQ(a.step, b.step) << what;
+    EXPECT_TRUE(a.overflow || (a.loss == b.loss && a.grad_norm == b.grad_norm)) << what << ", step " << a.step;
+    EXPECT_EQ(a.lr, b.lr) << what << ", step " << a.step;
+    EXPECT_EQ(a.overflow, b.overflow) << what << ", step " << a.step;
+    EXPECT_EQ(a.loss_scale, b.loss_scale) << what << ", step " << a.step;
+  }
+  EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
+  EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;
+}
+
+Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body) {
+  Told first;
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    const Told told = body(mesh);
+    if (mesh.rank() == 0) first = told;
+  });
+  return first;
+}
+
+void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body) {
+  const EmulatedGpus gpus;
+  body(late({.ranks = ranks}), "late");
+  if (ranks == 1) return;
+  body(on_one_gpu({.ranks = ranks}), "on one GPU");
+}
+
+std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end) {
+  std::vector<StepResult> steps;
+  for (std::size_t i = begin; i < end; ++i) steps.push_back(session.train(i));
+  return steps;
+}
+
+Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
+  Session session(mesh, strategy, kTwoBlocks);
+  train(session, 0, 6);
+  save_checkpoint(session.engine, folder);
+  return told_by(session, train(session, 6, 12));
+}
+
+Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                           std::vector<std::string>& inexact) {
+  Session session(mesh, strategy, kTwoBlocks);
+  train(session, 7, 9);
+  const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder);
+  EXPECT_EQ(loaded.step, 6);
+  if (mesh.rank() == 0) inexact = loaded.inexact;
+  return told_by(session, train(session, 6, 12));
+}
+
+}  // namespace tessera::testing

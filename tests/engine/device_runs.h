@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/session.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+
+// Runs on emulated GPUs (emulated_gpu.h) beside the same runs on the CPU.
+
+inline const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                     ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
+                                     ShardingStrategy::kFullShard};
+inline constexpr ShardingStrategy kThree[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
+                                              ShardingStrategy::kFullShard};
+inline constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true};
+
+/// More steps than may be in flight.
+TrainOptions short_run();
+
+/// Clips.
+Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
+
+/// A schedule whose place counts, and with fp16 steps that are skipped.
+Strategy scheduled(ShardingStrategy kind, DType dtype);
+
+/// What a run left, and what each of its steps told.
+struct Told {
+  std::vector<StepResult> steps;
+  Values values, averages;
+};
+Told told_by(Session& session, std::vector<StepResult> steps);
+void expect_same(const Told& got, const Told& wanted, const std::string& what);
+
+/// Rank 0's.
+Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body);
+
+/// `body` on ranks with GPUs, in each of the ways in which they can be joined. `what`: of the case.
+void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
+
+/// Trains steps [begin, end).
+std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);
+
+/// Saves after 6 steps.
+Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder);
+/// Goes on from there, in an Engine that has trained something else. `inexact`: LoadedCheckpoint's, of rank 0.
+Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                           std::vector<std::string>& inexact);
+
+}  // namespace tessera::testing

@@ -327,8 +327,8 @@ void Engine::State::begin_backward() {
   hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
   reducer->use_methods(attempts >= strategy.compression.start_step, attempts + 1);
+  if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // of what backward changes
   if (updates_in_backward()) {
-    settle_commit();
     reducer->begin_round(digest_of_gathers(log->entries()));
   }
   if (microbatch + 1 == strategy.gradient_accumulation) step->expect_update(reducer->order());

@@ -44,7 +44,7 @@ struct DeviceDecision {
 /// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
-  RuleNumbers numbers;
+  RuleNumbers numbers;        ///< of parameters in no group
   double microbatches = 1.0;  ///< ranks * microbatches of a step
   double max_norm = 0.0;      ///< gradient_clipping; 0: none
   LossScaleRule loss_scale;
@@ -60,23 +60,32 @@ struct StepGroup {
   std::uint32_t first_parameter = 0, parameters = 0;
 };
 
+/// Numbers of a parameter group (OptimizerConfig::groups).
+struct GroupNumbers {
+  RuleNumbers numbers;
+  double lr_ratio = 1.0;  ///< of everybody's rate
+};
+
 /// Where the data of a step is. All pointers are to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< of the norm: all parameters of the module, in order of registration
   std::size_t message_bytes = 0, sums_offset = 0;
   // Written once.
-  const StepGroup* group = nullptr;           ///< [groups]
-  const std::int32_t* part_ranks = nullptr;   ///< whose gradient parts make up the whole, in their order
-  const NormLink* links = nullptr;            ///< NormTotals
-  const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
+  const StepGroup* group = nullptr;             ///< [groups]
+  const std::int32_t* part_ranks = nullptr;     ///< whose gradient parts make up the whole, in their order
+  const NormLink* links = nullptr;              ///< NormTotals
+  const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
+  const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
+  const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
   // Of each step.
+  const double* group_lr = nullptr;     ///< [parameter groups]: a rate set by hand, or NaN
   const std::byte* messages = nullptr;  ///< [ranks][message_bytes]
   double* link_scratch = nullptr;       ///< as many as links
   double* squares = nullptr;            ///< [tensors]: of its summed, unscaled gradient
   double* sum_of_squares = nullptr;     ///< [1]
   std::uint8_t* used = nullptr;         ///< [parameters]: by any rank
-  std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, and as often
+  std::uint8_t* is_uniform = nullptr;   ///< [groups]: all parameters used, as often, with the same numbers
   RuleConstants* constants = nullptr;   ///< [parameters]
   // What stays from step to step.
   std::int64_t* steps = nullptr;       ///< [parameters]: applied

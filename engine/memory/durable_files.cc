@@ -145,6 +145,10 @@ void DurableFiles::protect(StateRecords& records, const std::string& kind) const
   });
 }
 
+std::int64_t kept_gradient_bytes(const MemoryPlan& plan) {
+  return plan.use()[MemoryCategory::kFeedback] - 4 * plan.method_work_numel();
+}
+
 void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                                const std::vector<std::unique_ptr<Unit>>& units) {
   for (const auto& unit : units) {
@@ -156,6 +160,9 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) {
     if (arena->taken() > 0) pieces_.push_back({arena->data(), static_cast<std::size_t>(arena->taken())});
   }
+  const std::int64_t kept = kept_gradient_bytes(plan);  // behind what reductions use by turns
+  if (kept > 0)
+    pieces_.push_back({memory.feedback.data() + memory.feedback.bytes() - kept, static_cast<std::size_t>(kept)});
   if (memory.parameter_records) kinds_.push_back({"parameters", memory.parameter_records});
   if (memory.state_records) kinds_.push_back({"states", memory.state_records});
   for (const Kind& kind : kinds_) {

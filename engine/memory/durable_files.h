@@ -26,6 +26,9 @@ namespace tessera {
 
 struct TrainingMemory;
 
+/// Of what reductions keep of gradients from step to step (MemoryCategory::kFeedback), which backward changes.
+std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
+
 /// What says which bytes of a rank's memory and records are whose: of runs where it is the same, one can go on with the other's commits.
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);

@@ -45,6 +45,10 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
       {"records", {input.offload.record_bytes, input.offload.cache_bytes}},
       {"optimizer", {name_of(strategy.optimizer.type), strategy.ema.decay > 0}},
       {"directories", strategy.offload.paths}};
+  if (kept_gradient_bytes(plan) > 0) {
+    json["kept_gradients"] = {input.compression.power_sgd_rank, input.compression.top_k > 0,
+                              input.compressed_shard_part, input.compressed_replicate_part};
+  }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));
   }

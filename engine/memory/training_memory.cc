@@ -482,11 +482,6 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
         "/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" out, or train "
         "on the CPU (comm.transport \"host\" or \"gloo\")");
   }
-  if (scene.is_queued && !strategy.optimizer.groups.empty()) {
-    throw Error(ExitCode::kConfig,
-                "/optimizer/groups: a GPU updates all parameters with the same numbers as yet. hint: leave \"groups\" "
-                "out, or train on the CPU (comm.transport \"host\" or \"gloo\")");
-  }
   const OptimizerType type = strategy.optimizer.type;
   if (scene.is_queued && (updates_whole_tensors(type) || type == OptimizerType::kOwn || adapts_layers(type))) {
     throw Error(ExitCode::kConfig, "/optimizer/type: " + name_of(type) +

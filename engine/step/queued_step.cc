@@ -51,6 +51,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       device_(accelerator.device),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       publisher_(plan, axes, accelerator.device.waits),
+      rates_(strategy.optimizer),
       stream_(stream_of(plan, memory, kernels_)),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())) {
@@ -60,7 +61,6 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
-  request_.base_lr = strategy.optimizer.lr;
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
   for_each_trainable(units, [&](FlatGroup& group) {
     DeviceRun run;
@@ -73,6 +73,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
+  fill_group_numbers();
   plan_norm();
 }
 
@@ -122,6 +123,7 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
     slot.message = kernels_.pinned_memory(sums_offset_);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(parameters_);
+    slot.rates = kernels_.pinned_memory(rates_.all().size_bytes());
   }
 }
 
@@ -160,6 +162,27 @@ void QueuedStep::fill_tables() {
   t.steps = take<std::int64_t>(parameters_);
 }
 
+/// Of parameter groups (OptimizerConfig::groups), where there are some.
+void QueuedStep::fill_group_numbers() {
+  const std::vector<ParameterGroup>& parameter_groups = strategy_.optimizer.groups;
+  if (parameter_groups.empty()) return;
+  std::vector<GroupNumbers> numbers;
+  for (const ParameterGroup& group : parameter_groups) {
+    const RuleOptimizer rules(config_of(strategy_.optimizer, group), strategy_.ema);
+    numbers.push_back({rules.numbers(), group.lr_ratio});
+  }
+  static_assert(FlatParameter::kNoGroup + 1 == 0);
+  std::vector<std::uint32_t> number;
+  for (const Group& g : groups_) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      number.push_back(static_cast<std::uint32_t>(parameter.group + 1));
+    }
+  }
+  tables_.group_numbers = put<GroupNumbers>(numbers);
+  tables_.group_number = put<std::uint32_t>(number);
+  tables_.group_lr = group_lr_ = take<double>(numbers.size());
+}
+
 /// Prepares the sums of the norm: which elements this rank adds up in each step. The sums go into its message.
 void QueuedStep::plan_norm() {
   std::vector<NormBuffer> buffers;
@@ -178,8 +201,9 @@ void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
   loss_.add_(loss.detach().reshape({1}).to(at::kDouble).div(static_cast<double>(microbatches)));
 }
 
-double QueuedStep::lr(std::optional<std::size_t>) const {
-  return request_.base_lr * lr_ratio_at(strategy_.lr_schedule, applied());
+double QueuedStep::lr(std::optional<std::size_t> group) const {
+  const double everybodys = rates_.everybodys() * lr_ratio_at(strategy_.lr_schedule, applied());
+  return rates_.of(everybodys, group.value_or(FlatParameter::kNoGroup));
 }
 
 void QueuedStep::swap_averages() {
@@ -283,7 +307,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
 }
 
 /// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
-/// parameter that got a gradient. It lies behind the loss, which the device adds up.
+/// parameter that got a gradient, and rates of groups. It lies behind the loss, which the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.tokens = local.tokens;
@@ -296,14 +320,21 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehindLoss = sizeof header.loss;
-  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
-  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
+  std::vector<DeviceKernels::UploadPiece> pieces = {
+      {message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss}};
+  if (group_lr_) {
+    const std::span<const double> rates = rates_.all().subspan(1);
+    std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
+    pieces.push_back({group_lr_, slot.rates.get(), rates.size_bytes()});
+  }
+  uploaded_ = kernels_.upload(pieces, messages_read_.get());
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
 /// sends the ratio for every possible number.
 StepRequest QueuedStep::request() const {
   StepRequest request = request_;
+  request.base_lr = rates_.everybodys();
   for (int more = 0; more <= kMostStepsInFlight; ++more) {
     const std::int64_t applied = std::max<std::int64_t>(0, steps_ - request_.known_skipped - more);
     request.lr_ratios[more] = lr_ratio_at(strategy_.lr_schedule, resumed_at_ + applied);
@@ -314,7 +345,7 @@ StepRequest QueuedStep::request() const {
 StepProgress QueuedStep::progress() const {
   wait_for_all();
   const DeviceDecision decision = latest();
-  StepProgress progress{decision.applied, decision.scaler, {}, {request_.base_lr}};
+  StepProgress progress{decision.applied, decision.scaler, {}, {rates_.all().begin(), rates_.all().end()}};
   std::vector<std::int64_t> counts(parameters_);
   fetch_state(counts.data(), tables_.steps, bytes_of_counts(counts), device_.device);
   auto count = counts.begin();
@@ -343,7 +374,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   resumed_at_ = progress.applied;
   request_.known_skipped = steps_ = 0;
   for (InFlight& slot : ring_) slot.outcome.reset();
-  if (!progress.rates.empty()) request_.base_lr = progress.rates.front();
+  if (!progress.rates.empty()) rates_.restore(progress.rates);
 }
 
 void QueuedStep::wait_for_all() const {

@@ -12,6 +12,7 @@
 #include "engine/memory/state_stream.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/learning_rates.h"
 #include "engine/step/publisher.h"
 #include "engine/step/step.h"
 #include "engine/step/step_agreement.h"
@@ -50,7 +51,7 @@ class QueuedStep final : public Step {
   void update(Unit&, std::span<const char>, bool) override;
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
-  void set_lr(double lr, std::optional<std::size_t>) override { request_.base_lr = lr; }  // without groups
+  void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
   double lr(std::optional<std::size_t>) const override;
   void swap_averages() override;
   void forget_losses() override;
@@ -73,6 +74,7 @@ class QueuedStep final : public Step {
   };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
+    std::shared_ptr<std::byte> rates;              ///< pinned: StepTables::group_lr
     std::shared_ptr<std::byte> used;               ///< pinned: the flags of AgreedStep::used, which come back too
     std::shared_ptr<DeviceKernels::Mark> used_arrived;
     std::shared_ptr<StepOutcome> outcome;  ///< of the step that last used them
@@ -85,6 +87,7 @@ class QueuedStep final : public Step {
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
+  void fill_group_numbers();
   void plan_norm();
   DeviceRun run_of(const Group& group, const StateView& view) const;
   template <class Launch>
@@ -108,6 +111,8 @@ class QueuedStep final : public Step {
   const bool scales_loss_;
   Publisher publisher_;
   StepRequest request_;  ///< but for what changes from step to step
+  LearningRates rates_;
+  double* group_lr_ = nullptr;  ///< StepTables::group_lr
   std::vector<Group> groups_;
   std::unique_ptr<StateStream> stream_;        ///< null where all state is in the device's memory
   Direction direction_ = Direction::kForward;  ///< of the next pass over records in files

@@ -68,6 +68,20 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
   return v;
 }
 
+/// The parameter's constants, with the numbers and the rate of its group.
+__device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
+  const std::uint32_t number = t.group_number ? t.group_number[p] : 0;
+  if (number == 0) return rule_constants(request.rule, request.numbers, t.steps[p], static_cast<float>(lr));
+  const GroupNumbers& group = t.group_numbers[number - 1];
+  const double own = t.group_lr[number - 1];
+  const double rate = own == own ? own : lr * group.lr_ratio;
+  return rule_constants(request.rule, group.numbers, t.steps[p], static_cast<float>(rate));
+}
+
+__device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
+  return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
+}
+
 /// One thread block.
 __global__ void decide(StepRequest request, StepTables t) {
   const Verdict v = verdict_on(request, t);
@@ -88,7 +102,7 @@ __global__ void decide(StepRequest request, StepTables t) {
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
     if (!t.used[p]) continue;
     ++t.steps[p];
-    t.constants[p] = rule_constants(request.rule, request.numbers, t.steps[p], static_cast<float>(v.lr));
+    t.constants[p] = constants_of(request, t, p, v.lr);
   }
   __syncthreads();
   for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) t.is_uniform[g] = 1;
@@ -97,7 +111,7 @@ __global__ void decide(StepRequest request, StepTables t) {
     const StepGroup group = t.group[g];
     for (unsigned i = threadIdx.x; i < group.parameters; i += blockDim.x) {
       const unsigned p = group.first_parameter + i;
-      if (!t.used[p] || t.steps[p] != t.steps[group.first_parameter]) t.is_uniform[g] = 0;
+      if (!t.used[p] || !is_of_one_kind(t, p, group.first_parameter)) t.is_uniform[g] = 0;
     }
   }
 }

@@ -14,7 +14,8 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// folds the constants of each parameter:
 ///   norm = sqrt(sum_of_squares) * mean;  clip = max_norm > 0 ? min(1, max_norm / (norm + 1e-6)) : 1
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr), unless skipped
-/// with mean = 1 / (microbatches * loss scale) and the lr that belongs to the steps applied so far. Then moves the scale.
+/// with mean = 1 / (microbatches * loss scale) and the lr that belongs to the steps applied so far; of a parameter group its own numbers and
+/// its share of that lr, or its own. Then moves the scale.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
 /// The optimizer's pass over one run, in one launch: reads gradient, weights and states once and writes each once. The

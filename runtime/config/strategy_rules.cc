@@ -397,18 +397,6 @@ StrategyRule durable_dir_rule() {
           }};
 }
 
-StrategyRule durable_feedback_rule() {
-  return {{"/durable/every", "/compression/error_feedback", "/compression/power_sgd_rank", "/compression/top_k"},
-          "durable goes without what compression keeps from step to step.",
-          [](const Strategy& s) -> std::string {
-            const CompressionConfig& compression = s.compression;
-            const bool keeps = compression.error_feedback || compression.power_sgd_rank > 0 || compression.top_k > 0;
-            if (s.durable.every == 0 || !keeps) return "";
-            return "what rounding took from gradients is not committed yet: leave compression.error_feedback, "
-                   "power_sgd_rank and top_k out, or save checkpoints instead";
-          }};
-}
-
 /// What an update in backward cannot wait for, or cannot take back.
 StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why) {
@@ -470,7 +458,6 @@ const std::vector<StrategyRule>& strategy_rules() {
       rollback_rule(),
       durable_rollback_rule(),
       durable_dir_rule(),
-      durable_feedback_rule(),
       in_backward_rule(
           "/on_spike/action", "on_spike", [](const Strategy& s) { return s.on_spike.action != SpikeAction::kNone; },
           "the loss of all ranks is known only when backward has ended"),

@@ -432,6 +432,7 @@ void MemoryPlan::plan_gradient_records() {
 void MemoryPlan::plan_image() {
   if (!input_.is_durable) return;
   image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
+  image_bytes_ += use_[MemoryCategory::kFeedback] - 4 * method_work_numel_;
   for (const RecordPool& pool : {state_records_, parameter_records_}) image_bytes_ += pool.cached * pool.record_bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {

@@ -93,11 +93,12 @@ class Checkpoints : public Workplace {
     look({"verify", path("parts")});
     return died;
   }
-  /// A run in fp32 of steps of 12 samples, whatever the number of ranks.
+  /// A run in fp32 of steps of 12 samples, whatever the number of ranks. At ten times this rate the losses of 400 steps on 1, 2 and 3 ranks,
+  /// whose sums are made in other orders, are 20% apart; at this rate 5e-7.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
-    write_file(file, R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
+    write_file(file, R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.001},
                          "gradient_clipping": 1.0})");
     return (ranks > 1 ? launch(ranks) : Words{}) +
            train(file, metrics,
@@ -485,13 +486,13 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
     if (kill_some(job, up_to(2) > 0 && ranks > 1 ? up_to(ranks - 1) : -1)) {
       ++killed;
     } else {
-      expect_same_losses("parts.jsonl", "whole.jsonl", 0.01);
+      expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
       std::filesystem::remove_all(path("parts"));
     }
   }
   if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
   run(elastic_run(1 + up_to(2), all, "parts", "parts.jsonl"), 600);
-  expect_same_losses("parts.jsonl", "whole.jsonl", 0.01);
+  expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
 // The best one stays beside the newest, also where a later run goes on.

@@ -482,6 +482,85 @@ TEST(DeviceEngine, KeepsRatesSetByHandWhenItPlansAnew) {
   });
 }
 
+/// Vectors without decay, the head with other numbers, the rest.
+std::vector<ParameterGroup> three_kinds() {
+  ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0.0};
+  ParameterGroup head{.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .weight_decay = 0.3, .eps = 1e-2};
+  head.betas = {0.8, 0.95};
+  return {vectors, head};
+}
+
+/// Where no schedule does, rates are set by hand on the way, of one group and of all.
+Told trained_by_groups(const Mesh& mesh, const Strategy& strategy) {
+  Session session(mesh, strategy, kTwoBlocks);
+  std::vector<StepResult> steps = train(session, 0, 3);
+  const auto more = [&](std::size_t begin, std::size_t end) {
+    for (StepResult& step : train(session, begin, end)) steps.push_back(std::move(step));
+  };
+  const bool by_hand = strategy.lr_schedule.type == LrScheduleType::kManual;
+  if (by_hand) session.engine.set_lr("vectors", 0.02);
+  more(3, 9);
+  if (by_hand) {
+    session.engine.set_lr(0.003);
+    session.engine.set_lr("head", 0.0);
+    EXPECT_EQ(session.engine.lr("head"), 0.0);
+  }
+  more(9, 12);
+  EXPECT_EQ(session.engine.lr("vectors"), session.engine.lr());
+  return told_by(session, std::move(steps));
+}
+
+TEST(DeviceEngine, GroupsHaveTheirOwnNumbersAndRatesAsOnTheCpu) {
+  const std::pair<DType, StateDType> formats[] = {{DType::kF32, StateDType::kF32},
+                                                  {DType::kBF16, StateDType::kBF16},
+                                                  {DType::kBF16, StateDType::k8Bit},
+                                                  {DType::kF16, StateDType::kF32}};
+  for (const ShardingStrategy kind : kThree) {
+    for (const auto& [dtype, states] : formats) {
+      for (const bool by_hand : {false, true}) {
+        Strategy strategy = scheduled(kind, dtype);
+        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+        strategy.optimizer.groups = three_kinds();
+        strategy.optimizer.state_dtype = states;
+        const auto body = [&](const Mesh& mesh) { return trained_by_groups(mesh, strategy); };
+        const Told wanted = told_on({.ranks = 2}, body);
+        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+          expect_same(told_on(joined, body), wanted, name_of(kind) + ", states " + name_of(states) + " " + how);
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceEngine, RatesOfGroupsGoThroughACheckpointAsOnTheCpu) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+  strategy.lr_schedule.type = LrScheduleType::kManual;
+  strategy.optimizer.groups = three_kinds();
+  const auto trained = [&](const Mesh& mesh, const std::string& folder, bool goes_on) {
+    Session session(mesh, strategy, kTwoBlocks);
+    if (!goes_on) {
+      train(session, 0, 2);
+      session.engine.set_lr("head", 0.05);
+      save_checkpoint(session.engine, folder);
+    } else {
+      load_checkpoint(session.engine, folder);
+      EXPECT_EQ(session.engine.lr("head"), 0.05);
+    }
+    return told_by(session, train(session, 2, 5));
+  };
+  const TestFolder of_cpu;
+  const auto run = [&](const ThreadRanks& ranks, const std::string& folder, bool goes_on) {
+    return told_on(ranks, [&](const Mesh& mesh) { return trained(mesh, folder, goes_on); });
+  };
+  const Told wanted = run({.ranks = 2}, of_cpu.path().string(), false);
+  on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+    const TestFolder own;
+    expect_same(run(joined, own.path().string(), false), wanted, how);
+    expect_same(run(joined, own.path().string(), true), wanted, how + ": loaded");
+    expect_same(run(joined, of_cpu.path().string(), true), wanted, how + ": loaded what the CPU saved");
+  });
+}
+
 void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what) {
   const TestFolder of_cpu;
   std::vector<std::string> inexact;

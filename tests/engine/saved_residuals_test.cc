@@ -8,12 +8,14 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/saved_checkpoint.h"
 #include "tessera/checkpoint.h"
+#include "tessera/durable.h"
 #include "tests/engine/gradient_methods.h"
 #include "tests/support/test_folder.h"
 
@@ -150,6 +152,34 @@ TEST(SavedResiduals, AreTheMeanForOtherRanks) {
       }
       EXPECT_GT(size, 0) << from.name;
     }
+  }
+}
+
+// A commit has them too, while the next forward goes on.
+TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
+  for (const Kind& kind : kKinds) {
+    const TestFolder folder;
+    on_hosts(kind.ranks, kind.hosts, [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_for(kind.strategy, kind.adjust),
+                     durable = strategy_for(kind.strategy, [&](Strategy&s) {
+                       kind.adjust(s);
+                       s.durable = {.every = 1, .dir = folder.path().string()};
+                     });
+      const Values wanted = trained(mesh, strategy, kEnd);
+      const auto go_on = [&](std::size_t begin, std::size_t end) {
+        Session session(mesh, durable);
+        const std::optional<LoadedCheckpoint> resumed = resume_durable(session.engine);
+        require(resumed.has_value() == (begin > 0), "there is a commit");
+        require(session.engine.plan().use == session.engine.allocated(), "what is allocated is the plan");
+        for (std::size_t i = begin; i < end; ++i) {
+          session.train(i);
+          commit_durable(session.engine);
+        }
+        return session.values();
+      };
+      go_on(0, kSavedAt);
+      require(all_same_bits(go_on(kSavedAt, kEnd), wanted), std::string(kind.name) + " goes on with other bits");
+    });
   }
 }
 

@@ -343,6 +343,29 @@ TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   EXPECT_EQ(step.uniform.values()[1], 0);
 }
 
+TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
+  OptimizerConfig other = adamw();
+  other.beta1 = 0.8;
+  other.weight_decay = 0.3;
+  const RuleOptimizer optimizer(adamw()), others(other);
+  const Shared<GroupNumbers> numbers(std::vector<GroupNumbers>{{others.numbers(), 0.5}, {optimizer.numbers(), 1.0}});
+  const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2, 1, 1});
+  const Shared<double> rates(std::vector<double>{NAN, 0.25});
+  QueuedStep step({{0, 4}, {4, 2}});
+  step.tables.group_numbers = numbers.data();
+  step.tables.group_number = number.data();
+  step.tables.group_lr = rates.data();
+  step.decide(request_of(optimizer, 3e-4));
+  for (std::size_t p = 0; p < step.count; ++p) {
+    const RuleNumbers& own = number.values()[p] == 1 ? others.numbers() : optimizer.numbers();
+    const float lr = p == 0 ? 3e-4f : p == 3 ? 0.25f : static_cast<float>(3e-4 * 0.5);
+    const AdamConstants wanted = AdamRule::constants(own, 1, lr), got = step.constants.values()[p].adam;
+    EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
+  }
+  EXPECT_EQ(step.uniform.values()[0], 0);
+  EXPECT_EQ(step.uniform.values()[1], 1);
+}
+
 TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
   const LossScaleConfig config{.initial = 1024.0, .growth_interval = 2, .hysteresis = 2, .minimum = 300.0};
   LossScaler cpu(config);

@@ -25,14 +25,16 @@ TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
 /// A first moment: int8, the sign and a companded magnitude.
 template <class V>
 struct SignedBlockCode {
+  using Byte = std::int8_t;
+  static constexpr bool kIsOfRoot = false;
   using Code = Companding<V, 128>;
   using Float = typename V::Float;
   using Bits = typename V::Bits;
   using Int = typename V::Int;
 
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
-    const Int sign = code >> 31;  // 0 or -1
-    const Float magnitude = Code::decode((code ^ sign) - sign) * scale;
+    const Int minus = -code;
+    const Float magnitude = Code::decode(code > minus ? code : minus) * scale;
     return V::float_of(V::bits_of(magnitude) | (Bits(code) & 0x80000000u));
   }
   static TESSERA_ALWAYS_INLINE Bits encode(Float value, float inverse, Bits noise) {
@@ -47,6 +49,8 @@ struct SignedBlockCode {
 /// moment that vanished would blow a step up, while one that is kept too large only makes a step smaller.
 template <class V>
 struct RootBlockCode {
+  using Byte = std::uint8_t;
+  static constexpr bool kIsOfRoot = true;
   using Code = Companding<V, 256>;
   using Float = typename V::Float;
   using Bits = typename V::Bits;

@@ -18,9 +18,13 @@ namespace {
 /// `kLanes` fp32 numbers, or as many integers, in one register: 4 for SSE2 and other architectures, 8 for AVX2, 16 for
 /// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and
 /// mean what they mean for one number; what has no operator is below.
+///
+/// A loop takes kWidth elements at a time, a group of kVectors registers. With AVX2 that is two, which is a cache line of
+/// fp32, and what its instructions that pack and unpack numbers make of one register of 16-bit numbers.
 template <int kLanes>
 struct Simd {
-  static constexpr std::size_t kWidth = kLanes;
+  static constexpr int kVectors = kLanes == 8 ? 2 : 1;
+  static constexpr std::size_t kWidth = kLanes * kVectors;
   static constexpr std::uint16_t kAll = 0xffff;  // the lanes of AVX-512 instructions that are to be computed
 
   template <class T>
@@ -33,11 +37,29 @@ struct Simd {
   using Bits = Of<std::uint32_t>;
   using Int = Of<std::int32_t>;
 
-  /// The first `count` lanes from memory of any alignment, the rest zero. With a constant `count` of kWidth, as in
-  /// every loop's body, it is one instruction; only a loop's last call has fewer.
+  /// kWidth elements of 32 bits, register by register.
   template <class T>
-  static TESSERA_ALWAYS_INLINE Of<T> load(const T* from, std::size_t count) {
-    Of<T> lanes = {};
+  struct Group {
+    T registers[kVectors];
+    TESSERA_ALWAYS_INLINE T& operator[](int v) { return registers[v]; }
+    TESSERA_ALWAYS_INLINE const T& operator[](int v) const { return registers[v]; }
+  };
+  using FloatGroup = Group<Float>;
+  using BitGroup = Group<Bits>;
+  /// kWidth elements of 8 or 16 bits.
+  template <class T>
+  using Narrow = typename Simd<kLanes * kVectors>::template Of<T>;
+
+  /// The first `count` elements from memory of any alignment, the rest zero. With a constant `count` of kWidth, as in
+  /// every loop's body, it is one instruction a register; only a loop's last call has fewer.
+  static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
+    FloatGroup lanes = {};
+    for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&lanes[v], from + v * kLanes, 4 * lanes_of(v, count));
+    return lanes;
+  }
+  template <class T>
+  static TESSERA_ALWAYS_INLINE Narrow<T> load(const T* from, std::size_t count) {
+    Narrow<T> lanes = {};
     __builtin_memcpy(&lanes, from, count * sizeof(T));
     return lanes;
   }
@@ -45,70 +67,79 @@ struct Simd {
   /// A loop with divisions fills the processor's window before it sees the next lines; those of 2 and 1 bytes an
   /// element lose a third of their speed without this.
   template <class T>
-  static TESSERA_ALWAYS_INLINE Of<T> stream(const T* from, std::size_t count) {
+  static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     constexpr std::size_t kAheadBytes = 1024;
     __builtin_prefetch(reinterpret_cast<const char*>(from) + kAheadBytes);
     return load(from, count);
   }
+  static TESSERA_ALWAYS_INLINE void store(float* to, std::size_t count, const FloatGroup& lanes) {
+    for (int v = 0; v < kVectors; ++v) __builtin_memcpy(to + v * kLanes, &lanes[v], 4 * lanes_of(v, count));
+  }
   template <class T>
-  static TESSERA_ALWAYS_INLINE void store(T* to, std::size_t count, Of<T> lanes) {
+  static TESSERA_ALWAYS_INLINE void store(T* to, std::size_t count, Narrow<T> lanes) {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Integers of 8 or 16 bits to 32, with their sign if they have one; back, dropping high bits; integers to floats;
-  /// and back, dropping fractions. (The compiler's own conversions are right too, but take three instructions for one.)
-  static TESSERA_ALWAYS_INLINE Bits widen(Of<std::uint16_t> x) {
+  /// Integers of 8 bits to 32, with their sign if they have one; pairs of 16 bits to 32; back to 8 or 16, dropping high
+  /// bits; integers to floats; and back, dropping fractions. (The compiler's own conversions are right too, but take
+  /// three instructions for one.)
+  static TESSERA_ALWAYS_INLINE Group<Int> widen(Narrow<std::uint8_t> x) {
 #if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return Bits(_mm512_maskz_cvtepu16_epi32(kAll, __m256i(x)));
+    if constexpr (kLanes == 16) return {Int(_mm512_maskz_cvtepu8_epi32(kAll, __m128i(x)))};
 #endif
 #if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Bits(_mm256_cvtepu16_epi32(__m128i(x)));
+    if constexpr (kLanes == 8) return {Int(_mm256_cvtepu8_epi32(__m128i(x))), Int(_mm256_cvtepu8_epi32(last_half(x)))};
 #endif
-    return __builtin_convertvector(x, Bits);
+    if constexpr (kVectors == 1) return {__builtin_convertvector(x, Int)};
   }
-  static TESSERA_ALWAYS_INLINE Int widen(Of<std::int16_t> x) {
+  static TESSERA_ALWAYS_INLINE Group<Int> widen(Narrow<std::int8_t> x) {
 #if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return Int(_mm512_maskz_cvtepi16_epi32(kAll, __m256i(x)));
+    if constexpr (kLanes == 16) return {Int(_mm512_maskz_cvtepi8_epi32(kAll, __m128i(x)))};
 #endif
 #if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Int(_mm256_cvtepi16_epi32(__m128i(x)));
+    if constexpr (kLanes == 8) return {Int(_mm256_cvtepi8_epi32(__m128i(x))), Int(_mm256_cvtepi8_epi32(last_half(x)))};
 #endif
-    return __builtin_convertvector(x, Int);
+    if constexpr (kVectors == 1) return {__builtin_convertvector(x, Int)};
   }
-  static TESSERA_ALWAYS_INLINE Int widen(Of<std::uint8_t> x) {
+  static TESSERA_ALWAYS_INLINE BitGroup join(Narrow<std::uint16_t> high, Narrow<std::uint16_t> low) {
 #if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return Int(_mm512_maskz_cvtepu8_epi32(kAll, __m128i(x)));
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Int(_mm256_cvtepu8_epi32(eight_bytes(x)));
-#endif
-    return __builtin_convertvector(x, Int);
-  }
-  static TESSERA_ALWAYS_INLINE Int widen(Of<std::int8_t> x) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return Int(_mm512_maskz_cvtepi8_epi32(kAll, __m128i(x)));
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Int(_mm256_cvtepi8_epi32(eight_bytes(x)));
-#endif
-    return __builtin_convertvector(x, Int);
-  }
-  template <class T>
-  static TESSERA_ALWAYS_INLINE Of<T> narrow(Bits x) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16 && sizeof(T) == 2) return Of<T>(_mm512_maskz_cvtepi32_epi16(kAll, __m512i(x)));
-    if constexpr (kLanes == 16 && sizeof(T) == 1) return Of<T>(_mm512_maskz_cvtepi32_epi8(kAll, __m512i(x)));
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8 && sizeof(T) == 1) {
-      // The lowest byte of each number, to the front of each half; then the halves' fronts side by side.
-      const __m256i lowest = _mm256_set1_epi32(0x0c080400);
-      const __m256i fronts = _mm256_shuffle_epi8(__m256i(x), lowest);
-      const __m256i together = _mm256_permutevar8x32_epi32(fronts, _mm256_set_epi32(0, 0, 0, 0, 0, 0, 4, 0));
-      return __builtin_bit_cast(Of<T>, _mm_cvtsi128_si64(_mm256_castsi256_si128(together)));
+    if constexpr (kLanes == 16) {
+      return {Bits(_mm512_maskz_cvtepu16_epi32(kAll, __m256i(high))) << 16 |
+              Bits(_mm512_maskz_cvtepu16_epi32(kAll, __m256i(low)))};
     }
 #endif
-    return __builtin_convertvector(x, Of<T>);
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) {  // unpacking takes a quarter from each half, so the two in the middle change places
+      const __m256i highs = _mm256_permute4x64_epi64(__m256i(high), 0xd8);
+      const __m256i lows = _mm256_permute4x64_epi64(__m256i(low), 0xd8);
+      return {Bits(_mm256_unpacklo_epi16(lows, highs)), Bits(_mm256_unpackhi_epi16(lows, highs))};
+    }
+#endif
+    if constexpr (kVectors == 1)
+      return {__builtin_convertvector(high, Bits) << 16 | __builtin_convertvector(low, Bits)};
+  }
+  template <class T>
+  static TESSERA_ALWAYS_INLINE Narrow<T> narrow(const BitGroup& x) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16 && sizeof(T) == 2) return Narrow<T>(_mm512_maskz_cvtepi32_epi16(kAll, __m512i(x[0])));
+    if constexpr (kLanes == 16 && sizeof(T) == 1) return Narrow<T>(_mm512_maskz_cvtepi32_epi8(kAll, __m512i(x[0])));
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) {
+      // The second register's numbers beside the first one's; each half of the register in order; then the halves' parts.
+      const __m256i both = _mm256_blend_epi16(__m256i(x[0]), __m256i(x[1] << 16), 0xaa);
+      if constexpr (sizeof(T) == 2) {
+        const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
+        const __m256i halves = _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(order));
+        return Narrow<T>(_mm256_permute4x64_epi64(halves, 0xd8));
+      } else {
+        const __m256i halves = _mm256_shuffle_epi8(both, _mm256_set1_epi64x(0x0e0a06020c080400));
+        const __m256i bytes = _mm256_permutevar8x32_epi32(halves, _mm256_set_epi32(0, 0, 0, 0, 5, 1, 4, 0));
+        return Narrow<T>(_mm256_castsi256_si128(bytes));
+      }
+    }
+#endif
+    if constexpr (kVectors == 1) return __builtin_convertvector(x[0], Narrow<T>);
   }
   static TESSERA_ALWAYS_INLINE Float to_float(Int x) { return __builtin_convertvector(x, Float); }
   static TESSERA_ALWAYS_INLINE Int to_int(Float x) { return __builtin_convertvector(x, Int); }
@@ -155,13 +186,16 @@ struct Simd {
     return most;
   }
 
-#if defined(__AVX2__)
-
  private:
-  /// The compiler takes bytes of eight lanes one by one where it is not told.
+  /// Of a group's first `count` elements, those in register `v`.
+  static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
+    const std::size_t before = static_cast<std::size_t>(v) * kLanes;
+    return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
+  }
+#if defined(__AVX2__)
   template <class Bytes>
-  static TESSERA_ALWAYS_INLINE __m128i eight_bytes(Bytes x) {
-    return _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
+  static TESSERA_ALWAYS_INLINE __m128i last_half(Bytes x) {
+    return _mm_unpackhi_epi64(__m128i(x), __m128i(x));
   }
 #endif
 };

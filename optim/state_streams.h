@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "optim/block_codes.h"
+#include "optim/for_groups.h"
 #include "optim/rounding.h"
 #include "optim/rules/rule.h"
 #include "optim/simd.h"
@@ -15,117 +16,112 @@ namespace {
 
 // Where a loop's moments come from and go to, one type for each StateDType, made of the state's memory and of room for
 // the values of one block. A loop goes through blocks of kStateBlock elements; for each it calls
-//   open(i)                          i: the block's first element
-//   load(i, count)                   the values of elements i to i + count
-//   store(i, count, values, noise)   their new values; noise: 16 random bits an element, where kNoisyStore. RootBlockState
-//                                    takes their square roots
-// and then, where kEncodesBlocks, which is where a code needs the block's largest value,
-//   close(i)
-//   encode(i, count, noise)          for all elements of the block once more
+//   open(begin, end)           the block's elements
+//   load(i, count)             the values of elements i to i + count
+//   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
+// and then, where kIsNarrow, since a code may need the block's largest value,
+//   close(begin)
+//   encode(i, count, noise)    for all elements of the block once more; noise: 16 random bits an element
 
 template <class V>
 struct F32State {
-  static constexpr bool kNoisyStore = false;
-  static constexpr bool kEncodesBlocks = false;
+  static constexpr bool kIsNarrow = false, kKeepsRoot = false;
   float* data;
 
   explicit TESSERA_ALWAYS_INLINE F32State(const StateArgument& a, float*) : data(static_cast<float*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
+  TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t count) const {
     return V::stream(data + i, count);
   }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float values, typename V::Bits) const {
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, const typename V::FloatGroup& values) const {
     V::store(data + i, count, values);
+  }
+};
+
+/// A block's values, in fp32 and in the first cache.
+template <class V>
+struct BlockValues {
+  float* values;  ///< [kStateBlock]
+
+  TESSERA_ALWAYS_INLINE void keep(std::size_t i, const typename V::FloatGroup& kept) const {
+    V::store(values + i % kStateBlock, V::kWidth, kept);
+  }
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup kept(std::size_t i) const {
+    return V::load(values + i % kStateBlock, V::kWidth);
   }
 };
 
 /// bf16, rounded stochastically: a second moment moves by a thousandth a step, less than bf16 can resolve, and rounded
 /// to nearest it would stand still.
 template <class V>
-struct BF16State {
-  static constexpr bool kNoisyStore = true;
-  static constexpr bool kEncodesBlocks = false;
+struct BF16State : BlockValues<V> {
+  static constexpr bool kIsNarrow = true, kKeepsRoot = false;
   std::uint16_t* data;
 
-  explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float*)
-      : data(static_cast<std::uint16_t*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    return V::float_of(V::widen(V::stream(data + i, count)) << 16);
+  explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float* values)
+      : BlockValues<V>{values}, data(static_cast<std::uint16_t*>(a.data)) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t count) const {
+    const auto words = V::stream(data + i, count);
+    const typename V::BitGroup bits = V::join(words, decltype(words){});
+    typename V::FloatGroup values;
+    for (int v = 0; v < V::kVectors; ++v) values[v] = V::float_of(bits[v]);
+    return values;
   }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, typename V::Float values,
-                                   typename V::Bits noise) const {
-    V::store(data + i, count, V::template narrow<std::uint16_t>(bf16_stochastic(values, noise)));
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) const {
+    this->keep(i, values);
+  }
+  TESSERA_ALWAYS_INLINE void close(std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
+    const typename V::FloatGroup values = this->kept(i);
+    typename V::BitGroup rounded;
+    for (int v = 0; v < V::kVectors; ++v) rounded[v] = bf16_stochastic(values[v], noise[v]);
+    V::store(data + i, count, V::template narrow<std::uint16_t>(rounded));
   }
 };
 
-/// What the two kinds of 8-bit state share: a block's values, in fp32 until their largest is known.
+/// 8 bits, of the code `BlockCode`, with a scale a block. A block is decoded as a whole before the formula sees it:
+/// what a processor looks ahead is then enough for several elements' divisions, which decoding would fill.
 template <class V, class BlockCode>
-struct BlockValues {
-  static constexpr bool kNoisyStore = false;
-  static constexpr bool kEncodesBlocks = true;
+struct BlockState : BlockValues<V> {
+  static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
+  using Byte = typename BlockCode::Byte;
 
+  Byte* data;
   float* scales;
-  float* values;  ///< [kStateBlock]
-  float scale = 0.0f, inverse = 0.0f;
+  float inverse = 0.0f;
   typename V::Bits largest = {};
 
-  explicit TESSERA_ALWAYS_INLINE BlockValues(const StateArgument& a, float* values)
-      : scales(a.scales), values(values) {}
-  TESSERA_ALWAYS_INLINE void open(std::size_t i) {
-    scale = scales[i / kStateBlock];
+  explicit TESSERA_ALWAYS_INLINE BlockState(const StateArgument& a, float* values)
+      : BlockValues<V>{values}, data(static_cast<Byte*>(a.data)), scales(a.scales) {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t begin, std::size_t end) {
+    const float scale = scales[begin / kStateBlock];
+    for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+      const typename V::template Group<typename V::Int> codes = V::widen(V::stream(data + i, count));
+      typename V::FloatGroup decoded;
+      for (int v = 0; v < V::kVectors; ++v) decoded[v] = BlockCode::decode(codes[v], scale);
+      this->keep(i, decoded);
+    });
     largest = typename V::Bits{};
   }
-  TESSERA_ALWAYS_INLINE void keep(std::size_t i, typename V::Float kept) {
-    V::store(values + i % kStateBlock, V::kWidth, kept);
-    const typename V::Bits magnitude = V::bits_of(kept) & 0x7fffffffu;  // as integers NaN > infinity > finite
-    largest = magnitude > largest ? magnitude : largest;
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t) const { return this->kept(i); }
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) {
+    this->keep(i, values);
+    for (int v = 0; v < V::kVectors; ++v) {
+      const typename V::Bits magnitude = V::bits_of(values[v]) & 0x7fffffffu;  // as integers NaN > infinity > finite
+      largest = magnitude > largest ? magnitude : largest;
+    }
   }
-  TESSERA_ALWAYS_INLINE typename V::Float kept(std::size_t i) const {
-    return V::load(values + i % kStateBlock, V::kWidth);
-  }
-  TESSERA_ALWAYS_INLINE void close(std::size_t i) {
+  TESSERA_ALWAYS_INLINE void close(std::size_t begin) {
     const BlockScale next = block_scale<typename BlockCode::Code>(__builtin_bit_cast(float, V::largest(largest)));
-    scales[i / kStateBlock] = next.scale;
+    scales[begin / kStateBlock] = next.scale;
     inverse = next.inverse;
   }
-};
-
-template <class V>
-struct SignedBlockState : BlockValues<V, SignedBlockCode<V>> {
-  using Code = SignedBlockCode<V>;
-  using Base = BlockValues<V, Code>;
-  std::int8_t* data;
-
-  explicit TESSERA_ALWAYS_INLINE SignedBlockState(const StateArgument& a, float* values)
-      : Base(a, values), data(static_cast<std::int8_t*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    return Code::decode(V::widen(V::stream(data + i, count)), Base::scale);
-  }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, typename V::Float moment, typename V::Bits) {
-    Base::keep(i, moment);
-  }
-  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
-    V::store(data + i, count, V::template narrow<std::int8_t>(Code::encode(Base::kept(i), Base::inverse, noise)));
-  }
-};
-
-template <class V>
-struct RootBlockState : BlockValues<V, RootBlockCode<V>> {
-  using Code = RootBlockCode<V>;
-  using Base = BlockValues<V, Code>;
-  std::uint8_t* data;
-
-  explicit TESSERA_ALWAYS_INLINE RootBlockState(const StateArgument& a, float* values)
-      : Base(a, values), data(static_cast<std::uint8_t*>(a.data)) {}
-  TESSERA_ALWAYS_INLINE typename V::Float load(std::size_t i, std::size_t count) const {
-    return Code::decode(V::widen(V::stream(data + i, count)), Base::scale);
-  }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, typename V::Float root, typename V::Bits) {
-    Base::keep(i, root);
-  }
-  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, typename V::Bits noise) const {
-    V::store(data + i, count, V::template narrow<std::uint8_t>(Code::encode(Base::kept(i), Base::inverse, noise)));
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
+    const typename V::FloatGroup values = this->kept(i);
+    typename V::BitGroup codes;
+    for (int v = 0; v < V::kVectors; ++v) codes[v] = BlockCode::encode(values[v], inverse, noise[v]);
+    V::store(data + i, count, V::template narrow<Byte>(codes));
   }
 };
 
@@ -139,11 +135,11 @@ requires(kCode != StateCode::kExact) struct StateStreamOf<V, StateDType::kBF16, 
 };
 template <class V>
 struct StateStreamOf<V, StateDType::k8Bit, StateCode::kSigned> {
-  using Type = SignedBlockState<V>;
+  using Type = BlockState<V, SignedBlockCode<V>>;
 };
 template <class V>
 struct StateStreamOf<V, StateDType::k8Bit, StateCode::kRoot> {
-  using Type = RootBlockState<V>;
+  using Type = BlockState<V, RootBlockCode<V>>;
 };
 template <class V, StateDType kDType, StateCode kCode>
 using StateStream = typename StateStreamOf<V, kDType, kCode>::Type;

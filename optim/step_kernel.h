@@ -1,6 +1,7 @@
 #pragma once
 
 #include "optim/average_element.h"
+#include "optim/for_groups.h"
 #include "optim/rules/rules.h"
 #include "optim/scaled_gradient.h"
 #include "optim/state_streams.h"
@@ -13,17 +14,7 @@ namespace {
 // The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of each
 // other (but for the scale of an 8-bit block), and each operation is rounded on its own.
 
-#define TESSERA_INLINE_BODY __attribute__((always_inline))
-
-/// Calls `body(i, count)` for the elements [begin, end), a vector at a time; the last call may have fewer.
-template <class V, class Body>
-TESSERA_ALWAYS_INLINE void for_vectors(std::size_t begin, std::size_t end, const Body& body) {
-  std::size_t i = begin;
-  for (; i + V::kWidth <= end; i += V::kWidth) body(i, V::kWidth);
-  if (i < end) body(i, end - i);
-}
-
-/// The same by blocks of a state: `body(begin, end)`.
+/// Calls `body(begin, end)` for the blocks of a state.
 template <class Body>
 TESSERA_ALWAYS_INLINE void for_blocks(std::size_t numel, const Body& body) {
   constexpr std::size_t kBlock = kStateBlock;
@@ -33,9 +24,14 @@ TESSERA_ALWAYS_INLINE void for_blocks(std::size_t numel, const Body& body) {
 }
 
 template <class V>
-TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::size_t i) {
+TESSERA_ALWAYS_INLINE typename V::BitGroup noise_of(const StepArguments& a, std::size_t i) {
+  constexpr std::uint32_t kRegister = V::kWidth / V::kVectors;
   const std::uint32_t first = (a.first_element + static_cast<std::uint32_t>(i)) * kNoiseStride;
-  return noise_at(a.noise, V::lane_numbers() * kNoiseStride + first);
+  typename V::BitGroup noise;
+  for (int v = 0; v < V::kVectors; ++v) {
+    noise[v] = noise_at(a.noise, (V::lane_numbers() + kRegister * v) * kNoiseStride + first);
+  }
+  return noise;
 }
 
 /// The states of a rule from its `k`th on. The first one's noise is an element's low 16 random bits, the second's the high;
@@ -43,38 +39,38 @@ TESSERA_ALWAYS_INLINE typename V::Bits noise_of(const StepArguments& a, std::siz
 template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
 class States : public States<V, Rule, kDType, k + 1> {
  public:
-  using Float = typename V::Float;
-  using Bits = typename V::Bits;
+  using FloatGroup = typename V::FloatGroup;
+  using BitGroup = typename V::BitGroup;
+  using Elements = typename V::template Group<RuleElement<V, Rule::kStates>>;
   using Later = States<V, Rule, kDType, k + 1>;
   using Stream = StateStream<V, kDType, Rule::kCodes[k]>;
-  static constexpr bool kNoisyStore = Stream::kNoisyStore || Later::kNoisyStore;
-  static constexpr bool kEncodesBlocks = Stream::kEncodesBlocks || Later::kEncodesBlocks;
+  static constexpr bool kIsNarrow = Stream::kIsNarrow || Later::kIsNarrow;
 
   explicit TESSERA_ALWAYS_INLINE States(const StepArguments& a, float (*values)[kStateBlock])
       : Later(a, values), stream_(a.states[k], values[k]), is_kept_(a.states[k].data != nullptr) {}
 
-  TESSERA_ALWAYS_INLINE void open(std::size_t begin) {
-    if (is_kept()) stream_.open(begin);
-    Later::open(begin);
+  TESSERA_ALWAYS_INLINE void open(std::size_t begin, std::size_t end) {
+    if (is_kept()) stream_.open(begin, end);
+    Later::open(begin, end);
   }
-  TESSERA_ALWAYS_INLINE void load(std::size_t i, std::size_t count, Float* states) const {
-    states[k] = is_kept() ? stream_.load(i, count) : Float{};
+  TESSERA_ALWAYS_INLINE void load(std::size_t i, std::size_t count, FloatGroup* states) const {
+    states[k] = is_kept() ? stream_.load(i, count) : FloatGroup{};
     Later::load(i, count, states);
   }
-  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, const RuleElement<V, Rule::kStates>& next,
-                                   Bits noise) {
-    const bool keeps_root = Rule::kCodes[k] == StateCode::kRoot && Stream::kEncodesBlocks;
-    if (is_kept()) stream_.store(i, count, keeps_root ? next.root : next.states[k], own(noise));
-    Later::store(i, count, next, noise);
+  TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t count, const Elements& next) {
+    FloatGroup values;
+    for (int v = 0; v < V::kVectors; ++v) values[v] = Stream::kKeepsRoot ? next[v].root : next[v].states[k];
+    if (is_kept()) stream_.store(i, count, values);
+    Later::store(i, count, next);
   }
   TESSERA_ALWAYS_INLINE void close(std::size_t begin) {
-    if constexpr (Stream::kEncodesBlocks) {
+    if constexpr (Stream::kIsNarrow) {
       if (is_kept()) stream_.close(begin);
     }
     Later::close(begin);
   }
-  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, Bits noise) const {
-    if constexpr (Stream::kEncodesBlocks) {
+  TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const BitGroup& noise) const {
+    if constexpr (Stream::kIsNarrow) {
       if (is_kept()) stream_.encode(i, count, own(noise));
     }
     Later::encode(i, count, noise);
@@ -82,7 +78,11 @@ class States : public States<V, Rule, kDType, k + 1> {
 
  private:
   TESSERA_ALWAYS_INLINE bool is_kept() const { return !Rule::kOptional[k] || is_kept_; }
-  static TESSERA_ALWAYS_INLINE Bits own(Bits noise) { return k == 0 ? noise & 0xffffu : noise >> 16; }
+  static TESSERA_ALWAYS_INLINE BitGroup own(const BitGroup& noise) {
+    BitGroup mine;
+    for (int v = 0; v < V::kVectors; ++v) mine[v] = k == 0 ? noise[v] & 0xffffu : noise[v] >> 16;
+    return mine;
+  }
 
   Stream stream_;
   const bool is_kept_;
@@ -91,55 +91,78 @@ class States : public States<V, Rule, kDType, k + 1> {
 template <class V, class Rule, StateDType kDType, int k>
 class States<V, Rule, kDType, k, true> {
  public:
-  using Float = typename V::Float;
-  static constexpr bool kNoisyStore = false;
-  static constexpr bool kEncodesBlocks = false;
+  static constexpr bool kIsNarrow = false;
 
   explicit TESSERA_ALWAYS_INLINE States(const StepArguments&, float (*)[kStateBlock]) {}
-  TESSERA_ALWAYS_INLINE void open(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE void load(std::size_t, std::size_t, Float*) const {}
-  TESSERA_ALWAYS_INLINE void store(std::size_t, std::size_t, const RuleElement<V, Rule::kStates>&,
-                                   typename V::Bits) const {}
+  TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void load(std::size_t, std::size_t, typename V::FloatGroup*) const {}
+  TESSERA_ALWAYS_INLINE void store(std::size_t, std::size_t,
+                                   const typename V::template Group<RuleElement<V, Rule::kStates>>&) const {}
   TESSERA_ALWAYS_INLINE void close(std::size_t) const {}
-  TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, typename V::Bits) const {}
+  TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, const typename V::BitGroup&) const {}
 };
 
-/// Moves a vector's averages, where there are some.
+/// Moves a group's averages, where there are some.
 template <class V>
-TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std::size_t count, typename V::Float before,
-                                   typename V::Float after) {
+TESSERA_ALWAYS_INLINE void average(const AverageArgument& a, std::size_t i, std::size_t count,
+                                   const typename V::FloatGroup& before, const typename V::FloatGroup& after) {
   if (a.values == nullptr) return;
-  const typename V::Float old = V::stream(a.values + i, count);
-  V::store(a.values + i, count, average_element(old, before, after, a.share, a.begins));
+  typename V::FloatGroup values = V::stream(a.values + i, count);
+  for (int v = 0; v < V::kVectors; ++v) values[v] = average_element(values[v], before[v], after[v], a.share, a.begins);
+  V::store(a.values + i, count, values);
 }
 
+/// The rule's formula for a group.
+template <class V, class Rule>
+TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> elements(
+    const typename Rule::Constants& c, const StepArguments& a, const typename V::FloatGroup& gradient,
+    const typename V::FloatGroup& weight, const typename V::FloatGroup* states) {
+  typename V::template Group<RuleElement<V, Rule::kStates>> next;
+  for (int v = 0; v < V::kVectors; ++v) {
+    typename V::Float old[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; ++k) old[k] = states[k][v];
+    const auto g = scaled_gradient(gradient[v], a.gradient_scale, a.clip_value);
+    next[v] = Rule::template element<V>(c, g, weight[v], old);
+  }
+  return next;
+}
+
+/// A block is gone through twice where something is narrow: the formula leaves new values in the first cache, and what
+/// makes them narrow takes them from there. A processor looks ahead a few hundred instructions; in one loop with the
+/// rounding, these would hold too few of the formula's square roots and divisions to keep it busy.
 template <class V, class Rule, class Weights, StateDType kDType>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
-  using Float = typename V::Float;
-  using Bits = typename V::Bits;
+  using FloatGroup = typename V::FloatGroup;
   using AllStates = States<V, Rule, kDType, 0>;
+  constexpr bool kIsNarrow = Weights::kIsNarrow || AllStates::kIsNarrow;
   const typename Rule::Constants c = constants;
   const StepArguments a = arguments;
-  alignas(64) float values[Rule::kStates][kStateBlock];
+  alignas(64) float values[Rule::kStates][kStateBlock], new_weights[kStateBlock];
+  const BlockValues<V> block{new_weights};
   const Weights weights(a);
   AllStates states(a, values);
 
   for_blocks(a.numel, [&](std::size_t begin, std::size_t end) TESSERA_INLINE_BODY {
-    states.open(begin);
-    for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-      const Float weight = weights.load(i, count);
-      const Float gradient = scaled_gradient(V::stream(a.gradient + i, count), a.gradient_scale, a.clip_value);
-      Float old[Rule::kStates];
+    states.open(begin, end);
+    for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+      const FloatGroup weight = weights.load(i, count), gradient = V::stream(a.gradient + i, count);
+      FloatGroup old[Rule::kStates], moved;
       states.load(i, count, old);
-      const RuleElement<V, Rule::kStates> next = Rule::template element<V>(c, gradient, weight, old);
-      weights.store(i, count, next.weight);
-      average<V>(a.average, i, count, weight, next.weight);
-      states.store(i, count, next, AllStates::kNoisyStore ? noise_of<V>(a, i) : Bits{});
+      const auto next = elements<V, Rule>(c, a, gradient, weight, old);
+      for (int v = 0; v < V::kVectors; ++v) moved[v] = next[v].weight;
+      if constexpr (kIsNarrow) {
+        block.keep(i, moved);
+      } else {
+        weights.store(i, count, moved);
+      }
+      average<V>(a.average, i, count, weight, moved);
+      states.store(i, count, next);
     });
-    if constexpr (AllStates::kEncodesBlocks) {
+    if constexpr (kIsNarrow) {
       states.close(begin);
-      for_vectors<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-        states.encode(i, count, noise_of<V>(a, i));
+      for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+        weights.store(i, count, block.kept(i));
+        if constexpr (AllStates::kIsNarrow) states.encode(i, count, noise_of<V>(a, i));
       });
     }
   });
@@ -149,7 +172,7 @@ template <class V, class Weights>
 void read_loop(const StepArguments& arguments, float* masters) {
   const StepArguments a = arguments;
   const Weights weights(a);
-  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+  for_groups<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
     V::store(masters + i, count, weights.load(i, count));
   });
 }
@@ -158,8 +181,8 @@ template <class V, class Weights>
 void assign_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
   const Weights weights(a);
-  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-    const typename V::Float before = weights.load(i, count), after = V::stream(a.gradient + i, count);
+  for_groups<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const typename V::FloatGroup before = weights.load(i, count), after = V::stream(a.gradient + i, count);
     weights.store(i, count, after);
     average<V>(a.average, i, count, before, after);
   });
@@ -169,8 +192,8 @@ template <class V, class Weights>
 void average_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
   const Weights weights(a);
-  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-    const typename V::Float weight = weights.load(i, count);
+  for_groups<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const typename V::FloatGroup weight = weights.load(i, count);
     average<V>(a.average, i, count, weight, weight);
   });
 }
@@ -179,8 +202,8 @@ template <class V, class Weights>
 void swap_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
   const Weights weights(a);
-  for_vectors<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-    const typename V::Float weight = weights.load(i, count);
+  for_groups<V>(0, a.numel, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const typename V::FloatGroup weight = weights.load(i, count);
     weights.store(i, count, V::stream(a.average.values + i, count));
     V::store(a.average.values + i, count, weight);
   });
@@ -258,8 +281,6 @@ inline constexpr StepLoops kStepLoops = {
     assign_weights<V>,
     average_weights<V>,
     swap_weights<V>};
-
-#undef TESSERA_INLINE_BODY
 
 }  // namespace
 }  // namespace tessera

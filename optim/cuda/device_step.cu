@@ -127,15 +127,11 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// A code, with the byte that it is kept in.
+/// The 8-bit code of a kind of state.
 template <StateCode kCode>
-struct CodeOf : SignedBlockCode<ScalarLane> {
-  using Byte = std::int8_t;
-};
+struct CodeOf : SignedBlockCode<ScalarLane> {};
 template <>
-struct CodeOf<StateCode::kRoot> : RootBlockCode<ScalarLane> {
-  using Byte = std::uint8_t;
-};
+struct CodeOf<StateCode::kRoot> : RootBlockCode<ScalarLane> {};
 
 /// `body.template operator()<k>()` for the states of a rule.
 template <class Rule, int k = 0, class Body>

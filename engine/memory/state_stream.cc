@@ -1,6 +1,7 @@
 #include "engine/memory/state_stream.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
@@ -76,6 +77,21 @@ void StateStream::settle() {
   if (settled_ == uses_) return;
   back_[slot_of(uses_ - 1)]->wait();
   settled_ = uses_;
+}
+
+double StateStream::measure(std::int64_t least_bytes) {
+  made_->wait();
+  settle();
+  const std::int64_t before = streamed_bytes_;
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::int64_t record = 0; record < records_->records() && streamed_bytes_ - before < least_bytes; ++record) {
+    pass_through(record, [](std::byte*) {});
+  }
+  settle();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const std::int64_t bytes = streamed_bytes_ - before;
+  streamed_bytes_ = before;
+  return static_cast<double>(bytes) / taken.count();
 }
 
 }  // namespace tessera

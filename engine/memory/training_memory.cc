@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <utility>
 
 #include "engine/memory/durable_files.h"
 #include "engine/memory/gradient_records.h"
@@ -190,6 +192,20 @@ std::shared_ptr<StateRecords> make_host_tier(NewRecords records, const RecordPoo
   return logged(std::make_shared<StateRecords>(value_or_throw(HostTier::create(options)), /*read_ahead=*/0), rank);
 }
 
+/// Memory that a GPU copies from and to. Throws tessera::Error (71) where the host has not so much of it.
+AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank) {
+  return [&kernels, rank](std::size_t bytes) {
+    try {
+      return kernels.pinned_memory(bytes);
+    } catch (const std::runtime_error& error) {
+      throw Error(ExitCode::kOsResource,
+                  c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
+                           " of pinned memory of the host for masters and moments: ", error.what(),
+                           ". hint: a smaller \"fraction\" of them, or the tier \"nvme\", needs less of it"));
+    }
+  };
+}
+
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
                                                  const std::vector<std::unique_ptr<Unit>>& units,
                                                  const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
@@ -201,8 +217,7 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  AlignedMemory::Give give;
-  if (kernels) give = [kernels](std::size_t bytes) { return kernels->pinned_memory(bytes); };
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank) : nullptr;
   auto records = pool.pinned_bytes > 0
                      ? make_host_tier(std::move(added), pool, rank, give)
                      : make_tier(std::move(added), pool, plan.input().offload, paths, rank, durable, "states", give);

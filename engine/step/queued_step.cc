@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "engine/memory/host_view.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/gradient_norm.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
@@ -75,6 +78,18 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   fill_tables();
   fill_group_numbers();
   plan_norm();
+  if (stream_ && !stream_->are_in_files()) report_speed();
+}
+
+/// For people who weigh a smaller fraction against its memory.
+void QueuedStep::report_speed() const {
+  constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
+  const double bytes_per_second = stream_->measure(kMeasuredBytes);  // on all ranks, which may share the bus
+  if (axes_->world->rank() != 0) return;
+  const std::int64_t streamed = plan_.streamed_bytes();
+  log_info("masters and moments in host memory are streamed at " +
+           format_bytes(static_cast<std::int64_t>(bytes_per_second)) + "/s each way, measured now: a step takes " +
+           std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));
 }
 
 /// As the group's own, but over the view's elements.

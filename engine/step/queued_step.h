@@ -93,6 +93,7 @@ class QueuedStep final : public Step {
   template <class Launch>
   void pass_over_runs(const Launch& launch);
   void announce_records();
+  void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
   template <class T>

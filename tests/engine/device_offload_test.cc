@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -12,17 +13,21 @@
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
+#include "offload/fault_plan.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
 #include "tessera/safetensors.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/session.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 /// Where a GPU's state lies.
@@ -166,6 +171,19 @@ TEST(DeviceOffload, StepsEveryRuleAsTheCpuDoes) {
   }
 }
 
+/// They use the same queues.
+TEST(DeviceOffload, GoesBesideActivationsInHostMemory) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 2);
+  const TrainOptions options = wide_run();
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
+  const EmulatedGpus gpus;
+  strategy.offload.activations = Tier::kHost;
+  strategy.offload.activations_min_bytes = 1;
+  for (const Tiered& tiered : kTiered) {
+    expect_same_bits(train_on_threads(late({.ranks = 2}), below(strategy, tiered), options), on_cpu, name_of(tiered));
+  }
+}
+
 /// In the device's memory, its slots and what stays there; in the host's, all records or those under way.
 TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
   const EmulatedGpus gpus;
@@ -198,6 +216,18 @@ TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
       });
     }
   }
+}
+
+TEST(DeviceOffload, SaysHowFastRecordsGoThroughTheGpu) {
+  const EmulatedGpus gpus;
+  const std::string said = stderr_of([] {
+    run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
+      const Session session(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllOnHost), kWide);
+      EXPECT_EQ(session.engine.traffic().streamed_bytes, 0) << "what is measured is none of a step's";
+    });
+  });
+  EXPECT_THAT(said,
+              ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
 }
 
 /// What lies in the host's memory does not count.
@@ -337,6 +367,25 @@ TEST(DeviceOffload, ImportsSafetensorsAsTheCpuDoes) {
       return told_by(session, train(session, 3, 6));
     };
     expect_same(told_on(late({.ranks = 2}), body), wanted, name_of(tiered));
+  }
+}
+
+/// In set-up, in a step, and where a record that the GPU gave back is written.
+TEST(DeviceOffload, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
+  const EmulatedGpus gpus;
+  for (const std::int64_t nth : {2, 30, 75, 120}) {
+    const ScopedFaults faults({{.site = FaultSite::kCqe, .nth = nth, .action = FaultAction::kErrno, .number = EIO}});
+    try {
+      run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
+        trained(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllOnNvme), 8, kWide);
+      });
+      FAIL() << nth << ": no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kIo) << error.message();
+      EXPECT_THAT(error.message(),
+                  ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"), HasSubstr("(parameter ")))
+          << nth;
+    }
   }
 }
 

@@ -197,6 +197,7 @@ TEST_F(Checkpoints, ARunKilledAtAnyMomentGoesOnWithTheSameBits) {
     saves_beside_training_ = !saves_beside_training_;
     Program job(run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", "3", "--keep", "2"}), path("job"));
     wait_for(job, path("parts.jsonl"), "\"step\":" + std::to_string(at) + ",");
+    ASSERT_TRUE(job.wait_for_rank(1, 60)) << job.out() << job.err();  // the run before may have written that step
     for (const pid_t pid : job.descendants()) {
       if (kill(pid, SIGKILL) == 0) ++kills;
     }

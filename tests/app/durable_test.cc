@@ -54,6 +54,7 @@ class DurableSteps : public Workplace {
       ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << job.out() << job.err();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+    ASSERT_TRUE(job.wait_for_rank(1, 60)) << job.out() << job.err();  // the run before may have written that step
   }
   void kill_all(Program& job) const {
     const std::vector<pid_t> processes = job.descendants();

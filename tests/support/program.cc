@@ -150,6 +150,15 @@ pid_t Program::rank_pid(int rank) const {
   return 0;
 }
 
+bool Program::wait_for_rank(int rank, double seconds) const {
+  const auto start = std::chrono::steady_clock::now();
+  while (rank_pid(rank) == 0) {
+    if (std::chrono::steady_clock::now() - start > std::chrono::duration<double>(seconds)) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
 Ended run_program(const std::vector<std::string>& command, const std::string& folder, double seconds,
                   const std::map<std::string, std::string>& environment) {
   return Program(command, folder, environment).wait(seconds);

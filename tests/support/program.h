@@ -34,6 +34,8 @@ class Program {
   std::string err() const;
   /// Living processes below this one that `tessera launch` started as `rank`; 0: none.
   pid_t rank_pid(int rank) const;
+  /// Waits until that process runs. False: it did not within `seconds`.
+  bool wait_for_rank(int rank, double seconds) const;
   /// Living processes below this one, at any depth, this one not counted.
   std::vector<pid_t> descendants() const;
 

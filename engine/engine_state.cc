@@ -8,6 +8,7 @@
 #include "engine/activations/offload_activations.h"
 #include "engine/background_save.h"
 #include "engine/first_values.h"
+#include "engine/memory/gradient_records.h"
 #include "engine/memory/kept_group.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"

@@ -2,6 +2,7 @@
 
 #include "tests/engine/gradient_methods.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -4,13 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <limits>
 
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/checkpoint.h"
 
 namespace tessera::testing {
 namespace {

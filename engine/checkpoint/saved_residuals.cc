@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "runtime/base/status.h"
 
@@ -11,39 +13,35 @@ namespace {
 
 using Residual = KeptGradients::Residual;
 
-std::string word_of(const Residual& residual, std::int64_t rank) {
-  return of_rank(residual.of_replicas ? kReplicaResidual : kResidual, rank);
-}
-
 /// What of a residual is one parameter's.
 struct Part {
-  const std::string& name;  ///< of the parameter
-  Extent elements;          ///< of the parameter
+  std::string word, name;  ///< its piece's: of this rank's residual, and of the parameter
+  Extent elements;         ///< of the parameter
   std::span<float> values;
 };
 
-template <class Visit>
-absl::Status for_each_part(const Residual& residual, const Visit& visit) {
+std::vector<Part> parts_of(const Residual& residual, int rank) {
   const FlatGroup& group = *residual.group;
+  const std::string word = of_rank(residual.of_replicas ? kReplicaResidual : kResidual, rank);
+  std::vector<Part> parts;
   for (std::size_t i = 0; i < group.layout.size(); ++i) {
     const Extent place = group.layout.extent(i), run = intersect(place, residual.run);
     if (run.numel <= 0) continue;
     float* const values = residual.values + (run.offset - residual.run.offset);
-    TESSERA_RETURN_IF_ERROR(visit(Part{group.parameters[i].name,
-                                       {run.offset - place.offset, run.numel},
-                                       {values, static_cast<std::size_t>(run.numel)}}));
+    parts.push_back({word,
+                     group.parameters[i].name,
+                     {run.offset - place.offset, run.numel},
+                     {values, static_cast<std::size_t>(run.numel)}});
   }
-  return absl::OkStatus();
+  return parts;
 }
 
 }  // namespace
 
 void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer) {
   for (const Residual& residual : kept.residuals) {
-    (void)for_each_part(residual, [&](const Part& part) {
-      writer.add(word_of(residual, rank), part.name, part.elements.offset, part.values);
-      return absl::OkStatus();
-    });
+    for (const Part& part : parts_of(residual, rank))
+      writer.add(part.word, part.name, part.elements.offset, part.values);
   }
   if (rank != 0) return;
   for (const KeptGradients::Factors& factors : kept.factors)
@@ -56,12 +54,11 @@ bool ResidualReader::has_own() const {
     return false;
   std::int64_t wanted = 0, there = 0;
   for (const Residual& residual : kept_.residuals) {
-    (void)for_each_part(residual, [&](const Part& part) {
+    for (const Part& part : parts_of(residual, rank_)) {
       wanted += part.elements.numel;
-      for (const SavedCheckpoint::Place& place : checkpoint_.pieces(word_of(residual, rank_), part.name))
+      for (const SavedCheckpoint::Place& place : checkpoint_.pieces(part.word, part.name))
         there += std::max<std::int64_t>(0, intersect({place.piece.offset, place.piece.numel}, part.elements).numel);
-      return absl::OkStatus();
-    });
+    }
   }
   return there == wanted;
 }
@@ -80,10 +77,10 @@ absl::Status ResidualReader::read(bool own) {
 }
 
 absl::Status ResidualReader::read_own(const Residual& residual) {
-  return for_each_part(residual, [&](const Part& part) {
-    return checkpoint_.read(word_of(residual, rank_), part.name, part.elements.offset,
-                            std::as_writable_bytes(part.values));
-  });
+  for (const Part& part : parts_of(residual, rank_))
+    TESSERA_RETURN_IF_ERROR(
+        checkpoint_.read(part.word, part.name, part.elements.offset, std::as_writable_bytes(part.values)));
+  return absl::OkStatus();
 }
 
 /// `share`: a gradient is a mean over microbatches, and so many residuals of an element will be added to it.
@@ -92,14 +89,14 @@ absl::Status ResidualReader::read_mean(const Residual& residual) {
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
   const auto share =
       static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / static_cast<double>(kept_.holders));
-  return for_each_part(residual, [&](const Part& part) {
+  for (const Part& part : parts_of(residual, rank_)) {
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
       for (const char* const what : {kResidual, kReplicaResidual})
         TESSERA_RETURN_IF_ERROR(add(of_rank(what, rank), part.name, part.elements, part.values.data()));
     }
     for (float& value : part.values) value *= share;
-    return absl::OkStatus();
-  });
+  }
+  return absl::OkStatus();
 }
 
 /// Adds what the checkpoint has of `elements` to their sums.

@@ -2,8 +2,8 @@
 
 #include <absl/status/status.h>
 
+#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/state_writer.h"
@@ -27,7 +27,7 @@ class ResidualReader {
   ResidualReader(SavedCheckpoint& checkpoint, const KeptGradients& kept, int rank, int ranks, std::int64_t microbatches)
       : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), microbatches_(microbatches) {}
 
-  /// Whether the checkpoint has just what this rank keeps. Only where that is so on all ranks may they be read as their own.
+  /// Whether the checkpoint is of as many ranks and microbatches, and has all that this rank keeps. Only where that is so on all ranks may they be read as their own.
   bool has_own() const;
   /// REQUIRES: Manifest::residuals, and `kept` is of zeros. `own`: has_own on every rank.
   absl::Status read(bool own);

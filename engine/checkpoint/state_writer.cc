@@ -122,12 +122,8 @@ void StateWriter::add_tensor_states(const FlatGroup& group, std::size_t paramete
   for_each_tensor_state(group, parameter, [&](const TensorState& state, Extent place) {
     const Extent run = intersect(place, written);
     if (run.numel <= 0) return;
-    sources_.push_back({{state.name, group.parameters[parameter].name, "F32", run.offset - place.offset, run.numel},
-                        [&group, run](const Sink& sink) {
-                          const float* const values = group.tensor_state_at(run.offset);
-                          return append_bytes(std::as_bytes(std::span(values, static_cast<std::size_t>(run.numel))),
-                                              sink);
-                        }});
+    add(state.name, group.parameters[parameter].name, run.offset - place.offset,
+        {group.tensor_state_at(run.offset), static_cast<std::size_t>(run.numel)});
   });
 }
 

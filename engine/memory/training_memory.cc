@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/memory/device_rules.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/master_weights.h"
@@ -416,48 +417,6 @@ bool has_method(const CompressionConfig& compression) {
   return compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
 }
 
-constexpr const char* kOnTheCpu = "train on the CPU (comm.transport \"host\" or \"gloo\")";
-
-/// What of a GPU's can lie below its memory: masters, moments and activations. And what is of the CPU's is in the host's memory.
-void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
-  const auto refuse = [](const char* key, const std::string& text) {
-    throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
-  };
-  const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
-  for (const auto& [key, tier] : states) {
-    if (tier == Tier::kHost && !is_gpu) {
-      refuse(key, std::string("\"host\" is for a GPU's ") + key +
-                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
-    }
-    if (tier == Tier::kAuto && is_gpu) {
-      refuse(key,
-             std::string("how much of a GPU's ") + key +
-                 " lies below its memory is not chosen yet. hint: take \"host\" or \"nvme\" with a \"fraction\", or " +
-                 kOnTheCpu);
-    }
-  }
-  if (offload.activations == Tier::kHost && !is_gpu) {
-    refuse("activations",
-           "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
-           "leave it out");
-  }
-  if (!is_gpu) return;
-  if (offload.parameters.tier != Tier::kMemory) {
-    refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "
-                                     "hint: take \"memory\" and shard over more ranks, or ") +
-                             kOnTheCpu);
-  }
-  if (offload.gradients != Tier::kMemory) {
-    refuse("gradients", std::string("a GPU's gradients cannot lie on disk yet; its masters and moments can. hint: take "
-                                    "\"memory\" and SHARD_GRADIENTS or FULL_SHARD, or ") +
-                            kOnTheCpu);
-  }
-  if (offload.activations == Tier::kNvme) {
-    refuse("activations",
-           std::string("a GPU's activations cannot lie on disk yet. hint: take \"host\", or ") + kOnTheCpu);
-  }
-}
-
 }  // namespace
 
 bool compresses(const CompressionConfig& compression) {
@@ -466,43 +425,14 @@ bool compresses(const CompressionConfig& compression) {
 
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer) {
-  if (scene.is_queued && strategy.optimizer.in_backward) {
-    throw Error(
-        ExitCode::kConfig,
-        "/optimizer/in_backward: a GPU updates units after backward only. hint: set it to false, or train on the "
-        "CPU (comm.transport \"host\" or \"gloo\")");
-  }
-  expect_tiers_of_device(strategy.offload, scene.is_queued);
-  if (scene.is_queued && strategy.durable.every > 0) {
-    throw Error(
-        ExitCode::kConfig,
-        "/durable: a GPU's steps cannot be made durable yet. hint: leave \"durable\" out and save checkpoints, or "
-        "train on the CPU (comm.transport \"host\" or \"gloo\")");
-  }
-  if (scene.is_queued && compresses(strategy.compression)) {
-    throw Error(
-        ExitCode::kConfig,
-        "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
-        "CPU (comm.transport \"gloo\")");
-  }
+  expect_built_for_device(strategy, scene.is_queued);
   if (has_method(strategy.compression) && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig,
                 c10::str("/compression: power_sgd_rank, top_k and hook need a mesh of one replica, whose ranks sum all "
                          "gradients at once, got ",
                          scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
   }
-  if (scene.is_queued && strategy.on_spike.action != SpikeAction::kNone) {
-    throw Error(
-        ExitCode::kConfig,
-        "/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" out, or train "
-        "on the CPU (comm.transport \"host\" or \"gloo\")");
-  }
   const OptimizerType type = strategy.optimizer.type;
-  if (scene.is_queued && (updates_whole_tensors(type) || type == OptimizerType::kOwn || adapts_layers(type))) {
-    throw Error(ExitCode::kConfig, "/optimizer/type: " + name_of(type) +
-                                       " runs on the CPU only as yet. hint: take adamw, or train on the CPU "
-                                       "(comm.transport \"host\" or \"gloo\")");
-  }
   PlanInput input;
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);

@@ -138,7 +138,6 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
     slot.message = kernels_.pinned_memory(sums_offset_);
     slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
     slot.used = kernels_.pinned_memory(parameters_);
-    slot.rates = kernels_.pinned_memory(rates_.all().size_bytes());
   }
 }
 
@@ -196,6 +195,7 @@ void QueuedStep::fill_group_numbers() {
   tables_.group_numbers = put<GroupNumbers>(numbers);
   tables_.group_number = put<std::uint32_t>(number);
   tables_.group_lr = group_lr_ = take<double>(numbers.size());
+  for (InFlight& slot : ring_) slot.rates = kernels_.pinned_memory(numbers.size() * sizeof(double));
 }
 
 /// Prepares the sums of the norm: which elements this rank adds up in each step. The sums go into its message.
@@ -335,14 +335,12 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehindLoss = sizeof header.loss;
-  std::vector<DeviceKernels::UploadPiece> pieces = {
-      {message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss}};
-  if (group_lr_) {
-    const std::span<const double> rates = rates_.all().subspan(1);
-    std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
-    pieces.push_back({group_lr_, slot.rates.get(), rates.size_bytes()});
-  }
-  uploaded_ = kernels_.upload(pieces, messages_read_.get());
+  const std::span<const double> rates = rates_.all().subspan(1);  // of groups, where there are some
+  const std::array<DeviceKernels::UploadPiece, 2> pieces = {
+      {{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss},
+       {group_lr_, slot.rates.get(), rates.size_bytes()}}};
+  if (!rates.empty()) std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
+  uploaded_ = kernels_.upload(std::span(pieces).first(rates.empty() ? 1 : 2), messages_read_.get());
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it

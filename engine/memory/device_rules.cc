@@ -1,0 +1,87 @@
+#include "engine/memory/device_rules.h"
+
+#include <string>
+#include <utility>
+
+#include "engine/memory/training_memory.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char kOnTheCpu[] = "train on the CPU (comm.transport \"host\" or \"gloo\")";
+
+/// What of a GPU's can lie below its memory: masters, moments and activations. And what is of the CPU's is in the host's memory.
+void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
+  const auto refuse = [](const char* key, const std::string& text) {
+    throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
+  };
+  const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
+  for (const auto& [key, tier] : states) {
+    if (tier == Tier::kHost && !is_gpu) {
+      refuse(key, std::string("\"host\" is for a GPU's ") + key +
+                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
+    }
+    if (tier == Tier::kAuto && is_gpu) {
+      refuse(key,
+             std::string("how much of a GPU's ") + key +
+                 " lies below its memory is not chosen yet. hint: take \"host\" or \"nvme\" with a \"fraction\", or " +
+                 kOnTheCpu);
+    }
+  }
+  if (offload.activations == Tier::kHost && !is_gpu) {
+    refuse("activations",
+           "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
+           "leave it out");
+  }
+  if (!is_gpu) return;
+  if (offload.parameters.tier != Tier::kMemory) {
+    refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "
+                                     "hint: take \"memory\" and shard over more ranks, or ") +
+                             kOnTheCpu);
+  }
+  if (offload.gradients != Tier::kMemory) {
+    refuse("gradients", std::string("a GPU's gradients cannot lie on disk yet; its masters and moments can. hint: take "
+                                    "\"memory\" and SHARD_GRADIENTS or FULL_SHARD, or ") +
+                            kOnTheCpu);
+  }
+  if (offload.activations == Tier::kNvme) {
+    refuse("activations",
+           std::string("a GPU's activations cannot lie on disk yet. hint: take \"host\", or ") + kOnTheCpu);
+  }
+}
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ExitCode::kConfig, text); }
+
+}  // namespace
+
+void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
+  const OptimizerType type = strategy.optimizer.type;
+  if (is_gpu && strategy.optimizer.in_backward) {
+    refuse(std::string("/optimizer/in_backward: a GPU updates units after backward only. hint: set it to false, or ") +
+           kOnTheCpu);
+  }
+  expect_tiers_of_device(strategy.offload, is_gpu);
+  if (!is_gpu) return;
+  if (strategy.durable.every > 0) {
+    refuse(std::string("/durable: a GPU's steps cannot be made durable yet. hint: leave \"durable\" out and save "
+                       "checkpoints, or ") +
+           kOnTheCpu);
+  }
+  if (compresses(strategy.compression)) {
+    refuse(
+        "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
+        "CPU (comm.transport \"gloo\")");
+  }
+  if (strategy.on_spike.action != SpikeAction::kNone) {
+    refuse(std::string("/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" "
+                       "out, or ") +
+           kOnTheCpu);
+  }
+  if (updates_whole_tensors(type) || type == OptimizerType::kOwn || adapts_layers(type)) {
+    refuse("/optimizer/type: " + name_of(type) + " runs on the CPU only as yet. hint: take adamw, or " + kOnTheCpu);
+  }
+}
+
+}  // namespace tessera

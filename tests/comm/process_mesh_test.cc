@@ -413,6 +413,20 @@ TEST(GlooFailures, OthersNameAKilledRankZeroWhichServesTheStore) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
 }
 
+// F4: between roll call and the first collective, ranks talk through the store alone.
+TEST(TcpStore, ThatGoesAwayIsALostPeer) {
+  const int port = free_port();
+  ForkedRanks ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 2, 1, port), 10));
+    if (rank == 0) ::raise(SIGKILL);
+    return store->get("never", std::chrono::seconds(10)).status();
+  });
+  const RankEnd end = ranks.wait(1);
+  EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+  EXPECT_THAT(end.message, HasSubstr("'never'"));
+  EXPECT_THAT(end.message, HasSubstr("rank 0 is gone, which serves the store"));
+}
+
 // F1: rank 1 has said that it is there, and dies before the ranks have met in a transport. Gloo itself does not tell which rank it is.
 TEST(ProcessMeshTest, ARankThatDiesBeforeTheFirstCallIsMissed) {
   for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {

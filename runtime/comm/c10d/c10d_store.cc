@@ -8,19 +8,16 @@
 #include "runtime/base/status.h"
 
 namespace tessera {
-namespace {
-
+/// The store was there once, so what fails now is a lost peer: its server.
 template <typename Result, typename Body>
-Result guarded(const char* what, const std::string& key, Body body) {
+Result C10dStore::guarded(const char* what, const std::string& key, Body body) const {
   try {
     return body();
   } catch (const std::exception& error) {
-    return make_error(ExitCode::kUnavailable,
-                      std::string("store: cannot ") + what + " '" + key + "': " + text_of_c10_exception(error));
+    return make_error(ExitCode::kPeerLost, std::string("store: cannot ") + what + " '" + key + "': " + server_ +
+                                               " is gone, which serves the store (" + text_of_c10_exception(error) + ")");
   }
 }
-
-}  // namespace
 
 std::string text_of_c10_exception(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again
 /// and again (every 0.2 to 10 ms) rather than leave a waiting request in the way of other threads. c10d's
-/// exceptions become statuses of exit code 69: the store's server is gone.
+/// exceptions become statuses of exit code 75 that say who served the store, and is gone.
 class C10dStore : public KeyValueStore {
  public:
   /// `server`: who serves it, for messages.
@@ -28,6 +28,9 @@ class C10dStore : public KeyValueStore {
   const std::string& server() const { return server_; }
 
  private:
+  template <typename Result, typename Body>
+  Result guarded(const char* what, const std::string& key, Body body) const;
+
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string server_;
 };

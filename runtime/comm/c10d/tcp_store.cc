@@ -112,16 +112,6 @@ class RollCall {
       : topology_(topology), store_(store), deadline_(deadline) {}
 
   absl::Status run() {
-    absl::Status status = call();
-    if (exit_code_of(status) != ExitCode::kUnavailable) return status;
-    return make_error(ExitCode::kPeerLost, self(topology_) + ": the store of " + endpoint(topology_) +
-                                               " ended while ranks were joining: " + message_of(status));
-  }
-
- private:
-  static std::string key(int rank) { return "present/" + std::to_string(rank); }
-
-  absl::Status call() {
     TESSERA_ASSIGN_OR_RETURN(const auto claims, store_.add(key(topology_.rank), 1));
     if (claims > 1)
       return make_error(ExitCode::kConfig, self(topology_) + ": RANK " + std::to_string(topology_.rank) +
@@ -134,6 +124,9 @@ class RollCall {
       if (Clock::now() >= deadline_) return missing_error(present);
     }
   }
+
+ private:
+  static std::string key(int rank) { return "present/" + std::to_string(rank); }
 
   absl::Status missing_error(std::int64_t present) {
     std::vector<int> missing;

@@ -177,9 +177,13 @@ std::span<const SavedCheckpoint::Place> SavedCheckpoint::pieces(const std::strin
 
 absl::Status SavedCheckpoint::read(const std::string& what, const std::string& name, std::int64_t first,
                                    std::span<std::byte> bytes) {
-  return for_each_part(what, name, first, bytes.size(), [&](std::span<const std::byte> part) {
-    std::memcpy(bytes.data(), part.data(), part.size());
-    bytes = bytes.subspan(part.size());
+  return for_each_part(what, name, first, bytes.size(), [&](const Part& part) -> absl::Status {
+    const std::span<std::byte> to = bytes.first(part.size);
+    bytes = bytes.subspan(part.size);
+    if (part.size == reader_of(part.file).chunk_bytes(part.chunk)) return read_chunk(part.file, part.chunk, to);
+    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> from, bytes_of(part));
+    std::memcpy(to.data(), from.data(), from.size());
+    return absl::OkStatus();
   });
 }
 
@@ -187,17 +191,19 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::view(const std::stri
                                                                  std::int64_t first, std::size_t bytes) {
   std::span<const std::byte> whole;
   joined_.clear();
-  TESSERA_RETURN_IF_ERROR(for_each_part(what, name, first, bytes, [&](std::span<const std::byte> part) {
-    if (part.size() == bytes) {
-      whole = part;
+  TESSERA_RETURN_IF_ERROR(for_each_part(what, name, first, bytes, [&](const Part& part) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> here, bytes_of(part));
+    if (here.size() == bytes) {
+      whole = here;
     } else {
-      joined_.insert(joined_.end(), part.begin(), part.end());
+      joined_.insert(joined_.end(), here.begin(), here.end());
     }
+    return absl::OkStatus();
   }));
   return whole.empty() ? std::span<const std::byte>(joined_) : whole;
 }
 
-/// `visit(part)` for the parts of a tensor's bytes that each lie in one chunk, in order.
+/// `visit(part)`, which returns a status, for the parts of a tensor's bytes, in order.
 template <class Visit>
 absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::string& name, std::int64_t first,
                                             std::size_t bytes, const Visit& visit) {
@@ -212,14 +218,12 @@ absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::
     if (place == places.end() || offset >= place->piece.bytes())
       return make_error(ExitCode::kInternal, fmt::format("{}: {} of {} has no element {}", folder_, what, name, first));
     const std::int64_t at = place->piece.begin + offset;
-    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> chunk,
-                             chunk_of(place->file, at / SavedFile::kChunkBytes));
-    const auto in_chunk = static_cast<std::size_t>(at % SavedFile::kChunkBytes);
-    const std::size_t size =
-        std::min({bytes, chunk.size() - in_chunk, static_cast<std::size_t>(place->piece.bytes() - offset)});
-    visit(chunk.subspan(in_chunk, size));
-    bytes -= size;
-    offset += static_cast<std::int64_t>(size);
+    Part part{place->file, at / SavedFile::kChunkBytes, static_cast<std::size_t>(at % SavedFile::kChunkBytes)};
+    part.size = std::min({bytes, static_cast<std::size_t>(SavedFile::kChunkBytes) - part.begin,
+                          static_cast<std::size_t>(place->piece.bytes() - offset)});
+    TESSERA_RETURN_IF_ERROR(visit(part));
+    bytes -= part.size;
+    offset += static_cast<std::int64_t>(part.size);
     if (offset == place->piece.bytes()) {
       ++place;
       offset = 0;
@@ -251,6 +255,15 @@ ShardReader& SavedCheckpoint::reader_of(std::size_t file) {
   return readers_.front().second;
 }
 
+absl::Status SavedCheckpoint::read_chunk(std::size_t file, std::int64_t index, std::span<std::byte> bytes) {
+  return reader_of(file).read_chunk(index, bytes, [&](auto begin, auto end) { return describe(file, begin, end); });
+}
+
+absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::bytes_of(const Part& part) {
+  TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> chunk, chunk_of(part.file, part.chunk));
+  return chunk.subspan(part.begin, part.size);
+}
+
 absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::chunk_of(std::size_t file, std::int64_t index) {
   auto found =
       std::ranges::find_if(chunks_, [&](const Chunk& chunk) { return chunk.file == file && chunk.index == index; });
@@ -260,8 +273,8 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::chunk_of(std::size_t
       chunk.bytes = std::move(chunks_.back().bytes);
       chunks_.pop_back();
     }
-    TESSERA_RETURN_IF_ERROR(reader_of(file).read_chunk(
-        index, chunk.bytes, [&](auto begin, auto end) { return describe(file, begin, end); }));
+    chunk.bytes.resize(reader_of(file).chunk_bytes(index));
+    TESSERA_RETURN_IF_ERROR(read_chunk(file, index, chunk.bytes));
     chunks_.push_front(std::move(chunk));
     found = chunks_.begin();
   }

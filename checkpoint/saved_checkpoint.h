@@ -62,7 +62,7 @@ class SavedCheckpoint {
 
   /// All of a tensor, by offset. Empty where it has no elements, or is not there.
   std::span<const Place> pieces(const std::string& what, const std::string& name) const;
-  /// Elements of a tensor from `first` on, as many as `bytes` has room for. REQUIRES: they are there.
+  /// Elements of a tensor from `first` on, as many as `bytes` has room for; whole chunks without a copy. REQUIRES: they are there.
   absl::Status read(const std::string& what, const std::string& name, std::int64_t first, std::span<std::byte> bytes);
   /// The same, `bytes` long, without a copy where they lie in one chunk. Until the next call that reads.
   absl::StatusOr<std::span<const std::byte>> view(const std::string& what, const std::string& name, std::int64_t first,
@@ -88,10 +88,18 @@ class SavedCheckpoint {
   absl::Status check_parts(const std::string& what, const std::string& name, std::int64_t numel);
   absl::Status check_tensor(const std::string& what, const std::string& name, const std::string& dtype,
                             std::int64_t numel);
+  /// Bytes that lie in one chunk.
+  struct Part {
+    std::size_t file = 0;
+    std::int64_t chunk = 0;
+    std::size_t begin = 0, size = 0;  ///< in the chunk
+  };
   template <class Visit>
   absl::Status for_each_part(const std::string& what, const std::string& name, std::int64_t first, std::size_t bytes,
                              const Visit& visit);
+  absl::StatusOr<std::span<const std::byte>> bytes_of(const Part& part);
   absl::StatusOr<std::span<const std::byte>> chunk_of(std::size_t file, std::int64_t index);
+  absl::Status read_chunk(std::size_t file, std::int64_t index, std::span<std::byte> bytes);
   ShardReader& reader_of(std::size_t file);
   std::string describe(std::size_t file, std::int64_t begin, std::int64_t end) const;
 

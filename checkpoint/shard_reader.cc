@@ -61,11 +61,22 @@ absl::Status ShardReader::check(std::int64_t chunk, std::uint64_t got, const Des
                   describe(begin, end)));
 }
 
-absl::Status ShardReader::read_chunk(std::int64_t chunk, std::vector<std::byte>& bytes, const Describe& describe) {
+std::size_t ShardReader::chunk_bytes(std::int64_t chunk) const {
   const auto [begin, end] = range_of(chunk);
-  bytes.resize(static_cast<std::size_t>(end - begin));
-  TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + begin, bytes));
-  return check(chunk, checkpoint_hash(bytes), describe);
+  return static_cast<std::size_t>(end - begin);
+}
+
+absl::Status ShardReader::read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe) {
+  std::int64_t at = file_.header_bytes + range_of(chunk).begin;
+  RunningHash hash;
+  while (!bytes.empty()) {
+    const auto block = bytes.first(std::min(static_cast<std::size_t>(kBlock), bytes.size()));
+    TESSERA_RETURN_IF_ERROR(read(at, block));
+    hash.add(block);
+    at += kBlock;
+    bytes = bytes.subspan(block.size());
+  }
+  return check(chunk, hash.value(), describe);
 }
 
 absl::Status ShardReader::verify_chunk(std::int64_t chunk, const Describe& describe) {

@@ -31,8 +31,10 @@ class ShardReader {
   ShardReader(std::string folder, const SavedFile& file, std::string who);
 
   absl::StatusOr<ShardHeader> read_header();
-  /// A chunk of the data [as long as the chunk], checked. `describe` is asked if it is damaged. Fastest in the order of the file.
-  absl::Status read_chunk(std::int64_t chunk, std::vector<std::byte>& bytes, const Describe& describe);
+  /// A chunk of the data into `bytes` [chunk_bytes(chunk)], checked: of a damaged one they are written too. `describe` is asked if it is
+  /// damaged. Fastest in the order of the file.
+  absl::Status read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe);
+  std::size_t chunk_bytes(std::int64_t chunk) const;
   /// The same, but nothing is given out.
   absl::Status verify_chunk(std::int64_t chunk, const Describe& describe);
   const std::string& path() const { return path_; }

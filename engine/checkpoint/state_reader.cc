@@ -17,12 +17,16 @@
 namespace tessera {
 namespace {
 
-/// Calls `visit(portion)` for the portions of `run`; each but the last is of whole blocks, counted from `run`'s begin.
+constexpr std::int64_t kConverted = std::int64_t{1} << 16;  ///< elements of a portion that becomes another format
+constexpr std::int64_t kInPlace = std::int64_t{1}
+                                  << 22;  ///< of one that is read to where it lies; a device gets it from a copy
+
+/// Calls `visit(portion)` for the portions of `run`; each but the last has `most` elements, counted from `run`'s begin.
 template <class Visit>
-absl::Status for_each_portion(Extent run, const Visit& visit) {
-  static_assert(StateReader::kPortion % kStateBlock == 0);
-  for (std::int64_t begin = run.offset; begin < run.end(); begin += StateReader::kPortion)
-    TESSERA_RETURN_IF_ERROR(visit(Extent{begin, std::min(StateReader::kPortion, run.end() - begin)}));
+absl::Status for_each_portion(Extent run, std::int64_t most, const Visit& visit) {
+  static_assert(kConverted % kStateBlock == 0 && kInPlace % kStateBlock == 0);
+  for (std::int64_t begin = run.offset; begin < run.end(); begin += most)
+    TESSERA_RETURN_IF_ERROR(visit(Extent{begin, std::min(most, run.end() - begin)}));
   return absl::OkStatus();
 }
 
@@ -48,9 +52,10 @@ absl::Status StateReader::read() {
 absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   FlatGroup& group = *parameter.group;
   const SavedParameter& saved = *parameter.saved;
+  if (saved.trains && group.trainable && group.dtype == DType::kF32) return read_f32_value(parameter);
   const std::string word = saved.trains ? "F32" : saved.dtype;
   const Extent place = group.layout.extent(parameter.index);
-  return for_each_portion(intersect(place, group.parameter_part), [&](Extent portion) {
+  return for_each_portion(intersect(place, group.parameter_part), kConverted, [&](Extent portion) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::span<const std::byte> bytes,
         checkpoint_.view(saved.trains ? kMaster : kValue, saved.name, portion.offset - place.offset,
@@ -62,6 +67,21 @@ absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   });
 }
 
+absl::Status StateReader::read_f32_value(const MatchedParameter& parameter) {
+  FlatGroup& group = *parameter.group;
+  const Extent place = group.layout.extent(parameter.index);
+  return for_each_portion(intersect(place, group.parameter_part), kInPlace, [&](Extent portion) {
+    absl::Status status;
+    for_each_state(group, StateKind::kParameters, portion, StateUse::kUpdate, [&](const StateView& view) {
+      const HostView values(view.parameter, view.run.numel * 4, view.parameter_place, HostView::kUndefined);
+      status.Update(checkpoint_.read(kMaster, parameter.saved->name, view.run.offset - place.offset,
+                                     {values.data(), static_cast<std::size_t>(view.run.numel * 4)}));
+      values.write_back();
+    });
+    return status;
+  });
+}
+
 absl::Status StateReader::read_state(const MatchedParameter& parameter, std::size_t state) {
   FlatGroup& group = *parameter.group;
   const std::size_t place_of_state = states_.of(group)[state];
@@ -69,19 +89,26 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
   const std::string& format = states_.all()[place_of_state].format;
   const std::int64_t size = element_bytes(dtype_of_state(saved));
   const Extent place = group.layout.extent(parameter.index), run = intersect(place, group.optimizer_part);
-  TESSERA_RETURN_IF_ERROR(for_each_portion(run, [&](Extent portion) {
-    TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
-                             checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
-                                              static_cast<std::size_t>(portion.numel * size)));
+  const bool in_place = saved.format == format;
+  TESSERA_RETURN_IF_ERROR(for_each_portion(run, in_place ? kInPlace : kConverted, [&](Extent portion) {
+    absl::Status status;
     for_each_state(group, StateKind::kMastersAndStates, portion, StateUse::kUpdate, [&](const StateView& view) {
-      const auto begin = static_cast<std::size_t>((view.run.offset - portion.offset) * size);
-      const std::int64_t here = bytes_of_state(group, state, view.run.numel).data;
-      const HostView numbers(view.state[state].data, here, view.states_place, HostView::kUndefined);
-      convert_state(saved.format, bytes.subspan(begin, static_cast<std::size_t>(view.run.numel * size)), format,
-                    {numbers.data(), static_cast<std::size_t>(here)});
+      const auto here = static_cast<std::size_t>(bytes_of_state(group, state, view.run.numel).data);
+      const HostView numbers(view.state[state].data, static_cast<std::int64_t>(here), view.states_place,
+                             HostView::kUndefined);
+      const std::span<std::byte> to(numbers.data(), here);
+      const std::int64_t first = view.run.offset - place.offset;
+      if (in_place) {
+        status.Update(checkpoint_.read(saved.name, parameter.saved->name, first, to));
+      } else {
+        const auto bytes =
+            checkpoint_.view(saved.name, parameter.saved->name, first, static_cast<std::size_t>(view.run.numel * size));
+        status.Update(bytes.status());
+        if (bytes.ok()) convert_state(saved.format, *bytes, format, to);
+      }
       numbers.write_back();
     });
-    return absl::OkStatus();
+    return status;
   }));
   return format == "8bit" ? read_scales(parameter, state, run) : absl::OkStatus();
 }
@@ -92,7 +119,7 @@ absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) 
   for_each_tensor_state(group, parameter.index, [&](const TensorState& state, Extent place) {
     const SavedState& saved = *matched_.states[states_.place_of(state)];
     const std::int64_t size = element_bytes(dtype_of_state(saved));
-    status.Update(for_each_portion(intersect(place, group.tensor_state_part), [&](Extent portion) {
+    status.Update(for_each_portion(intersect(place, group.tensor_state_part), kConverted, [&](Extent portion) {
       TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
                                checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
                                                 static_cast<std::size_t>(portion.numel * size)));
@@ -108,7 +135,7 @@ absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) 
 absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::size_t state, Extent run) {
   FlatGroup& group = *parameter.group;
   const Extent place = group.layout.extent(parameter.index);
-  return for_each_portion(run, [&](Extent portion) {
+  return for_each_portion(run, kConverted, [&](Extent portion) {
     const std::int64_t blocks = (portion.numel + kStateBlock - 1) / kStateBlock;
     TESSERA_ASSIGN_OR_RETURN(
         const std::span<const std::byte> scales,

@@ -13,12 +13,9 @@
 
 namespace tessera {
 
-/// Brings this rank's parts of parameters, masters and states from a checkpoint to where they lie, a portion of kPortion elements
-/// after the other.
+/// Brings this rank's parts of parameters, masters and states from a checkpoint to where they lie, a portion after the other.
 class StateReader {
  public:
-  static constexpr std::int64_t kPortion = std::int64_t{1} << 16;
-
   /// `states`: the Engine's.
   StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states)
       : checkpoint_(checkpoint), matched_(matched), states_(states) {}
@@ -28,6 +25,8 @@ class StateReader {
 
  private:
   absl::Status read_value(const MatchedParameter& parameter);
+  /// For parameters that are the masters: in place.
+  absl::Status read_f32_value(const MatchedParameter& parameter);
   /// `state`: of the group's.
   absl::Status read_state(const MatchedParameter& parameter, std::size_t state);
   absl::Status read_tensor_states(const MatchedParameter& parameter);

@@ -15,7 +15,8 @@ Result C10dStore::guarded(const char* what, const std::string& key, Body body) c
     return body();
   } catch (const std::exception& error) {
     return make_error(ExitCode::kPeerLost, std::string("store: cannot ") + what + " '" + key + "': " + server_ +
-                                               " is gone, which serves the store (" + text_of_c10_exception(error) + ")");
+                                               " is gone, which serves the store (" + text_of_c10_exception(error) +
+                                               ")");
   }
 }
 

@@ -32,6 +32,7 @@ struct Index {
   unsigned x = 0;
 };
 
+/// Runs the blocks of one launch.
 class ThreadBlock {
  public:
   enum class Stop { kWarp, kBlock, kEnd };
@@ -41,9 +42,10 @@ class ThreadBlock {
     for (std::size_t i = 0; i < threads; ++i) prepare(fibers_[i], stack(i));
   }
 
+  /// One block.
   void run() {
     current() = this;
-    for (unsigned i = 0; i < fibers_.size(); ++i) resume(i);
+    resume(0, fibers_.size());
     while (!all(0, fibers_.size(), Stop::kEnd)) {
       bool moved = false;
       for (std::size_t begin = 0; begin < fibers_.size(); begin += kWarp) {
@@ -58,18 +60,22 @@ class ThreadBlock {
   void stop_at(Stop where) {
     Fiber& fiber = fibers_[running_];
     fiber.stop = where;
-    swapcontext(&fiber.context, &scheduler_);
+    change(fiber.place, scheduler_);
   }
 
-  /// What `lane` of this warp gave, all of them giving at once.
-  template <class T>
-  T exchange(T value, unsigned lane) {
-    const unsigned first = running_ / kWarp * kWarp, mine = running_;
-    std::memcpy(fibers_[mine].given, &value, sizeof value);
+  /// Every lane of this warp gives a value, all of them at once; then `take(lane)` is what a lane gave.
+  template <class T, class Take>
+  T exchange(T value, const Take& take) {
+    std::memcpy(fibers_[running_].given, &value, sizeof value);
     stop_at(Stop::kWarp);
-    if (first + lane < fibers_.size()) std::memcpy(&value, fibers_[first + lane].given, sizeof value);
+    const std::size_t first = running_ / kWarp * kWarp;
+    const T taken = take([&](unsigned lane) {
+      T given = value;
+      if (first + lane < fibers_.size()) std::memcpy(&given, fibers_[first + lane].given, sizeof given);
+      return given;
+    });
     stop_at(Stop::kWarp);
-    return value;
+    return taken;
   }
 
   static ThreadBlock*& current() {
@@ -79,8 +85,13 @@ class ThreadBlock {
   unsigned running() const { return running_; }
 
  private:
+  /// Where a fiber goes on, as the compiler's own setjmp notes it: swapcontext would cost a call of the system each time.
+  using Place = void* [5];
+
   struct Fiber {
-    ucontext_t context;
+    ucontext_t beginning;
+    bool has_begun = false;
+    Place place;
     Stop stop = Stop::kEnd;
     char given[8] = {};
   };
@@ -88,23 +99,33 @@ class ThreadBlock {
   static constexpr std::size_t kStackBytes = 64 << 10;
 
   void prepare(Fiber& fiber, char* stack) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack = {.ss_sp = stack, .ss_flags = 0, .ss_size = kStackBytes};
-    fiber.context.uc_link = &scheduler_;
-    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
+    getcontext(&fiber.beginning);
+    fiber.beginning.uc_stack = {.ss_sp = stack, .ss_flags = 0, .ss_size = kStackBytes};
+    makecontext(&fiber.beginning, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
   }
 
-  /// Made once: blocks run one after the other.
+  /// Made once: launches run one after the other.
   static char* stack(std::size_t fiber) {
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() <= fiber) stacks.emplace_back(new char[kStackBytes]);
     return stacks[fiber].get();
   }
 
+  /// A thread of each block in turn.
   static void run_fiber() {
-    current()->body_();
-    current()->fibers_[current()->running_].stop = Stop::kEnd;
+    for (ThreadBlock* const block = current();; block->stop_at(Stop::kEnd)) block->body_();
   }
+
+  // Functions of their own, and not looked into: else GCC finds that nothing comes back to where setjmp was called.
+  [[gnu::noipa, noreturn]] static void go_to(Place& place) { __builtin_longjmp(place, 1); }
+  [[gnu::noipa]] static void change(Place& from, Place& to) {
+    if (__builtin_setjmp(from) == 0) go_to(to);
+  }
+  [[gnu::noipa]] void begin(Fiber& fiber) {
+    fiber.has_begun = true;
+    if (__builtin_setjmp(scheduler_) == 0) setcontext(&fiber.beginning);
+  }
+
   bool all(std::size_t begin, std::size_t end, Stop where) const {
     for (std::size_t i = begin; i < end; ++i)
       if (fibers_[i].stop != where) return false;
@@ -112,7 +133,12 @@ class ThreadBlock {
   }
   void resume(std::size_t i) {
     running_ = static_cast<unsigned>(i);
-    swapcontext(&scheduler_, &fibers_[i].context);
+    Fiber& fiber = fibers_[i];
+    if (fiber.has_begun) {
+      change(scheduler_, fiber.place);
+    } else {
+      begin(fiber);
+    }
   }
   bool resume(std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) resume(i);
@@ -121,7 +147,7 @@ class ThreadBlock {
 
   const std::function<void()> body_;
   std::vector<Fiber> fibers_;
-  ucontext_t scheduler_;
+  Place scheduler_;
   unsigned running_ = 0;
 };
 
@@ -148,16 +174,16 @@ template <class T>
 T __shfl_down_sync(unsigned, T value, unsigned delta, unsigned width) {
   auto& block = *cuda_on_host::ThreadBlock::current();
   const unsigned lane = block.running() % cuda_on_host::ThreadBlock::kWarp;
-  return block.exchange(value, lane % width + delta < width ? lane + delta : lane);
+  const unsigned from = lane % width + delta < width ? lane + delta : lane;
+  return block.exchange(value, [&](const auto& given_by) { return given_by(from); });
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   auto& block = *cuda_on_host::ThreadBlock::current();
-  unsigned most = value;
-  for (unsigned lane = 0; lane < cuda_on_host::ThreadBlock::kWarp; ++lane) {
-    const unsigned other = block.exchange(value, lane);
-    most = other > most ? other : most;
-  }
-  return most;
+  return block.exchange(value, [&](const auto& given_by) {
+    unsigned most = value;
+    for (unsigned lane = 0; lane < cuda_on_host::ThreadBlock::kWarp; ++lane) most = std::max(most, given_by(lane));
+    return most;
+  });
 }
 
 namespace tessera::cuda {
@@ -167,9 +193,10 @@ cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, unsigned thre
                    Arguments... arguments) {
   cuda_on_host::grid_size.x = blocks;
   cuda_on_host::block_size.x = threads;
+  cuda_on_host::ThreadBlock each(threads, [&] { kernel(arguments...); });
   for (unsigned block = 0; block < blocks; ++block) {
     cuda_on_host::block_index.x = block;
-    cuda_on_host::ThreadBlock(threads, [&] { kernel(arguments...); }).run();
+    each.run();
   }
   return cudaSuccess;
 }

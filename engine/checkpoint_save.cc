@@ -13,17 +13,17 @@
 #include "engine/outcomes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
 
 using Buffers = CheckpointSave::Buffers;
 
-Buffers buffers_of(const torch::nn::Module& module) {
+Buffers buffers_of(const torch::nn::Module& module, const UnitsConfig& units) {
   Buffers buffers;
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) buffers.emplace_back(item.key(), host_copy(item.value()));
-  }
+  for (const auto& item : whole_tensors(module, units))
+    buffers.emplace_back(item.key(), host_copy(item.value().detach()));
   return buffers;
 }
 
@@ -137,7 +137,7 @@ absl::Status CheckpointSave::begin() {
 
 absl::StatusOr<std::string> CheckpointSave::note() {
   manifest_ = describe_engine(*s_, states_);
-  buffers_ = buffers_of(*s_->module);
+  buffers_ = buffers_of(*s_->module, s_->strategy.units);
   writer_.emplace(s_->units, s_->plan, states_);
   Start start{"", "", hashes_of(buffers_)};
   if (rank_ == 0) {

@@ -18,6 +18,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -95,9 +96,8 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
                  {"updates", updates_of(s.units, progress)}};
   for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
   CommitParts parts;
-  for (const auto& buffer : s.module->named_buffers()) {
-    if (buffer.value().defined()) parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value()));
-  }
+  for (const auto& buffer : whole_tensors(*s.module, s.strategy.units))
+    parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
   parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
   parts[kEngine] = engine.dump();
   return parts;
@@ -112,14 +112,13 @@ class Resume {
     const Unrecorded unrecorded;
     engine_ = json::parse(parts_.at(kEngine));
     TESSERA_RETURN_IF_ERROR(s_.durable->bring_back());
-    const auto buffers = s_.module->named_buffers();
+    const NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
     for (const auto& [part, bytes] : parts_) {
       if (!part.starts_with(buffer_part(""))) continue;
       const std::string name = part.substr(buffer_part("").size());
       if (!buffers.contains(name)) return other_bytes(name, at::empty({0}));
     }
     for (const auto& item : buffers) {
-      if (!item.value().defined()) continue;
       const at::Tensor value = at::empty(item.value().sizes(), item.value().options().device(c10::kCPU));
       if (!fill(value, parts_[buffer_part(item.key())])) return other_bytes(item.key(), value);
       at::Tensor(item.value()).copy_(value);

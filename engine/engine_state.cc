@@ -27,6 +27,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
 #include "sharding/partition.h"
+#include "sharding/whole_tensors.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
 #include "tessera/sync_buffers.h"
@@ -142,7 +143,7 @@ void Engine::State::look_at_module() {
   add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);
   assign_groups(units, strategy.optimizer);
   expect_no_owner(units);
-  expect_own_memory(units, *module);
+  expect_own_memory(units, whole_tensors(*module, strategy.units));
 }
 
 MeshShape Engine::State::shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
@@ -182,7 +183,7 @@ void Engine::State::set_up() {
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
-  load_buffers(*module, *axes.control, device.device);
+  load_whole_tensors(whole_tensors(*module, strategy.units), *axes.control, device.device);
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
@@ -217,7 +218,7 @@ void Engine::State::set_up() {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
   }
-  activations = offload_activations(strategy.offload, *module, accelerator, mesh.rank());
+  activations = offload_activations(strategy.offload, whole_tensors(*module, strategy.units), accelerator, mesh.rank());
   if (activations) memory_use[MemoryCategory::kActivations] = activations->memory_bytes();
   expect_plan();
   checks->accept();

@@ -15,6 +15,7 @@
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -51,9 +52,8 @@ std::vector<Exported> tensors_of(EngineSafetensors::State& s, const ExportOption
     const FlatParameter& parameter = group.parameters[i];
     tensors.push_back(exported(parameter.name, parameter.tensor, parameter.sizes, group.unit, options));
   });
-  for (const auto& item : s.module->named_buffers())
-    if (item.value().defined())
-      tensors.push_back(exported(item.key(), item.value(), item.value().sizes().vec(), nullptr, options));
+  for (const auto& item : whole_tensors(*s.module, s.strategy.units))
+    tensors.push_back(exported(item.key(), item.value(), item.value().sizes().vec(), nullptr, options));
   std::ranges::stable_sort(tensors, std::ranges::greater(),
                            [](const Exported& each) { return c10::elementSize(each.type); });
   std::set<std::string> names;

@@ -14,17 +14,17 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::int64_t kSentElements = std::int64_t{1} << 18;  ///< elements that are sent at a time
 
-std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> buffers;
-  for (const auto& item : module.named_buffers())
-    if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
-  return buffers;
+std::vector<std::pair<std::string, at::Tensor>> listed(const NamedTensors& tensors) {
+  std::vector<std::pair<std::string, at::Tensor>> list;
+  for (const auto& item : tensors) list.emplace_back(item.key(), item.value());
+  return list;
 }
 
 absl::Status named(const std::string& path, const absl::Status& status) {
@@ -35,7 +35,11 @@ absl::Status named(const std::string& path, const absl::Status& status) {
 class ImportToEngine {
  public:
   ImportToEngine(EngineSafetensors::State& s, const std::string& path, const ImportOptions& options)
-      : s_(s), path_(path), options_(options), is_reader_(s.mesh.rank() == 0), buffers_(buffers_of(*s.module)) {
+      : s_(s),
+        path_(path),
+        options_(options),
+        is_reader_(s.mesh.rank() == 0),
+        buffers_(listed(whole_tensors(*s.module, s.strategy.units))) {
     for_each_parameter(s_.units, [&](FlatGroup& group, std::size_t i) { parameters_.push_back({&group, i}); });
   }
 
@@ -194,7 +198,7 @@ void import_safetensors(torch::nn::Module& module, const std::filesystem::path& 
         std::ranges::find_if(tensors, [&](const auto& each) { return each.second.is_same(item.value()); });
     if (tied == tensors.end()) tensors.emplace_back(item.key(), item.value());
   }
-  for (auto& buffer : buffers_of(module)) tensors.push_back(std::move(buffer));
+  for (auto& buffer : listed(whole_tensors(module, {}))) tensors.push_back(std::move(buffer));
   std::vector<WantedTensor> wanted;
   for (const auto& [name, tensor] : tensors) wanted.push_back({name, tensor.sizes().vec(), tensor.scalar_type()});
   const auto matched = match_tensors(files, wanted, options);

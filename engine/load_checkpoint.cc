@@ -22,6 +22,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -85,7 +86,7 @@ class Load {
     progress_ = s_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
     absl::StatusOr<MatchedCheckpoint> matched =
-        match_checkpoint(s_.units, *s_.module, states_, checkpoint_->manifest());
+        match_checkpoint(s_.units, whole_tensors(*s_.module, s_.strategy.units), states_, checkpoint_->manifest());
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
     const std::int64_t chunks = checkpoint_->chunks(), ranks = s_.mesh.world_size();
@@ -156,7 +157,7 @@ class Load {
 
   absl::Status read_buffers() {
     const bool same_ranks = manifest().ranks == s_.mesh.world_size();
-    const auto buffers = s_.module->named_buffers();
+    NamedTensors buffers = whole_tensors(*s_.module, s_.strategy.units);
     for (const SavedTensor& saved : manifest().buffers) {
       const bool has_own = std::ranges::find(saved.ranks, rank_) != saved.ranks.end();
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor value,

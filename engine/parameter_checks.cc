@@ -10,6 +10,7 @@
 
 #include "sharding/unit.h"
 #include "sharding/value_hash.h"
+#include "sharding/whole_tensors.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -67,14 +68,14 @@ void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<M
 
 }  // namespace
 
-void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const torch::nn::Module& module) {
+void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole) {
   std::vector<MemoryOf> all;
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     add_memory(parameter.tensor, "parameter " + parameter.name, all);
   });
-  const auto buffers = module.named_buffers();
-  for (const auto& item : buffers) add_memory(item.value(), "buffer " + item.key(), all);
+  for (const auto& item : whole)
+    add_memory(item.value(), (item.value().requires_grad() ? "ignored parameter " : "buffer ") + item.key(), all);
   std::ranges::sort(all, std::less<>(), &MemoryOf::begin);
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t k = i + 1; k < all.size() && all[k].begin < all[i].end; ++k) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sharding/unit.h"
+#include "sharding/whole_tensors.h"
 
 namespace torch::nn {
 class Module;
@@ -13,7 +14,7 @@ namespace tessera {
 
 /// Each parameter has its own memory, or one that no other parameter or buffer trains: an Engine gives each parameter new memory.
 /// Tensors whose elements lie between each other's are not compared. Throws tessera::Error (64) with both names.
-void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const torch::nn::Module& module);
+void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 
 /// Notices what a program does to an Engine's parameters where the Engine cannot follow, under every strategy alike:
 ///

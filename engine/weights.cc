@@ -18,6 +18,7 @@
 #include "engine/outcomes.h"
 #include "runtime/base/input_file.h"
 #include "runtime/border/throw.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -105,9 +106,7 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
     gathered.close();
   }
   if (writer) {
-    for (const auto& item : state.module->named_buffers()) {
-      if (item.value().defined()) writer->add(item.value());
-    }
+    for (const auto& item : whole_tensors(*state.module, state.strategy.units)) writer->add(item.value());
     status = writer->finish(existing);
   }
   throw_on_all_ranks(*state.axes.control, status);

@@ -11,6 +11,7 @@
 #include "runtime/border/throw.h"
 #include "sharding/layout/buckets.h"
 #include "sharding/scalar_type.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -72,6 +73,8 @@ class Partitioner {
   Partitioner(Module& module, const Strategy& strategy, const HasMaster& has_master)
       : strategy_(strategy), has_master_(has_master) {
     if (strategy.units.min_numel > 0) choose_by_size(module, "", strategy.units.min_numel, by_size_);
+    for (const auto& item : ignored_parameters(module, strategy.units))
+      ignored_.insert(item.value().unsafeGetTensorImpl());
     claims_.push_back({"(root)", {}, {}});
     visit(module, "", 0);
     check_names();
@@ -103,7 +106,7 @@ class Partitioner {
   }
 
   void claim(const at::Tensor& tensor, const std::string& name, const std::string& class_name, std::size_t unit) {
-    if (!tensor.defined()) return;
+    if (!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl())) return;
     const auto [known, fresh] = known_.try_emplace(tensor.unsafeGetTensorImpl(), unit, claims_[unit].parameters.size());
     const bool is_embedding = class_name == "Embedding" || class_name == "EmbeddingBag";
     if (!fresh) {  // tied
@@ -159,6 +162,7 @@ class Partitioner {
   std::set<std::string> by_size_, classes_seen_, paths_seen_;
   std::vector<Claim> claims_;
   std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> known_;
+  std::set<const c10::TensorImpl*> ignored_;
 };
 
 BucketLimits limits_of(const UnitsConfig& units) {

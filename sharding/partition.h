@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Cuts a module into units. Unit 0 is the root, named "(root)": it owns every parameter that no other unit claims, and
-/// may be empty. The others follow in order of definition, each named by its module's path.
+/// may be empty. Parameters that `units.ignored` names are in none. The others follow in order of definition, each named by its module's path.
 ///
 /// A unit's module is one whose class is in `units.classes` (without namespace and "Impl"), whose path is in
 /// `units.modules`, or that `units.min_numel` chooses bottom-up: the smallest modules that hold at least so many

@@ -4,10 +4,11 @@
 
 #include "engine/activations/host_activations.h"
 #include "engine/activations/nvme_activations.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 
-std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const torch::nn::Module& module,
+std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const NamedTensors& whole,
                                                       const Accelerator& accelerator, int rank) {
   if (offload.activations == Tier::kMemory) return nullptr;
   std::unique_ptr<ActivationTier> tier;
@@ -20,8 +21,8 @@ std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offlo
   SavedActivationsOptions options;
   options.device = accelerator.device.device;
   options.min_bytes = static_cast<std::size_t>(offload.activations_min_bytes);
-  for (const at::Tensor& buffer : module.buffers()) {
-    if (buffer.defined() && buffer.has_storage()) options.staying.push_back(buffer.storage());
+  for (const auto& item : whole) {
+    if (item.value().has_storage()) options.staying.push_back(item.value().storage());
   }
   auto activations = std::make_shared<SavedActivations>(std::move(tier), std::move(options));
   hook_saved_tensors(activations);

@@ -15,6 +15,7 @@
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "sharding/scalar_type.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +39,7 @@ class Matcher {
   Matcher(const StoredStates& states, const Manifest& manifest)
       : states_(states), manifest_(manifest), saved_(by_name(manifest.parameters)) {}
 
-  void match_parameters(const std::vector<std::unique_ptr<Unit>>& units) {
+  void match_parameters(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole) {
     std::vector<std::string> left;
     for (const auto& [name, parameter] : saved_) left.push_back(name);
     for_each_parameter(units, [&](FlatGroup& group, std::size_t i) {
@@ -53,15 +54,15 @@ class Matcher {
     for (const std::string& name : missing_)
       problem("parameter " + quoted(name) + " of the model is not in the checkpoint" + did_you_mean(name, left));
     for (const std::string& name : left)
-      problem("parameter " + quoted(name) + " of the checkpoint is not in the model" + did_you_mean(name, missing_));
+      problem("parameter " + quoted(name) + " of the checkpoint is not in the model" +
+              (whole.contains(name) ? ": /units/ignored leaves it out" : did_you_mean(name, missing_)));
   }
 
-  void match_buffers(const torch::nn::Module& module) {
+  void match_buffers(const NamedTensors& whole) {
     const auto saved = by_name(manifest_.buffers);
     std::size_t matched = 0;
-    for (const auto& item : module.named_buffers()) {
+    for (const auto& item : whole) {
       const at::Tensor& buffer = item.value();
-      if (!buffer.defined()) continue;
       const auto found = saved.find(item.key());
       if (found == saved.end()) {
         problem("buffer " + quoted(item.key()) + " of the model is not in the checkpoint");
@@ -75,8 +76,7 @@ class Matcher {
     }
     if (matched == saved.size()) return;
     for (const auto& [name, buffer] : saved) {
-      if (!module.named_buffers().contains(name))
-        problem("buffer " + quoted(name) + " of the checkpoint is not in the model");
+      if (!whole.contains(name)) problem("buffer " + quoted(name) + " of the checkpoint is not in the model");
     }
   }
 
@@ -216,11 +216,11 @@ std::vector<std::int64_t> saved_strides(const FlatParameter& parameter) {
 }
 
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
-                                                   const torch::nn::Module& module, const StoredStates& states,
+                                                   const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest) {
   Matcher matcher(states, manifest);
-  matcher.match_parameters(units);
-  matcher.match_buffers(module);
+  matcher.match_parameters(units, whole);
+  matcher.match_buffers(whole);
   matcher.match_states();
   return matcher.take();
 }

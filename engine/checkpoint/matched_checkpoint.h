@@ -1,7 +1,6 @@
 #pragma once
 
 #include <absl/status/status.h>
-#include <torch/nn/module.h>
 
 #include <cstddef>
 #include <memory>
@@ -11,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "engine/checkpoint/stored_states.h"
 #include "sharding/unit.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 
@@ -32,7 +32,7 @@ struct MatchedCheckpoint {
 /// parameter or buffer that only one side has, other shapes, strides or aliases, states that the checkpoint lacks or has in a format
 /// that cannot be converted. Refers to `manifest`.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
-                                                   const torch::nn::Module& module, const StoredStates& states,
+                                                   const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);
 
 /// As SavedParameter has it: empty where elements lie as in a contiguous tensor.

@@ -1,8 +1,7 @@
-#include <torch/nn/module.h>
-
 #include <nlohmann/json.hpp>
 
 #include "engine/memory/durable_files.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
@@ -52,10 +51,9 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));
   }
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : whole_tensors(module, strategy.units)) {
     const at::Tensor& buffer = item.value();
-    if (buffer.defined())
-      json["buffers"].push_back({item.key(), static_cast<int>(buffer.scalar_type()), buffer.sizes().vec()});
+    json["buffers"].push_back({item.key(), static_cast<int>(buffer.scalar_type()), buffer.sizes().vec()});
   }
   return json.dump();
 }

@@ -24,6 +24,7 @@
 #include "sharding/layout/tier_choice.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
+#include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 
 namespace tessera {
@@ -482,11 +483,10 @@ void store_parameters(Unit& unit, Collectives& control) {
   }
 }
 
-void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device device) {
+void load_whole_tensors(const NamedTensors& tensors, Collectives& control, c10::Device device) {
   const Unrecorded unrecorded;
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : tensors) {
     at::Tensor buffer = item.value();
-    if (!buffer.defined()) continue;
     if (is_deferred(buffer)) {
       buffer.unsafeGetTensorImpl()->shallow_copy_from(materialize({buffer})[0].getIntrusivePtr());
     }

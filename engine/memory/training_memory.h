@@ -1,7 +1,5 @@
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/unit.h"
+#include "sharding/whole_tensors.h"
 
 namespace tessera {
 
@@ -62,8 +61,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 /// one unit of fp32 in host memory beyond the plan while it runs. Collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
-/// Materialises buffers, moves them to `device` and gives every rank rank 0's. Collective over `control`.
-void load_buffers(torch::nn::Module& module, Collectives& control, c10::Device device);
+/// Materialises what every rank has whole, moves it to `device` and gives every rank rank 0's. Collective over `control`.
+void load_whole_tensors(const NamedTensors& tensors, Collectives& control, c10::Device device);
 
 /// Throws (exit code 78) with the table and the next cheaper strategy that fits, if the plan exceeds memory.limit.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);

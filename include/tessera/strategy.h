@@ -39,9 +39,12 @@ struct MeshConfig {
 
 /// Which modules become units. What no unit claims belongs to the root unit.
 struct UnitsConfig {
-  std::vector<std::string> classes;     ///< class names without namespace and "Impl", such as "Block"
-  std::vector<std::string> modules;     ///< module paths such as "layers.0"
-  std::int64_t min_numel = 0;           ///< > 0: split bottom-up into units of at least this many elements
+  std::vector<std::string> classes;  ///< class names without namespace and "Impl", such as "Block"
+  std::vector<std::string> modules;  ///< module paths such as "layers.0"
+  std::int64_t min_numel = 0;        ///< > 0: split bottom-up into units of at least this many elements
+  /// Patterns of names of parameters that the Engine leaves to the program: on each rank they stay whole, in their own dtype, and their
+  /// gradients are LibTorch's, this rank's alone. Else they are as buffers: rank 0's at the start, and in checkpoints.
+  std::vector<std::string> ignored;
   std::optional<double> bucket_cap_mb;  ///< NO_SHARD: units are buckets of at most so many MiB; 0: one a parameter
   double first_bucket_mb = 1.0;         ///< MiB of the bucket that is complete first in backward
 };

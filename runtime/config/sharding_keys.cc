@@ -49,6 +49,16 @@ std::vector<StrategyKey> sharding_keys() {
        .example_json = "1000000",
        .doc = "Above 0: split the model bottom-up into units of at least so many parameters.",
        .cost = "Memory: larger units are gathered at once."},
+      {.pointer = "/units/ignored",
+       .field = names_field(AT(units.ignored)),
+       .default_json = "[]",
+       .example_json = R"(["adapter.*"])",
+       .doc = "Patterns of names of parameters that are left to the program, * and ? as in file names. Each rank has "
+              "them whole, in their own "
+              "type. Their gradients are this rank's own, in .grad as LibTorch makes them, and no step averages, clips "
+              "or applies them. As "
+              "buffers, they begin as rank 0's, and checkpoints have them.",
+       .cost = "Memory: they are not sharded, and the plan counts them as little as buffers."},
       {.pointer = "/units/bucket_cap_mb",
        .field = optional_number_field(AT(units.bucket_cap_mb)),
        .range = {0, 1e6},

@@ -529,6 +529,37 @@ def rates_and_groups(strategy):
     engine.close()
 
 
+def ignored_parameters(strategy):
+    """What units.ignored leaves to the program trains with an optimizer of the program's, as one Engine would have trained all."""
+    strategy = {key: value for key, value in strategy.items() if key != "gradient_clipping"}
+    wanted, net = model(), model()
+    engine = tessera.Engine(wanted, strategy)
+    train(engine, wanted, range(4))
+    wanted_state = engine.state_dict()
+    engine.close()
+    engine = tessera.Engine(net, {**strategy, "units": {"classes": ["Block"], "ignored": ["head.*"]}})
+    own = torch.optim.AdamW(net.head.parameters(), lr=0.01, eps=1e-5, weight_decay=engine.strategy["optimizer"]["weight_decay"])
+    for seed in range(4):
+        engine.backward(net(*part(seed)))
+        for parameter in net.head.parameters():
+            tessera.all_reduce(parameter.grad, "mean")
+        own.step()
+        own.zero_grad()
+        engine.step()
+    state = engine.state_dict()
+    for name, value in wanted_state.items():
+        assert torch.allclose(state[name], value, rtol=0, atol=1e-6), name
+    with tempfile.TemporaryDirectory() as own_folder:
+        path = engine.save_checkpoint(tessera.broadcast(own_folder))
+        with torch.no_grad():
+            net.head.bias.add_(1)
+        engine.load_checkpoint(path)
+        again = engine.state_dict()
+        assert all(torch.equal(again[name], state[name]) for name in state)
+        tessera.barrier()
+    engine.close()
+
+
 def averages(strategy):
     net = model()
     engine = tessera.Engine(net, {**strategy, "ema": {"decay": 0.9}})
@@ -653,7 +684,7 @@ def hook_that_clears_gradients(strategy):
 
 
 PROGRAMS = [collectives, state_dicts, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
-            workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, averages, refused_modules, leaks]
+            workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

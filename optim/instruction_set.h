@@ -2,13 +2,7 @@
 
 #include <string_view>
 
-/// Forces a helper into each of its per-instruction-set callers; otherwise it would be compiled once, for the oldest.
-/// CUDA's compiler makes one for the GPU, too.
-#if defined(__CUDACC__)
-#define TESSERA_ALWAYS_INLINE __host__ __device__ __forceinline__
-#else
-#define TESSERA_ALWAYS_INLINE inline __attribute__((always_inline))
-#endif
+#include "runtime/base/always_inline.h"
 
 #if defined(__x86_64__)
 #define TESSERA_TARGET_AVX2 __attribute__((target("arch=x86-64-v3")))

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/noise.h"
+#include "runtime/base/noise.h"
 #include "runtime/base/state_dtype.h"
 
 namespace tessera {

@@ -8,10 +8,10 @@
 #include "optim/clip.h"
 #include "optim/cuda/device_runs.cuh"
 #include "optim/cuda/device_step.h"
-#include "optim/noise.h"
 #include "optim/scaled_gradient.h"
 #include "optim/scaled_lr.h"
 #include "runtime/base/cuda_launch.h"
+#include "runtime/base/noise.h"
 
 namespace tessera::cuda {
 namespace {

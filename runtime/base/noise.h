@@ -2,13 +2,13 @@
 
 #include <cstdint>
 
-#include "optim/instruction_set.h"
+#include "runtime/base/always_inline.h"
 
 namespace tessera {
 
-/// Random bits for stochastic rounding that are a pure function of (group, step, element): no generator has a state, so
-/// results do not depend on threads, on how a group is cut into shards, or on the number of ranks. Integer operations
-/// of 32 bits only, the same on CPU vectors and on a GPU.
+/// Random bits for stochastic rounding, of optimizer states and of gradients on the wire, that are a pure function of (group, step,
+/// element): no generator has a state, so results do not depend on threads, on how a group is cut into shards, or on the
+/// number of ranks. Integer operations of 32 bits only, the same on CPU vectors and on a GPU.
 ///
 /// Group and step are mixed into two words once a call; for an element a multiple of an odd constant (Weyl's sequence)
 /// is added to one, and the sum goes through xor, shift and multiplication, with the other word in between.

@@ -1,4 +1,4 @@
-#include "optim/noise.h"
+#include "runtime/base/noise.h"
 
 #include <gtest/gtest.h>
 

@@ -1,14 +1,17 @@
 #include "runtime/comm/sum/top_k.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+
+#include "runtime/comm/sum/cpu_clones.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
 
-std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
+TESSERA_INLINE std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
 
 /// Magnitudes are looked at from their highest bits downwards: each pass counts those that share the bits found so far by their next
 /// ones, and finds the next bits of the smallest one that is selected.
@@ -60,6 +63,22 @@ void select_largest(const float* values, std::size_t numel, std::size_t count, s
       --found.equal;
     }
     *indices++ = static_cast<std::uint32_t>(i);
+  }
+}
+
+TESSERA_CPU_CLONES bool all_finite(const float* values, std::size_t numel) {
+  constexpr std::uint32_t kInfinity = 0x7f800000u;
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < numel; ++i) largest = std::max(largest, magnitude(values[i]));
+  return largest < kInfinity;
+}
+
+TESSERA_CPU_CLONES void add_momentum(float momentum, const float* values, std::size_t numel, float* moving,
+                                     float* sum) {
+  for (std::size_t i = 0; i < numel; ++i) {
+    const float moved = momentum * moving[i] + values[i];
+    moving[i] = moved;
+    sum[i] += moved;
   }
 }
 

@@ -9,4 +9,10 @@ namespace tessera {
 /// those come first that have the lower index; a NaN counts as larger than an infinity. REQUIRES: count <= numel < 2^32.
 void select_largest(const float* values, std::size_t numel, std::size_t count, std::uint32_t* indices);
 
+/// Whether none of `values` is an infinity or a NaN.
+bool all_finite(const float* values, std::size_t numel);
+
+/// `moving = momentum * moving + values`, and `sum += moving`; each product is rounded before it is added to.
+void add_momentum(float momentum, const float* values, std::size_t numel, float* moving, float* sum);
+
 }  // namespace tessera

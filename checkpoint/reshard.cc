@@ -56,7 +56,7 @@ void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>&
   for (const SavedParameter& parameter : manifest.parameters) {
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
       std::vector<Piece>& file = pieces[static_cast<std::size_t>(rank) % pieces.size()];
-      for (const char* const what : {kResidual, kReplicaResidual}) {
+      for (const char* const what : kKeptOfRanks) {
         for (const SavedCheckpoint::Place& place : from.pieces(of_rank(what, rank), parameter.name))
           file.push_back(place.piece);
       }

@@ -96,7 +96,7 @@ absl::Status SavedCheckpoint::check_kept_gradients() {
   for (const SavedParameter& parameter : manifest_.parameters) {
     if (!parameter.trains) continue;
     for (std::int64_t rank = 0; rank < manifest_.ranks; ++rank) {
-      for (const char* const what : {kResidual, kReplicaResidual})
+      for (const char* const what : kKeptOfRanks)
         TESSERA_RETURN_IF_ERROR(check_parts(of_rank(what, rank), parameter.name, parameter.numel));
     }
     TESSERA_RETURN_IF_ERROR(check_parts(kFactors, parameter.name, ShardHeader::kMostDataBytes));

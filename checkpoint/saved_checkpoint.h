@@ -29,8 +29,12 @@ inline constexpr char kGpuGenerator[] = "gpu_generator";
 /// F32, of parameters that train: what PowerSGD begins the next step with.
 inline constexpr char kFactors[] = "factors";
 /// F32, of parameters that train, or of parts of them, behind it ".rank3": Manifest::residuals, of contributions to the sum over the shard
-/// axis and over the replicate axis.
-inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual";
+/// axis and over the replicate axis, and of the sums that a rank made.
+inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
+                      kSumResidual[] = "sum_residual";
+/// The same: the momentum of a rank's own gradients (CompressionConfig::top_k_momentum).
+inline constexpr char kGradientMomentum[] = "gradient_momentum";
+inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
 std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
 inline constexpr char kScales[] = ".scales";                      ///< behind a state's name
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"

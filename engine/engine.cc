@@ -163,7 +163,7 @@ void Engine::zero_grad() {
   s.expect_not_updated("zero_grad");
   s.or_abort("zero_grad", [&] {
     // What compression kept of the gradients that are dropped is theirs, too.
-    if (s.microbatch > 0 && s.plan.use()[MemoryCategory::kFeedback] > 0) s.reducer->forget_feedback();
+    if (s.microbatch > 0 && s.plan.use()[MemoryCategory::kFeedback] > 0) s.reducer->restore_feedback();
     s.drop_microbatches();
     s.step->forget_losses();
   });

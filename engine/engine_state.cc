@@ -82,6 +82,15 @@ std::string words_of_compression(const PlanInput& input) {
     return c10::str(" (over the network matrices as factors of rank ", compression.power_sgd_rank, ")");
   if (compression.top_k > 0)
     return c10::str(" (over the network ", 100 * compression.top_k, " % of each unit's, the largest)");
+  if (compression.random_k > 0)
+    return c10::str(" (over the network ", 100 * compression.random_k, " % of each unit's, at random)");
+  if (compression.sign != SignForm::kNone)
+    return c10::str(" (over the network signs, ",
+                    compression.sign == SignForm::kMajority ? "by majority vote)" : "with error feedback)");
+  if (compression.one_bit) return " (over the network one bit each, contributions and sums, with error feedback)";
+  if (compression.terngrad) return " (over the network as -1, 0 or 1 times the largest of 256)";
+  if (compression.qsgd_levels > 0)
+    return c10::str(" (over the network as ", compression.qsgd_levels, " levels of the norm of 256)");
   const char* const axes = !replicate ? "the shard axis" : !shard ? "the replicate axis" : "both axes";
   return c10::str(" (over the network on ", axes, ": ", name_of(input.compression.gradients), ", sums ",
                   name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
@@ -372,7 +381,7 @@ StepResult Engine::State::take_step() {
     if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
     expect_equal_replicas(units, plan, *axes.control, attempts);
   }
-  if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->forget_feedback();
+  if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->restore_feedback();
   make_buffers_alike();
   if (attempts == 1 && accelerator.allocated) note_activations();
   if (attempts == 1 && activations) note_offloaded_activations();

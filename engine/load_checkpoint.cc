@@ -130,7 +130,7 @@ class Load {
     return tensor;
   }
 
-  bool keeps_residuals() const { return s_.plan.use()[MemoryCategory::kFeedback] > 0; }
+  bool keeps_residuals() const { return s_.plan.kept_gradient_numel() > 0; }
 
   ResidualReader residuals() {
     return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), s_.strategy.gradient_accumulation};

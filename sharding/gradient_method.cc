@@ -1,7 +1,13 @@
 #include "sharding/gradient_method.h"
 
 #include "runtime/border/throw.h"
+#include "sharding/layout/method_layout.h"
+#include "sharding/level_method.h"
+#include "sharding/majority_vote.h"
+#include "sharding/one_bit.h"
 #include "sharding/power_sgd.h"
+#include "sharding/random_k.h"
+#include "sharding/sign_feedback.h"
 #include "sharding/top_k.h"
 
 namespace tessera {
@@ -20,12 +26,34 @@ void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook
 std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, const FlatGroup& group, float* kept,
                                                      float* work) {
   const GroupShape shape = group.shape();
-  if (plan.method_memory_of(shape).kept == 0) return nullptr;
+  if (plan.method_memory_of(shape).work == 0) return nullptr;
   const CompressionConfig& compression = plan.input().compression;
-  if (compression.power_sgd_rank > 0) {
-    return std::make_unique<PowerSgd>(group, compression.power_sgd_rank, kept, work);
+  const MeshPosition& mesh = plan.input().mesh;
+  const std::int64_t numel = shape.layout.numel(), number = group.parameters.front().number;
+  switch (method_kind(compression)) {
+    case MethodKind::kNone:
+      return nullptr;
+    case MethodKind::kPowerSgd:
+      return std::make_unique<PowerSgd>(group, compression.power_sgd_rank, kept, work);
+    case MethodKind::kTopK:
+      return std::make_unique<TopK>(numel, count_of_largest(shape, compression.top_k),
+                                    static_cast<float>(compression.top_k_momentum), kept, work);
+    case MethodKind::kRandomK:
+      return std::make_unique<RandomK>(numel, count_of_largest(shape, compression.random_k),
+                                       DrawStream(compression.seed, number, /*of_rank=*/-1), kept, work);
+    case MethodKind::kMajority:
+      return std::make_unique<MajorityVote>(shape.layout, mesh.shard_size, work);
+    case MethodKind::kSignFeedback:
+      return std::make_unique<SignFeedback>(shape.layout, kept, work);
+    case MethodKind::kOneBit:
+      return std::make_unique<OneBit>(shape.layout, mesh.shard_index, mesh.shard_size, kept, work);
+    case MethodKind::kLevels: {
+      const LevelNorm norm = compression.terngrad ? LevelNorm::kMagnitude : LevelNorm::kSquares;
+      return std::make_unique<LevelMethod>(numel, LevelForm{levels_of(compression), norm},
+                                           DrawStream(compression.seed, number, mesh.shard_index), work);
+    }
   }
-  return std::make_unique<TopK>(shape.layout.numel(), count_of_largest(shape, compression.top_k), kept, work);
+  return nullptr;
 }
 
 }  // namespace tessera

@@ -11,15 +11,17 @@
 
 namespace tessera {
 
-/// Makes the sums of one group's gradients from less than all of them (CompressionConfig::power_sgd_rank, top_k). Each rank keeps what its
-/// contribution lacked, and adds it to the next one (error feedback, arXiv 1901.09847).
+/// Makes the sums of one group's gradients from less than all of them (CompressionConfig). Where a method is not unbiased, each rank keeps what
+/// its contribution lacked, and adds it to the next one (error feedback, arXiv 1901.09847).
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;
   /// What this rank sends to be summed, of one reduction.
   virtual std::int64_t wire_bytes() const = 0;
-  /// The reductions that follow are of this step, counted from 1.
+  /// The reductions that follow are of this step, counted from 1. 0: it is over, or its gradients were dropped.
   virtual void begin_step(std::int64_t) {}
+  /// How many residuals of one element a reduction keeps, on `ranks` ranks together.
+  virtual std::int64_t holders(std::int64_t ranks) const { return ranks; }
   /// Adds what it keeps of `group`, whose gradients it sums.
   virtual void add_kept(FlatGroup& group, KeptGradients& kept) const = 0;
 };

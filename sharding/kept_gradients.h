@@ -12,12 +12,17 @@ namespace tessera {
 /// What this rank keeps of gradients from one step to the next, by where it belongs (MemoryCategory::kFeedback). What is added to all
 /// contributions of an element together is the sum of its residuals over the ranks that hold one.
 struct KeptGradients {
-  /// What this rank's contributions to one reduction lacked so far.
+  enum class What {
+    kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
+    kReplicaContributions,  ///< and those to the sum over the replicate axis
+    kSums,                  ///< what the sums that this rank made and sent to all lacked so far (OneBit)
+    kMomentum,              ///< no residual: what this rank adds its next gradients to (TopK)
+  };
   struct Residual {
     FlatGroup* group = nullptr;
-    bool of_replicas = false;  ///< to the sum over the replicate axis
-    Extent run;                ///< of the group's flat buffer
-    float* values = nullptr;   ///< [run.numel]
+    What what = What::kContributions;
+    Extent run;               ///< of the group's flat buffer
+    float* values = nullptr;  ///< [run.numel]
   };
   /// What PowerSGD begins the next step with, of one parameter: the same on every rank.
   struct Factors {

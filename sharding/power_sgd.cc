@@ -55,8 +55,10 @@ absl::Status PowerSgd::sum(Collectives& group, std::string_view label, float* da
 
 void PowerSgd::add_kept(FlatGroup& group, KeptGradients& kept) const {
   for (const FactoredTensor& tensor : layout_.tensors()) {
-    kept.residuals.push_back(
-        {&group, false, {tensor.offset, tensor.shape.rows * tensor.shape.columns}, kept_ + tensor.kept});
+    kept.residuals.push_back({&group,
+                              KeptGradients::What::kContributions,
+                              {tensor.offset, tensor.shape.rows * tensor.shape.columns},
+                              kept_ + tensor.kept});
     kept.factors.push_back({&group, tensor.tensor, {right_ + tensor.right, size(rank_ * tensor.shape.columns)}});
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -96,6 +97,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
                  ComputeDevice device, GradientVisitor* visitor)
     : plan_(plan), axes_(axes), device_(device), visitor_(visitor), memory_(std::move(memory)) {
   float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
+  if (plan_.input().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
   for (Unit* unit : units) {
     Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
     const UnitShape shape = unit->shape();
@@ -157,7 +159,7 @@ void Reducer::sum_by(const std::shared_ptr<CommHook>& hook) {
 
 void Reducer::use_methods(bool on, std::int64_t step) {
   uses_methods_ = on;
-  if (!has_hook_) return;
+  copy_feedback();
   for (Entry& entry : entries_) {
     for (Feedback& feedback : entry.feedback) {
       if (feedback.method) feedback.method->begin_step(step);
@@ -373,46 +375,67 @@ ReduceOptions Reducer::replicate_options(const FlatGroup& group) const {
   return options;
 }
 
-void Reducer::forget_feedback() { std::fill_n(memory_.feedback.data(), memory_.feedback.bytes(), std::byte{0}); }
+void Reducer::forget_feedback() {
+  std::fill_n(memory_.feedback.data(), memory_.feedback.bytes(), std::byte{0});
+  has_copy_ = false;
+}
+
+/// What is kept is the last of the memory, its copy lies before it.
+void Reducer::copy_feedback() {
+  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  if (!plan_.input().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;
+  std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
+  std::memcpy(kept - bytes, kept, static_cast<std::size_t>(bytes));
+}
+
+void Reducer::restore_feedback() {
+  if (!has_copy_) return forget_feedback();
+  const std::int64_t bytes = 4 * plan_.kept_gradient_numel();
+  std::byte* const kept = memory_.feedback.data() + memory_.feedback.bytes() - bytes;
+  std::memcpy(kept, kept - bytes, static_cast<std::size_t>(bytes));
+  has_copy_ = false;
+}
 
 KeptGradients Reducer::kept() {
   const PlanInput& input = plan_.input();
   const AxisPlacement placement = input.placement.gradients;
   KeptGradients kept;
-  const auto add = [&](FlatGroup& group, bool of_replicas, const std::vector<Extent>& runs, float* values,
+  using What = KeptGradients::What;
+  const auto add = [&](FlatGroup& group, What what, const std::vector<Extent>& runs, float* values,
                        std::int64_t begin) {
     for (const Extent run : runs) {
-      kept.residuals.push_back({&group, of_replicas, {begin + run.offset, run.numel}, values});
+      kept.residuals.push_back({&group, what, {begin + run.offset, run.numel}, values});
       values += run.numel;
     }
   };
-  bool has_methods = false;
+  const int ranks = input.mesh.world_size();
+  std::int64_t method_holders = 0;
   for (Entry& entry : entries_) {
     for (const auto& group : entry.unit->groups) {
       const Feedback& feedback = entry.feedback[group->index];
       const std::int64_t numel = group->layout.numel();
       const Extent sum = owned({placement.shard, false}, input.mesh, numel);
       if (feedback.shard) {
-        add(*group, false,
+        add(*group, What::kContributions,
             rounded_runs(axes_.reduce->rank(), axes_.reduce->size(), input.compressed_shard_part, numel,
                          placement.shard),
             feedback.shard, 0);
       }
       if (feedback.replicate) {
-        add(*group, true,
+        add(*group, What::kReplicaContributions,
             rounded_runs(axes_.replicate->rank(), axes_.replicate->size(), input.compressed_replicate_part, sum.numel,
                          placement.replicate),
             feedback.replicate, sum.offset);
       }
-      if (feedback.method) feedback.method->add_kept(*group, kept);
-      has_methods = has_methods || feedback.method;
+      if (!feedback.method) continue;
+      feedback.method->add_kept(*group, kept);
+      method_holders = feedback.method->holders(ranks);
     }
   }
   const auto holders = [&](int ranks, int part) { return part > 0 ? ranks / part : 0; };
-  const int ranks = input.mesh.world_size();
-  kept.holders = has_methods ? ranks
-                             : holders(ranks, input.compressed_shard_part) +
-                                   holders(input.mesh.replicate_size, input.compressed_replicate_part);
+  kept.holders = method_holders > 0 ? method_holders
+                                    : holders(ranks, input.compressed_shard_part) +
+                                          holders(input.mesh.replicate_size, input.compressed_replicate_part);
   return kept;
 }
 
@@ -634,7 +657,12 @@ void Reducer::agree_on_order() {
 
 void Reducer::reset() {
   counts_.overflow_peak = counts_.overflow_bytes;
+  has_copy_ = false;
   for (Entry& entry : entries_) {
+    for (Feedback& feedback : entry.feedback) {
+      if (feedback.method)
+        feedback.method->begin_step(0);  // what follows is a step's first, also where it has the same number
+    }
     entry.has_sum = false;
     entry.gradients.reset();
   }

@@ -100,6 +100,9 @@ class Reducer {
 
   /// What gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod) is not added to those to come.
   void forget_feedback();
+  /// The step's gradients are dropped: what was kept is again what it was before them, where there is a copy (restore_skipped). Else it
+  /// begins anew.
+  void restore_feedback();
   /// The memory that holds it, of every group. Between steps it may be read and written.
   KeptGradients kept();
 
@@ -162,6 +165,7 @@ class Reducer {
   void place_sum(Entry& entry);
   Feedback take_feedback(const FlatGroup& group, float* method_work);
   GradientMethod* method_of(const FlatGroup& group) const;
+  void copy_feedback();
   ReduceOptions shard_options(const FlatGroup& group) const;
   ReduceOptions replicate_options(const FlatGroup& group) const;
   Waits waits() const;
@@ -208,6 +212,7 @@ class Reducer {
   bool expects_all_ = true;     ///< a gradient of every trainable parameter
   bool warned_ = false;
   bool uses_methods_ = true, has_hook_ = false;
+  bool has_copy_ = false;  ///< what was kept before the first reduction of the step under way was copied
   /// Reductions are numbered from 0; the k-th is in [k % size] until it is over.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
   std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< how many

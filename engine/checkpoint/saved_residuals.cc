@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/status.h"
@@ -20,9 +21,23 @@ struct Part {
   std::span<float> values;
 };
 
+const char* word_of(KeptGradients::What what) {
+  switch (what) {
+    case KeptGradients::What::kContributions:
+      return kResidual;
+    case KeptGradients::What::kReplicaContributions:
+      return kReplicaResidual;
+    case KeptGradients::What::kSums:
+      return kSumResidual;
+    case KeptGradients::What::kMomentum:
+      return kGradientMomentum;
+  }
+  return kResidual;
+}
+
 std::vector<Part> parts_of(const Residual& residual, int rank) {
   const FlatGroup& group = *residual.group;
-  const std::string word = of_rank(residual.of_replicas ? kReplicaResidual : kResidual, rank);
+  const std::string word = of_rank(word_of(residual.what), rank);
   std::vector<Part> parts;
   for (std::size_t i = 0; i < group.layout.size(); ++i) {
     const Extent place = group.layout.extent(i), run = intersect(place, residual.run);
@@ -60,7 +75,20 @@ bool ResidualReader::has_own() const {
         there += std::max<std::int64_t>(0, intersect({place.piece.offset, place.piece.numel}, part.elements).numel);
     }
   }
-  return there == wanted;
+  return there == wanted && !has_more();
+}
+
+/// Whether the checkpoint has something of this rank that is of another method.
+bool ResidualReader::has_more() const {
+  using What = KeptGradients::What;
+  for (const What what : {What::kSums, What::kMomentum}) {
+    const auto is_it = [&](const Residual& residual) { return residual.what == what; };
+    if (std::ranges::any_of(kept_.residuals, is_it)) continue;
+    for (const SavedParameter& parameter : checkpoint_.manifest().parameters) {
+      if (!checkpoint_.pieces(of_rank(word_of(what), rank_), parameter.name).empty()) return true;
+    }
+  }
+  return false;
 }
 
 absl::Status ResidualReader::read(bool own) {
@@ -89,10 +117,13 @@ absl::Status ResidualReader::read_mean(const Residual& residual) {
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
   const auto share =
       static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / static_cast<double>(kept_.holders));
+  const bool is_momentum = residual.what == KeptGradients::What::kMomentum;
   for (const Part& part : parts_of(residual, rank_)) {
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
-      for (const char* const what : {kResidual, kReplicaResidual})
-        TESSERA_RETURN_IF_ERROR(add(of_rank(what, rank), part.name, part.elements, part.values.data()));
+      for (const char* const what : kKeptOfRanks) {
+        if ((std::string_view(what) == kGradientMomentum) == is_momentum)
+          TESSERA_RETURN_IF_ERROR(add(of_rank(what, rank), part.name, part.elements, part.values.data()));
+      }
     }
     for (float& value : part.values) value *= share;
   }

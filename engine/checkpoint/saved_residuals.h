@@ -33,6 +33,7 @@ class ResidualReader {
   absl::Status read(bool own);
 
  private:
+  bool has_more() const;
   absl::Status read_own(const KeptGradients::Residual& residual);
   absl::Status read_mean(const KeptGradients::Residual& residual);
   absl::Status add(const std::string& what, const std::string& name, Extent elements, float* sums);

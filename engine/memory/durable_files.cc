@@ -145,9 +145,7 @@ void DurableFiles::protect(StateRecords& records, const std::string& kind) const
   });
 }
 
-std::int64_t kept_gradient_bytes(const MemoryPlan& plan) {
-  return plan.use()[MemoryCategory::kFeedback] - 4 * plan.method_work_numel();
-}
+std::int64_t kept_gradient_bytes(const MemoryPlan& plan) { return 4 * plan.kept_gradient_numel(); }
 
 void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
                                const std::vector<std::unique_ptr<Unit>>& units) {

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/memory/durable_files.h"
+#include "sharding/layout/method_layout.h"
 #include "sharding/whole_tensors.h"
 
 namespace tessera {
@@ -45,8 +46,9 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
       {"optimizer", {name_of(strategy.optimizer.type), strategy.ema.decay > 0}},
       {"directories", strategy.offload.paths}};
   if (kept_gradient_bytes(plan) > 0) {
-    json["kept_gradients"] = {input.compression.power_sgd_rank, input.compression.top_k > 0,
-                              input.compressed_shard_part, input.compressed_replicate_part};
+    json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),
+                              input.compression.top_k_momentum > 0, input.compressed_shard_part,
+                              input.compressed_replicate_part};
   }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));

@@ -20,7 +20,9 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/layout/method_layout.h"
 #include "sharding/layout/tier_choice.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
@@ -415,7 +417,7 @@ namespace {
 
 /// A GradientMethod makes the sums.
 bool has_method(const CompressionConfig& compression) {
-  return compression.power_sgd_rank > 0 || compression.top_k > 0 || compression.hook;
+  return method_kind(compression) != MethodKind::kNone || compression.hook;
 }
 
 }  // namespace
@@ -428,10 +430,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
                      const Optimizer& optimizer) {
   expect_built_for_device(strategy, scene.is_queued);
   if (has_method(strategy.compression) && scene.mesh.replicate_size > 1) {
-    throw Error(ExitCode::kConfig,
-                c10::str("/compression: power_sgd_rank, top_k and hook need a mesh of one replica, whose ranks sum all "
-                         "gradients at once, got ",
-                         scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
+    throw Error(ExitCode::kConfig, c10::str("/compression: ", kCompressionMethods,
+                                            " need a mesh of one replica, whose ranks sum all "
+                                            "gradients at once, got ",
+                                            scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
   }
   const OptimizerType type = strategy.optimizer.type;
   PlanInput input;

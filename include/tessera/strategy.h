@@ -256,6 +256,13 @@ struct DurableConfig {
 /// Which axes of the mesh send gradients in fewer bits.
 enum class CompressedAxes { kBoth, kReplicate, kShard };
 
+/// Gradients of one bit: their signs.
+enum class SignForm {
+  kNone,
+  kMajority,  ///< "majority": ranks vote (signSGD with majority vote, arXiv 1810.05291)
+  kFeedback,  ///< "feedback": times the mean magnitude, and what that lacks is kept (EF-signSGD, arXiv 1901.09847)
+};
+
 /// Gradients in fewer bits, where they go over a network: a rank's contribution is compressed once, sums are made in fp32.
 /// What ranks of one host pass to each other through shared memory stays as it is.
 struct CompressionConfig {
@@ -267,8 +274,17 @@ struct CompressionConfig {
   std::int64_t power_sgd_rank = 0;
   /// > 0: only this share of each unit's gradients goes over the network, those of largest magnitude (top-k)
   double top_k = 0;
-  bool hook = false;            ///< a CommHook of the program's makes the sums (tessera/comm_hook.h)
-  std::int64_t start_step = 0;  ///< power_sgd_rank, top_k and hook: so many steps are made without, first
+  double top_k_momentum = 0;  ///< top_k: of the momentum that each rank sends instead of gradients (arXiv 1712.01887)
+  /// > 0: only this share of each unit's gradients goes over the network, each step others, the same on all ranks (random-k)
+  double random_k = 0;
+  SignForm sign = SignForm::kNone;
+  bool one_bit = false;          ///< one bit an element, for contributions and for sums, both with error feedback
+  std::int64_t qsgd_levels = 0;  ///< > 0: so many levels of each run's norm, rounded stochastically (QSGD)
+  bool terngrad = false;         ///< -1, 0 or 1 times each run's largest magnitude, rounded stochastically (TernGrad)
+  std::int64_t seed = 0;         ///< of what random_k, qsgd_levels and terngrad draw
+  bool restore_skipped = false;  ///< a step that is skipped gives back what was kept before it
+  bool hook = false;             ///< a CommHook of the program's makes the sums (tessera/comm_hook.h)
+  std::int64_t start_step = 0;   ///< of all of these but gradients and sums: so many steps are made without, first
 };
 
 /// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics

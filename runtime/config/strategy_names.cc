@@ -195,6 +195,15 @@ const std::vector<Named<CompressedAxes>>& compressed_axes() {
   return list;
 }
 
+const std::vector<Named<SignForm>>& sign_forms() {
+  static const std::vector<Named<SignForm>> list = {
+      {SignForm::kNone, "none", "more than signs"},
+      {SignForm::kMajority, "majority", "ranks vote, and the mean gradient is 1 or -1 (signSGD)"},
+      {SignForm::kFeedback, "feedback",
+       "times the mean magnitude of 256 neighbours, and what that lacks is kept (EF-signSGD)"}};
+  return list;
+}
+
 const std::vector<Named<SpikeAction>>& spike_actions() {
   static const std::vector<Named<SpikeAction>> list = {
       {SpikeAction::kNone, "none", "it is made as any other"},

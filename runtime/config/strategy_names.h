@@ -33,6 +33,7 @@ const std::vector<Named<Tier>>& gradient_tiers();
 const std::vector<Named<Tier>>& activation_tiers();  ///< of OffloadConfig::activations
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();
+const std::vector<Named<SignForm>>& sign_forms();
 const std::vector<Named<SpikeAction>>& spike_actions();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
+#include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
@@ -251,8 +253,8 @@ StrategyRule feedback_rule() {
           }};
 }
 
-/// What PowerSGD, top-k and a program's hook do not go with.
-StrategyRule method_rule(std::string pointer, std::function<bool(const Strategy&)> is_used) {
+/// What methods that make sums in a way of their own do not go with.
+StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const CompressionConfig&)) {
   return {
       {pointer, "/compression/gradients", "/compression/sums", "/mixed_precision/param", "/mixed_precision/reduce",
        "/mesh/replicate"},
@@ -260,7 +262,7 @@ StrategyRule method_rule(std::string pointer, std::function<bool(const Strategy&
                   "compression.gradients and compression.sums none.",
                   dotted(pointer)),
       [is_used](const Strategy& s) -> std::string {
-        if (!is_used(s)) return "";
+        if (!is_used(s.compression)) return "";
         if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)
           return "cannot stand beside \"gradients\" or \"sums\" in fewer bits: give one or the other";
         if (s.mixed_precision.param == DType::kF16)
@@ -275,14 +277,19 @@ StrategyRule method_rule(std::string pointer, std::function<bool(const Strategy&
       }};
 }
 
+std::string pointer_of(const CompressionMethod& method) { return fmt::format("/compression/{}", method.key); }
+
 StrategyRule one_method_rule() {
-  return {{"/compression/power_sgd_rank", "/compression/top_k", "/compression/hook"},
-          "Of compression.power_sgd_rank, top_k and hook there is one at most.",
-          [](const Strategy& s) -> std::string {
-            const CompressionConfig& compression = s.compression;
-            const int methods = (compression.power_sgd_rank > 0) + (compression.top_k > 0) + compression.hook;
-            return methods <= 1 ? "" : "of power_sgd_rank, top_k and hook there is one at most: leave the others out";
-          }};
+  StrategyRule rule{
+      {},
+      fmt::format("Of compression.{} there is one at most.", kCompressionMethods),
+      [](const Strategy& s) -> std::string {
+        const auto used = std::ranges::count_if(
+            compression_methods(), [&](const CompressionMethod& method) { return method.is_used(s.compression); });
+        return used <= 1 ? "" : fmt::format("of {} there is one at most: leave the others out", kCompressionMethods);
+      }};
+  for (const CompressionMethod& method : compression_methods()) rule.keys.push_back(pointer_of(method));
+  return rule;
 }
 
 std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
@@ -408,10 +415,8 @@ StrategyRule in_backward_rule(std::string other, std::string what, std::function
           }};
 }
 
-}  // namespace
-
-const std::vector<StrategyRule>& strategy_rules() {
-  static const std::vector<StrategyRule> rules = {
+std::vector<StrategyRule> make_rules() {
+  std::vector<StrategyRule> rules = {
       replicate_rule(),
       min_numel_rule(),
       bucket_strategy_rule(),
@@ -432,9 +437,6 @@ const std::vector<StrategyRule>& strategy_rules() {
       offload_limit_rule(),
       one_state_tier_rule(),
       feedback_rule(),
-      method_rule("/compression/power_sgd_rank", [](const Strategy& s) { return s.compression.power_sgd_rank > 0; }),
-      method_rule("/compression/top_k", [](const Strategy& s) { return s.compression.top_k > 0; }),
-      method_rule("/compression/hook", [](const Strategy& s) { return s.compression.hook; }),
       one_method_rule(),
       groups_rule(),
       offloaded_parameters_rule(),
@@ -474,7 +476,20 @@ const std::vector<StrategyRule>& strategy_rules() {
       in_backward_rule(
           "/lr_schedule/base_batch_size", "lr_schedule.base_batch_size",
           [](const Strategy& s) { return s.lr_schedule.base_batch_size > 0; },
-          "the number of samples of all ranks is known only when backward has ended")};
+          "the number of samples of all ranks is known only when backward has ended"),
+      in_backward_rule(
+          "/compression/restore_skipped", "compression.restore_skipped",
+          [](const Strategy& s) { return s.compression.restore_skipped; },
+          "a step whose updates are under way is not skipped")};
+  for (const CompressionMethod& method : compression_methods())
+    rules.push_back(method_rule(pointer_of(method), method.is_used));
+  return rules;
+}
+
+}  // namespace
+
+const std::vector<StrategyRule>& strategy_rules() {
+  static const std::vector<StrategyRule> rules = make_rules();
   return rules;
 }
 

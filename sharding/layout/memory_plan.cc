@@ -7,6 +7,7 @@
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
+#include "sharding/layout/method_layout.h"
 #include "sharding/layout/written_part.h"
 
 namespace tessera {
@@ -432,7 +433,7 @@ void MemoryPlan::plan_gradient_records() {
 void MemoryPlan::plan_image() {
   if (!input_.is_durable) return;
   image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
-  image_bytes_ += use_[MemoryCategory::kFeedback] - 4 * method_work_numel_;
+  image_bytes_ += 4 * kept_gradient_numel_;
   for (const RecordPool& pool : {state_records_, parameter_records_}) image_bytes_ += pool.cached * pool.record_bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
@@ -490,10 +491,7 @@ FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
 
 MethodMemory MemoryPlan::method_memory_of(const GroupShape& group) const {
   if (!group.trainable || input_.compressed_shard_part == 0) return {};
-  const CompressionConfig& compression = input_.compression;
-  if (compression.power_sgd_rank > 0) return power_sgd_memory(group, compression.power_sgd_rank);
-  if (compression.top_k > 0) return top_k_memory(group, compression.top_k, input_.mesh.shard_size);
-  return {};
+  return method_memory(input_.compression, group, input_.mesh.shard_size);
 }
 
 void MemoryPlan::plan_feedback() {
@@ -501,11 +499,12 @@ void MemoryPlan::plan_feedback() {
     for (const GroupShape& group : unit.groups) {
       const FeedbackNumel kept = feedback_numel_of(group);
       const MethodMemory method = method_memory_of(group);
-      use_[MemoryCategory::kFeedback] += (kept.shard + kept.replicate + method.kept) * 4;
+      kept_gradient_numel_ += kept.shard + kept.replicate + method.kept;
       method_work_numel_ = std::max(method_work_numel_, method.work);
     }
   }
-  use_[MemoryCategory::kFeedback] += method_work_numel_ * 4;
+  const std::int64_t copies = input_.compression.restore_skipped ? 2 : 1;
+  use_[MemoryCategory::kFeedback] = (method_work_numel_ + copies * kept_gradient_numel_) * 4;
 }
 
 /// On a GPU's host they take memory as they come, which no plan knows.

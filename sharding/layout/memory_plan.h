@@ -161,6 +161,8 @@ class MemoryPlan {
   /// Of a trainable group whose sums are made by a GradientMethod (MemoryCategory::kFeedback too); zeros where they are not.
   MethodMemory method_memory_of(const GroupShape& group) const;
   std::int64_t method_work_numel() const { return method_work_numel_; }  ///< all groups' together
+  /// What all groups keep from step to step on both axes, fp32. With CompressionConfig::restore_skipped there is a copy of it, too.
+  std::int64_t kept_gradient_numel() const { return kept_gradient_numel_; }
 
   /// How a trainable group's optimizer part is cut into records.
   RecordLayout records_of(const GroupShape& group) const;
@@ -222,7 +224,7 @@ class MemoryPlan {
   std::int64_t shared_buckets_ = 0, bucket_bytes_ = 0, reduction_lag_ = 0, end_lag_ = 0;
   std::int64_t scratch_numel_ = 0;
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
-  std::int64_t method_work_numel_ = 0;
+  std::int64_t method_work_numel_ = 0, kept_gradient_numel_ = 0;
   MatrixDeal matrices_;
   RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0;

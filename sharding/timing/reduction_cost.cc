@@ -1,6 +1,7 @@
 #include "sharding/timing/reduction_cost.h"
 
 #include "sharding/layout/factor_layout.h"
+#include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
 
 namespace tessera {
@@ -31,6 +32,33 @@ CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
   return reduction_cost(links, ranks, numel, /*is_cut=*/false, {}, {});
 }
 
+CallCost method_cost(const CompressionConfig& compression, const GroupShape& group, const Links& links, int ranks) {
+  constexpr std::int64_t kWord = 4;
+  const std::int64_t numel = group.layout.numel();
+  const MethodKind kind = method_kind(compression);
+  switch (kind) {
+    case MethodKind::kNone:
+      return {};
+    case MethodKind::kPowerSgd: {
+      const FactorLayout factors(group, compression.power_sgd_rank);
+      return plain_all_reduce(links, ranks, factors.first_numel()) +
+             plain_all_reduce(links, ranks, factors.second_numel());
+    }
+    case MethodKind::kTopK:
+      return links.all_gather_cost(ranks, 2 * kF32Bytes * count_of_largest(group, compression.top_k));
+    case MethodKind::kRandomK:
+      return plain_all_reduce(links, ranks, count_of_largest(group, compression.random_k));
+    case MethodKind::kMajority:
+    case MethodKind::kOneBit:  // to owners and back, as an all-reduce goes
+      return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * owner_message_words(kind, numel, ranks));
+    case MethodKind::kSignFeedback:
+      return links.all_gather_cost(ranks, kWord * sign_message_words(numel));
+    case MethodKind::kLevels:
+      return links.all_gather_cost(ranks, kWord * level_message_words(numel, levels_of(compression)));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
@@ -44,13 +72,7 @@ CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, c
   const PlanInput& input = plan.input();
   const CompressionConfig& compression = input.compression;
   const int ranks = input.mesh.shard_size;
-  if (plan.method_memory_of(group).kept > 0 && compression.power_sgd_rank > 0) {
-    const FactorLayout factors(group, compression.power_sgd_rank);
-    return plain_all_reduce(links, ranks, factors.first_numel()) +
-           plain_all_reduce(links, ranks, factors.second_numel());
-  }
-  if (plan.method_memory_of(group).kept > 0 && compression.top_k > 0)
-    return links.all_gather_cost(ranks, 2 * kF32Bytes * count_of_largest(group, compression.top_k));
+  if (plan.method_memory_of(group).work > 0) return method_cost(compression, group, links, ranks);
   const bool is_compressed = input.compressed_shard_part > 0;
   const DType dtype = plan.bucket_mode() == BucketMode::kInPlace ? DType::kF32 : input.reduce;
   const SentAs contribution{is_compressed ? compression.gradients : WireForm::kPlain, dtype};

@@ -17,7 +17,8 @@ std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);
 ///
 /// What a rank sends to another one is its contribution to that one's part, in the bucket's dtype or in fewer bits; in
 /// an all-reduce, the sum of its own part too: in fp32 (on a GPU in the bucket's dtype), or in fewer bits. PowerSGD is
-/// two all-reduces of factors, top-k an all-gather of indices and values. What ranks compute for it (factors,
+/// two all-reduces of factors, random-k one of fewer elements; top-k, EF-signSGD, QSGD and TernGrad are an all-gather; votes and one_bit go
+/// to owners and back, as an all-reduce does. What ranks compute for it (factors,
 /// selection, encoding) is not in the cost.
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links);
 

@@ -43,6 +43,8 @@ const std::vector<std::string>& surroundings() {
       R"({"strategy": "NO_SHARD", "units": {"bucket_cap_mb": 4}})",
       R"({"compression": {"gradients": "int4"}})",
       R"({"strategy": "NO_SHARD", "compression": {"power_sgd_rank": 2}})",
+      R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}})",
+      R"({"strategy": "NO_SHARD", "compression": {"random_k": 0.1}})",
       R"({"on_spike": {"action": "rollback"}, "checkpoint": {"dir": "a"}})",
       R"({"durable": {"every": 1, "dir": "a"}})",
       R"({"lr_schedule": {"type": "one_cycle", "total_steps": 5000}})",

@@ -34,4 +34,21 @@ inline Adjust top_k(double share) {
   };
 }
 
+/// Plain descent with what `method` says.
+inline Adjust with_method(const CompressionConfig& method) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression = method;
+  };
+}
+
+inline Adjust top_k_momentum(double share, double momentum) {
+  return with_method({.top_k = share, .top_k_momentum = momentum});
+}
+inline Adjust random_k(double share) { return with_method({.random_k = share, .seed = 7}); }
+inline Adjust sign(SignForm form) { return with_method({.sign = form}); }
+inline Adjust one_bit() { return with_method({.one_bit = true}); }
+inline Adjust qsgd(std::int64_t levels) { return with_method({.qsgd_levels = levels}); }
+inline Adjust terngrad() { return with_method({.terngrad = true}); }
+
 }  // namespace tessera::testing

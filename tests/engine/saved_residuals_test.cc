@@ -39,6 +39,11 @@ struct Kind {
 const Kind kKinds[] = {
     {"PowerSGD", 2, 2, ShardingStrategy::kNoShard, power_sgd(2)},
     {"top-k", 2, 2, ShardingStrategy::kShardGradients, top_k(0.1)},
+    {"top-k with momentum", 2, 2, ShardingStrategy::kNoShard, top_k_momentum(0.1, 0.5)},
+    {"random-k", 2, 2, ShardingStrategy::kShardOptimizer, random_k(0.1)},
+    {"signs", 2, 2, ShardingStrategy::kNoShard, sign(SignForm::kFeedback)},
+    {"one bit", 3, 3, ShardingStrategy::kShardGradients, one_bit()},
+    {"one bit, restored", 2, 2, ShardingStrategy::kNoShard, with_method({.one_bit = true, .restore_skipped = true})},
     {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
     {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
     {"int4 between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
@@ -97,7 +102,7 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
     std::vector<double>& sum = sums[parameter.name];
     sum.resize(static_cast<std::size_t>(parameter.numel));
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
-      for (const char* const what : {kResidual, kReplicaResidual}) {
+      for (const char* const what : {kResidual, kReplicaResidual, kSumResidual}) {
         for (const auto& place : (*checkpoint)->pieces(of_rank(what, rank), parameter.name)) {
           std::vector<float> values(static_cast<std::size_t>(place.piece.numel));
           const absl::Status read = (*checkpoint)
@@ -119,6 +124,7 @@ TEST(SavedResiduals, AreTheMeanForOtherRanks) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
                           {"top-k", 2, 2, ShardingStrategy::kNoShard, top_k(0.2)},
+                          {"one bit", 3, 3, ShardingStrategy::kNoShard, one_bit()},
                           {"between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
                           {"between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
   for (const Kind& from : kOthers) {

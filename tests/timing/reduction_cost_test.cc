@@ -61,6 +61,28 @@ TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of_largest(timed.input.units[1].groups[0], 0.01));
 }
 
+TEST(ReductionCost, MethodsSendWhatTheirMessagesHave) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.links.shard = links_of(1e-9, 1e-3);
+  const std::int64_t runs = kNumel / 256;
+  const auto expect = [&](const CompressionConfig& compression, std::int64_t bytes, int messages) {
+    timed.input.compression = compression;
+    const CallCost cost = cost_of(timed);
+    EXPECT_EQ(cost.sent_bytes, bytes);
+    EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
+  };
+  // 3/4 of a message to each owner, and of its answers; a whole message to each of 3.
+  expect({.random_k = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
+  expect({.sign = SignForm::kMajority}, 2 * 3 * (4 + runs / 4 * 32), 3);
+  expect({.sign = SignForm::kFeedback}, 3 * runs * 36, 3);
+  expect({.one_bit = true}, 2 * 3 * (runs / 4 * 36), 3);
+  expect({.qsgd_levels = 1}, 3 * runs * (4 + 64), 3);
+  expect({.qsgd_levels = 7}, 3 * runs * (4 + 128), 3);
+  expect({.qsgd_levels = 8}, 3 * runs * (4 + 256), 3);
+  expect({.terngrad = true}, 3 * runs * (4 + 64), 3);
+}
+
 TEST(ReductionCost, OverReplicasGoesWhatTheShardAxisLeft) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
   const auto cost = [&] {

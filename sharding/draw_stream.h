@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/base/noise.h"
+
+namespace tessera {
+
+/// What a GradientMethod draws, of one group: each reduction has a key of its own, made of the seed, the group, the step and how many
+/// reductions the step had before. So a run draws the same again, also one that goes on from a checkpoint.
+class DrawStream {
+ public:
+  /// `group`: its first parameter's number. `of_rank`: the rank, where each draws for itself, else -1.
+  DrawStream(std::int64_t seed, std::int64_t group, std::int64_t of_rank)
+      : stream_(mix_bits(mix_bits(mix_bits(static_cast<std::uint64_t>(seed) + 1) + static_cast<std::uint64_t>(group)) +
+                         static_cast<std::uint64_t>(of_rank + 1))) {}
+
+  void begin_step(std::int64_t step) {
+    if (step != step_) reductions_ = 0;
+    step_ = step;
+  }
+  NoiseKey next() { return noise_key(stream_ + reductions_++, step_); }
+
+ private:
+  const std::uint64_t stream_;
+  std::int64_t step_ = 0;
+  std::uint64_t reductions_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,374 @@
+// What each method of CompressionConfig makes of contributions, beside a plain reference, over ranks on threads.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "runtime/border/throw.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "runtime/comm/sum/level_codec.h"
+#include "runtime/comm/sum/sign_codec.h"
+#include "sharding/layout/matrix_deal.h"
+#include "sharding/layout/method_layout.h"
+#include "sharding/level_method.h"
+#include "sharding/majority_vote.h"
+#include "sharding/one_bit.h"
+#include "sharding/random_k.h"
+#include "sharding/sign_feedback.h"
+#include "sharding/top_k.h"
+
+namespace tessera {
+namespace {
+
+using Numbers = std::vector<float>;
+constexpr std::int64_t kSteps = 5;
+
+/// Two tensors, of which the first ends within a block: there are gaps.
+Layout some_layout(int ranks) { return Layout::pack(std::vector<std::int64_t>{1000, 700, 3}, ranks); }
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+/// What rank `rank` contributes to a step: zeros in the gaps.
+Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
+  std::mt19937 generator(static_cast<unsigned>(100 * rank + step));
+  std::normal_distribution<float> normal;
+  Numbers values(size(layout.numel()), 0.0f);
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    const Extent extent = layout.extent(i);
+    for (std::int64_t k = extent.offset; k < extent.end(); ++k) values[size(k)] = normal(generator);
+  }
+  return values;
+}
+
+struct Memory {
+  Numbers kept, work;
+};
+using MakeMethod = std::function<std::unique_ptr<GradientMethod>(const Layout&, int rank, int ranks, Memory&)>;
+
+/// The sums of kSteps steps [step], the same bits on all ranks, and what the ranks keep after them [rank].
+struct Made {
+  std::vector<Numbers> sums;
+  std::vector<Numbers> kept;
+};
+
+Made made_by(int ranks, const CompressionConfig& compression, const MakeMethod& make) {
+  const Layout layout = some_layout(ranks);
+  const GroupShape shape{.layout = layout};
+  const MethodMemory need = method_memory(compression, shape, ranks);
+  std::vector<std::vector<Numbers>> sums(size(ranks));
+  std::vector<Numbers> kept(size(ranks));
+  run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+    const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, ranks));
+    constexpr float kGuard = 1234.5f;
+    Memory memory{Numbers(size(need.kept) + 1, 0.0f), Numbers(size(need.work) + 1, 7.0f)};
+    memory.kept.back() = memory.work.back() = kGuard;
+    const auto method = make(layout, mesh.rank(), ranks, memory);
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      Numbers data = contribution(layout, mesh.rank(), step);
+      method->begin_step(step);
+      throw_if_error(method->sum(*axes.reduce, "some", data.data(), data.size()));
+      sums[size(mesh.rank())].push_back(data);
+    }
+    EXPECT_EQ(memory.kept.back(), kGuard);
+    EXPECT_EQ(memory.work.back(), kGuard);
+    memory.kept.pop_back();
+    kept[size(mesh.rank())] = memory.kept;
+  });
+  for (const auto& of_rank : sums) {
+    for (std::size_t step = 0; step < of_rank.size(); ++step)
+      EXPECT_EQ(std::memcmp(of_rank[step].data(), sums[0][step].data(), of_rank[step].size() * sizeof(float)), 0)
+          << "ranks have other bits in step " << step + 1;
+  }
+  for (const Numbers& sum : sums[0]) {
+    for (const Extent gap : layout.gaps()) {
+      for (std::int64_t i = gap.offset; i < gap.end(); ++i) EXPECT_EQ(sum[size(i)], 0) << "in a gap";
+    }
+  }
+  return {sums[0], kept};
+}
+
+/// All that was contributed is what was sent and what is kept.
+void expect_nothing_lost(int ranks, const Made& made) {
+  const Layout layout = some_layout(ranks);
+  std::vector<double> wanted(size(layout.numel())), got(wanted.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      const Numbers values = contribution(layout, rank, step);
+      for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] += values[i];
+    }
+    for (std::size_t i = 0; i < wanted.size(); ++i) got[i] += made.kept[size(rank)][i];
+  }
+  for (const Numbers& sum : made.sums) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) got[i] += sum[i];
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-4) << i;
+}
+
+TEST(RandomK, SendsTheSamePlacesOnAllRanksAndKeepsTheRest) {
+  for (const int ranks : {2, 3}) {
+    const CompressionConfig compression{.random_k = 0.1};
+    const Layout layout = some_layout(ranks);
+    const std::int64_t count = count_of_largest({.layout = layout}, 0.1);
+    const Made made = made_by(ranks, compression, [&](const Layout& layout, int, int, Memory& memory) {
+      return std::make_unique<RandomK>(layout.numel(), count, DrawStream(3, 5, -1), memory.kept.data(),
+                                       memory.work.data());
+    });
+    expect_nothing_lost(ranks, made);
+    std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
+    std::vector<std::vector<std::size_t>> places;
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      Numbers wanted(size(layout.numel()), 0.0f);
+      const Numbers& sum = made.sums[size(step - 1)];
+      std::vector<std::size_t>& sent = places.emplace_back();
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        if (sum[i] != 0) sent.push_back(i);
+      }
+      EXPECT_LE(sent.size(), size(count));
+      EXPECT_GE(sent.size() + size(count * layout.padding() / layout.numel()) + 5, size(count))
+          << "but for what is drawn in gaps";
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Numbers values = contribution(layout, rank, step);
+        for (std::size_t i = 0; i < values.size(); ++i) kept[size(rank)][i] += values[i];
+        for (const std::size_t i : sent) wanted[i] += std::exchange(kept[size(rank)][i], 0.0f);
+      }
+      EXPECT_EQ(sum, wanted) << "step " << step;
+    }
+    EXPECT_NE(places[0], places[1]);
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_TRUE(std::ranges::equal(kept[size(rank)], std::span(made.kept[size(rank)]).first(kept[0].size())));
+  }
+}
+
+TEST(RandomK, ReachesEveryElement) {
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
+    constexpr std::size_t kNumel = 103;
+    Numbers kept(kNumel, 0.0f), work(64);
+    std::vector<int> times(kNumel);
+    RandomK method(kNumel, 10, DrawStream(1, 1, -1), kept.data(), work.data());
+    for (std::int64_t step = 1; step <= 2000; ++step) {
+      Numbers data(kNumel, 1.0f);
+      method.begin_step(step);
+      throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+      for (std::size_t i = 0; i < kNumel; ++i) times[i] += data[i] != 0;
+    }
+    EXPECT_EQ(std::accumulate(times.begin(), times.end(), 0), 20000);
+    for (const int each : times) EXPECT_NEAR(each, 2000 / 10.3, 75);
+  });
+}
+
+TEST(MajorityVote, IsTheSignThatMostHave) {
+  for (const int ranks : {1, 2, 3, 5}) {
+    const Layout layout = some_layout(ranks);
+    const Made made = made_by(ranks, {.sign = SignForm::kMajority}, [](const Layout& l, int, int n, Memory& memory) {
+      return std::make_unique<MajorityVote>(l, n, memory.work.data());
+    });
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      for (std::size_t t = 0; t < layout.size(); ++t) {
+        for (std::int64_t i = layout.extent(t).offset; i < layout.extent(t).end(); ++i) {
+          int minus = 0;
+          for (int rank = 0; rank < ranks; ++rank) minus += contribution(layout, rank, step)[size(i)] < 0;
+          const bool negative = 2 * minus == ranks ? (i + step) % 2 == 1 : 2 * minus > ranks;
+          ASSERT_EQ(made.sums[size(step - 1)][size(i)], static_cast<float>(negative ? -ranks : ranks)) << i;
+          i += 6;
+        }
+      }
+    }
+  }
+}
+
+/// Makes of `kept` and `more` what is sent, and leaves in `kept` what that lacks.
+Numbers sent_as_signs(Numbers& kept, const Numbers& more, std::size_t begin, std::size_t numel) {
+  Numbers sent(numel);
+  std::vector<std::uint32_t> message(scaled_sign_words(numel));
+  encode_signs(kept.data() + begin, more.empty() ? nullptr : more.data() + begin, numel, message.data());
+  decode_signs(message.data(), numel, sent.data());
+  return sent;
+}
+
+void clear_gaps(const Layout& layout, Numbers& values) {
+  for (const Extent gap : layout.gaps()) std::fill_n(&values[size(gap.offset)], gap.numel, 0.0f);
+}
+
+TEST(SignFeedback, AddsWhatEachRankSendsAndKeepsTheRest) {
+  for (const int ranks : {2, 3}) {
+    const Layout layout = some_layout(ranks);
+    const Made made = made_by(ranks, {.sign = SignForm::kFeedback}, [](const Layout& l, int, int, Memory& memory) {
+      return std::make_unique<SignFeedback>(l, memory.kept.data(), memory.work.data());
+    });
+    expect_nothing_lost(ranks, made);
+    std::vector<Numbers> kept(size(ranks), Numbers(size(layout.numel()), 0.0f));
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      Numbers wanted(size(layout.numel()), -0.0f);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Numbers sent = sent_as_signs(kept[size(rank)], contribution(layout, rank, step), 0, wanted.size());
+        for (std::size_t i = 0; i < sent.size(); ++i) wanted[i] += sent[i];
+        clear_gaps(layout, kept[size(rank)]);
+      }
+      clear_gaps(layout, wanted);
+      EXPECT_EQ(made.sums[size(step - 1)], wanted);
+    }
+  }
+}
+
+TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
+  for (const int ranks : {2, 3}) {
+    const Layout layout = some_layout(ranks);
+    const Made made = made_by(ranks, {.one_bit = true}, [](const Layout& l, int rank, int n, Memory& memory) {
+      return std::make_unique<OneBit>(l, rank, n, memory.kept.data(), memory.work.data());
+    });
+    const std::size_t numel = size(layout.numel());
+    std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
+    Numbers of_sums(numel, 0.0f);
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      Numbers wanted(numel, 0.0f);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Numbers sent = sent_as_signs(kept[size(rank)], contribution(layout, rank, step), 0, numel);
+        for (std::size_t i = 0; i < numel; ++i) of_sums[i] += sent[i];
+        clear_gaps(layout, kept[size(rank)]);
+      }
+      clear_gaps(layout, of_sums);
+      wanted = sent_as_signs(of_sums, {}, 0, numel);
+      clear_gaps(layout, wanted);
+      clear_gaps(layout, of_sums);
+      EXPECT_EQ(made.sums[size(step - 1)], wanted);
+    }
+    // Each owner keeps what its sums lacked behind what its contributions did.
+    Made all = made;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Extent own = owned_by(rank, layout.numel(), ranks);
+      const float* const behind = &made.kept[size(rank)][size(MatrixDeal::in_whole_lines(layout.numel()))];
+      for (std::int64_t i = 0; i < own.numel; ++i) {
+        EXPECT_EQ(behind[i], of_sums[size(own.offset + i)]);
+        all.kept[size(rank)][size(own.offset + i)] += behind[i];
+      }
+    }
+    expect_nothing_lost(ranks, all);
+  }
+}
+
+TEST(LevelMethod, AddsWhatEachRankDraws) {
+  for (const LevelForm form : {LevelForm{1, LevelNorm::kMagnitude}, LevelForm{7, LevelNorm::kSquares}}) {
+    for (const int ranks : {2, 3}) {
+      const CompressionConfig compression{.qsgd_levels = form.levels};
+      const Layout layout = some_layout(ranks);
+      const auto run = [&](std::int64_t seed) {
+        return made_by(ranks, compression, [&](const Layout& l, int rank, int, Memory& memory) {
+          return std::make_unique<LevelMethod>(l.numel(), form, DrawStream(seed, 2, rank), memory.work.data());
+        });
+      };
+      const Made made = run(3);
+      std::vector<DrawStream> draws;
+      for (int rank = 0; rank < ranks; ++rank) draws.emplace_back(3, 2, rank);
+      for (std::int64_t step = 1; step <= kSteps; ++step) {
+        Numbers wanted(size(layout.numel()), 0.0f);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Numbers values = contribution(layout, rank, step);
+          std::vector<std::uint32_t> message(level_words(form.levels, values.size()));
+          draws[size(rank)].begin_step(step);
+          encode_levels(form, values.data(), values.size(), draws[size(rank)].next(), message.data());
+          add_levels(form, message.data(), values.size(), wanted.data());
+        }
+        EXPECT_EQ(made.sums[size(step - 1)], wanted);
+      }
+      EXPECT_EQ(run(3).sums, made.sums);
+      EXPECT_NE(run(4).sums, made.sums);
+    }
+  }
+}
+
+TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
+  for (const int ranks : {2, 3}) {
+    constexpr float kMomentum = 0.5f;
+    const Layout layout = some_layout(ranks);
+    const std::size_t numel = size(layout.numel());
+    const std::int64_t count = count_of_largest({.layout = layout}, 0.2);
+    const CompressionConfig compression{.top_k = 0.2, .top_k_momentum = kMomentum};
+    const Made made = made_by(ranks, compression, [&](const Layout& l, int, int, Memory& memory) {
+      return std::make_unique<TopK>(l.numel(), count, kMomentum, memory.kept.data(), memory.work.data());
+    });
+    std::vector<Numbers> moving(size(ranks), Numbers(numel, 0.0f)), kept = moving;
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      Numbers wanted(numel, 0.0f);
+      for (int rank = 0; rank < ranks; ++rank) {
+        Numbers &u = moving[size(rank)], &v = kept[size(rank)];
+        const Numbers values = contribution(layout, rank, step);
+        for (std::size_t i = 0; i < numel; ++i) {
+          u[i] = kMomentum * u[i] + values[i];
+          v[i] += u[i];
+        }
+        std::vector<std::size_t> order(numel);
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t i) { return std::fabs(v[i]); });
+        order.resize(size(count));
+        for (const std::size_t i : order) {
+          wanted[i] += std::exchange(v[i], 0.0f);
+          u[i] = 0;
+        }
+      }
+      EXPECT_EQ(made.sums[size(step - 1)], wanted);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::span<const float> both = made.kept[size(rank)];
+      EXPECT_TRUE(std::ranges::equal(both.first(numel), kept[size(rank)]));
+      EXPECT_TRUE(std::ranges::equal(both.subspan(size(MatrixDeal::in_whole_lines(layout.numel())), numel),
+                                     moving[size(rank)]));
+    }
+  }
+}
+
+// Two reductions of one step are together one of their sum, where all is sent at the end.
+TEST(TopKMomentum, CountsOnceAStep) {
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
+    Numbers kept(32, 0.0f), work(64);
+    TopK method(3, 0, 0.5f, kept.data(), work.data());
+    const auto reduce = [&](std::int64_t step, float value) {
+      Numbers data(3, value);
+      method.begin_step(step);
+      throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+    };
+    reduce(1, 4);
+    reduce(1, 4);
+    EXPECT_EQ(kept[16], 8);  // u
+    EXPECT_EQ(kept[0], 8);   // v
+    reduce(2, 1);
+    reduce(2, 1);
+    EXPECT_EQ(kept[16], 6);
+    EXPECT_EQ(kept[0], 14);
+  });
+}
+
+TEST(MethodLayout, MessagesAreAsLongAsTheCodecsMakeThem) {
+  EXPECT_EQ(size(kMethodRun), kSignRun);
+  EXPECT_EQ(size(kMethodRun), kLevelRun);
+  for (std::int64_t numel = 0; numel < 1100; ++numel) {
+    EXPECT_EQ(size(vote_message_words(numel)), vote_words(size(numel)));
+    EXPECT_EQ(size(sign_message_words(numel)), scaled_sign_words(size(numel)));
+    for (const std::int64_t levels : {1, 2, 7, 8, 127})
+      EXPECT_EQ(size(level_message_words(numel, levels)), level_words(levels, size(numel)));
+    for (const int ranks : {1, 2, 3, 5}) {
+      std::int64_t end = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Extent own = owned_by(rank, numel, ranks);
+        EXPECT_TRUE(own.offset == end && own.numel <= owned_by_each(numel, ranks));
+        end = own.end();
+      }
+      EXPECT_EQ(end, numel);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

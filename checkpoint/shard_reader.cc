@@ -66,28 +66,28 @@ std::size_t ShardReader::chunk_bytes(std::int64_t chunk) const {
   return static_cast<std::size_t>(end - begin);
 }
 
-absl::Status ShardReader::read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe) {
-  std::int64_t at = file_.header_bytes + range_of(chunk).begin;
+template <class Memory>
+absl::Status ShardReader::read_blocks(std::int64_t chunk, const Memory& memory, const Describe& describe) {
+  const auto [begin, end] = range_of(chunk);
   RunningHash hash;
-  while (!bytes.empty()) {
-    const auto block = bytes.first(std::min(static_cast<std::size_t>(kBlock), bytes.size()));
-    TESSERA_RETURN_IF_ERROR(read(at, block));
+  for (std::int64_t at = begin; at < end; at += kBlock) {
+    const std::span<std::byte> block =
+        memory(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(std::min(kBlock, end - at)));
+    TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + at, block));
     hash.add(block);
-    at += kBlock;
-    bytes = bytes.subspan(block.size());
   }
   return check(chunk, hash.value(), describe);
 }
 
+absl::Status ShardReader::read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe) {
+  const auto place = [&](std::size_t offset, std::size_t size) { return bytes.subspan(offset, size); };
+  return read_blocks(chunk, place, describe);
+}
+
 absl::Status ShardReader::verify_chunk(std::int64_t chunk, const Describe& describe) {
-  const auto [begin, end] = range_of(chunk);
-  RunningHash hash;
-  for (std::int64_t at = begin; at < end; at += kBlock) {
-    block_.resize(static_cast<std::size_t>(std::min(kBlock, end - at)));
-    TESSERA_RETURN_IF_ERROR(read(file_.header_bytes + at, block_));
-    hash.add(block_);
-  }
-  return check(chunk, hash.value(), describe);
+  block_.resize(static_cast<std::size_t>(kBlock));
+  const auto same_place = [&](std::size_t, std::size_t size) { return std::span(block_).first(size); };
+  return read_blocks(chunk, same_place, describe);
 }
 
 }  // namespace tessera

@@ -47,6 +47,9 @@ class ShardReader {
   absl::Status open();
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes);
   Range range_of(std::int64_t chunk) const;
+  /// Reads a chunk block by block into what `memory(offset, bytes)` gives, by the offset in the chunk, and compares its hash.
+  template <class Memory>
+  absl::Status read_blocks(std::int64_t chunk, const Memory& memory, const Describe& describe);
   absl::Status check(std::int64_t chunk, std::uint64_t hash, const Describe& describe) const;
 
   const std::string path_, who_;

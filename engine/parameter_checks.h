@@ -6,13 +6,9 @@
 #include "sharding/unit.h"
 #include "sharding/whole_tensors.h"
 
-namespace torch::nn {
-class Module;
-}
-
 namespace tessera {
 
-/// Each parameter has its own memory, or one that no other parameter or buffer trains: an Engine gives each parameter new memory.
+/// Each parameter has its own memory, or one that no other parameter and none of `whole` trains: an Engine gives each parameter new memory.
 /// Tensors whose elements lie between each other's are not compared. Throws tessera::Error (64) with both names.
 void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 

@@ -30,21 +30,24 @@ absl::Status OneBit::sum(Collectives& group, std::string_view label, float* data
   for (int q = 0; q < ranks_; ++q) add_signs(in_ + q * words_, own_numel, kept_of_sum_);
   std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
   std::fill_n(own, words_, 0u);
-  for (const Extent gap : gaps_) {  // what is nobody's counts in no mean of sums
-    const Extent here = intersect(gap, own_);
-    if (here.numel > 0) std::fill_n(kept_of_sum_ + (here.offset - own_.offset), here.numel, 0.0f);
-    std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
-  }
+  clear_gaps_of_sums();  // what is nobody's counts in no mean
   encode_signs(kept_of_sum_, nullptr, own_numel, own);
   TESSERA_RETURN_IF_ERROR(group.all_gather(label, own, out_, bytes).wait());
   for (int q = 0; q < ranks_; ++q)
     decode_signs(out_ + q * words_, static_cast<std::size_t>(part(q).numel), data + part(q).offset);
+  clear_gaps_of_sums();
+  for (const Extent gap : gaps_) {
+    std::fill_n(data + gap.offset, gap.numel, 0.0f);
+    std::fill_n(kept_.data() + gap.offset, gap.numel, 0.0f);
+  }
+  return absl::OkStatus();
+}
+
+void OneBit::clear_gaps_of_sums() {
   for (const Extent gap : gaps_) {
     const Extent here = intersect(gap, own_);
     if (here.numel > 0) std::fill_n(kept_of_sum_ + (here.offset - own_.offset), here.numel, 0.0f);
-    std::fill_n(data + gap.offset, gap.numel, 0.0f);
   }
-  return absl::OkStatus();
 }
 
 void OneBit::add_kept(FlatGroup& group, KeptGradients& kept) const {

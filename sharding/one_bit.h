@@ -26,6 +26,8 @@ class OneBit final : public GradientMethod {
   std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(words_) * ranks_ * 4; }
 
  private:
+  void clear_gaps_of_sums();
+
   const std::vector<Extent> gaps_;
   const int ranks_;
   const Extent own_;

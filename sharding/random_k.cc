@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "runtime/base/status.h"
-#include "runtime/border/throw.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
+#include "sharding/short_indices.h"
 
 namespace tessera {
 
@@ -18,10 +17,7 @@ RandomK::RandomK(std::int64_t numel, std::int64_t count, DrawStream draws, float
       draws_(draws),
       kept_(kept, static_cast<std::size_t>(numel)),
       values_(work) {
-  if (numel > std::numeric_limits<std::uint32_t>::max()) {
-    throw Error(ExitCode::kConfig, "/compression/random_k: a unit has " + std::to_string(numel) +
-                                       " elements, and places are of 32 bits. hint: name smaller modules in \"units\"");
-  }
+  expect_short_indices("random_k", numel);
 }
 
 void RandomK::draw(std::uint32_t* places) {

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "runtime/base/status.h"
-#include "runtime/border/throw.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
 #include "sharding/layout/matrix_deal.h"
+#include "sharding/short_indices.h"
 
 namespace tessera {
 
@@ -19,11 +18,7 @@ TopK::TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, 
       momentum_(momentum),
       moving_(momentum > 0 ? kept + MatrixDeal::in_whole_lines(numel) : nullptr),
       own_(work) {
-  if (numel > std::numeric_limits<std::uint32_t>::max()) {
-    throw Error(ExitCode::kConfig,
-                "/compression/top_k: a unit has " + std::to_string(numel) +
-                    " elements, and indices are of 32 bits. hint: name smaller modules in \"units\"");
-  }
+  expect_short_indices("top_k", numel);
 }
 
 void TopK::begin_step(std::int64_t step) {

@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// Offloads what the calling thread's operators save from now on, as "offload.activations" says; null where that is memory.
-/// `module`: its buffers stay where they are. Throws tessera::Error: those of Spill::create.
+/// `whole`: these stay where they are. Throws tessera::Error: those of Spill::create.
 std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const NamedTensors& whole,
                                                       const Accelerator& accelerator, int rank);
 

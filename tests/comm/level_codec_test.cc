@@ -5,21 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "tests/support/random_numbers.h"
 
 namespace tessera {
 namespace {
 
+using testing::random_numbers;
 using Numbers = std::vector<float>;
-
-Numbers random_numbers(std::size_t numel) {
-  std::mt19937 generator(3);
-  std::normal_distribution<float> normal;
-  Numbers numbers(numel);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
-}
 
 Numbers sent(LevelForm form, const Numbers& values, NoiseKey key) {
   std::vector<std::uint32_t> message(level_words(form.levels, values.size()) + 1, 0xabcdu);
@@ -46,7 +40,7 @@ constexpr LevelForm kForms[] = {{1, LevelNorm::kMagnitude},  {1, LevelNorm::kSqu
 TEST(LevelCodec, IsOneOfTheTwoNearestLevels) {
   for (const LevelForm form : kForms) {
     for (const std::size_t numel : {1u, 17u, 256u, 700u}) {
-      const Numbers values = random_numbers(numel), output = sent(form, values, noise_key(1, 2));
+      const Numbers values = random_numbers(numel, 3), output = sent(form, values, noise_key(1, 2));
       for (std::size_t i = 0; i < numel; ++i) {
         const double unit = norm_of(form, values, i / kLevelRun * kLevelRun) / static_cast<double>(form.levels);
         const double level = output[i] / unit;
@@ -63,7 +57,7 @@ TEST(LevelCodec, IsOneOfTheTwoNearestLevels) {
 TEST(LevelCodec, HasTheValueAsItsMean) {
   constexpr int kDraws = 4000;
   for (const LevelForm form : kForms) {
-    const Numbers values = random_numbers(300);
+    const Numbers values = random_numbers(300, 3);
     std::vector<double> sum(values.size());
     for (int step = 0; step < kDraws; ++step) {
       const Numbers output = sent(form, values, noise_key(9, step));
@@ -79,7 +73,7 @@ TEST(LevelCodec, HasTheValueAsItsMean) {
 TEST(LevelCodec, WhatIsNotFiniteStaysSo) {
   for (const LevelForm form : kForms) {
     for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-      Numbers values = random_numbers(600);
+      Numbers values = random_numbers(600, 3);
       values[300] = bad;
       const Numbers output = sent(form, values, noise_key(1, 1));
       EXPECT_TRUE(std::isfinite(output[255]));

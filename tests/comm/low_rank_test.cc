@@ -4,21 +4,15 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "tests/support/random_numbers.h"
 
 namespace tessera {
 namespace {
 
+using testing::random_numbers;
 using Numbers = std::vector<float>;
-
-Numbers random_numbers(std::size_t numel, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Numbers values(numel);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 void expect_near(const Numbers& got, const std::vector<double>& wanted, double tolerance) {
   ASSERT_EQ(got.size(), wanted.size());

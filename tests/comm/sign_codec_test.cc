@@ -5,23 +5,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "tests/support/random_numbers.h"
 
 namespace tessera {
 namespace {
 
+using testing::random_numbers;
 using Numbers = std::vector<float>;
 using Words = std::vector<std::uint32_t>;
 constexpr std::size_t kSizes[] = {1, 31, 32, 33, 255, 256, 257, 1000};
-
-Numbers random_numbers(std::size_t numel, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Numbers numbers(numel);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
-}
 
 TEST(SignCodec, IsTheMeanMagnitudeWithEachSignAndLeavesWhatThatLacks) {
   for (const std::size_t numel : kSizes) {

@@ -8,6 +8,7 @@
 #include "runtime/base/status.h"
 
 namespace tessera {
+
 /// The store was there once, so what fails now is a lost peer: its server.
 template <typename Result, typename Body>
 Result C10dStore::guarded(const char* what, const std::string& key, Body body) const {

@@ -57,6 +57,15 @@ TESSERA_INLINE void for_words(std::size_t numel, const Each& each) {
   }
 }
 
+/// Calls `take(i, value)` for the elements of a run: `magnitude` with the sign that `words` have for each.
+template <class Take>
+TESSERA_INLINE void signed_run(float magnitude, const std::uint32_t* words, std::size_t numel, const Take& take) {
+  for_words(
+      numel, [&](std::size_t w, std::size_t begin, std::size_t count) __attribute__((always_inline)) {
+        for (std::size_t j = 0; j < count; ++j) take(begin + j, with_sign(magnitude, words[w], j));
+      });
+}
+
 TESSERA_INLINE void encode_run(float* values, std::size_t numel, std::uint32_t* message) {
   const float scale = mean_magnitude(values, numel);
   message[0] = bits_of(scale);
@@ -83,27 +92,21 @@ TESSERA_CPU_CLONES void encode_signs(float* values, const float* more, std::size
 }
 
 TESSERA_CPU_CLONES void decode_signs(const std::uint32_t* message, std::size_t numel, float* output) {
-  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords) {
-    const float scale = std::bit_cast<float>(message[0]);
-    for_words(
-        std::min(kSignRun, numel - at), [&](std::size_t w, std::size_t begin, std::size_t count)
-                                            __attribute__((always_inline)) {
-                                              for (std::size_t j = 0; j < count; ++j)
-                                                output[at + begin + j] = with_sign(scale, message[1 + w], j);
-                                            });
-  }
+  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords)
+    signed_run(
+        std::bit_cast<float>(message[0]), message + 1,
+        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+          output[at + i] = value;
+        });
 }
 
 TESSERA_CPU_CLONES void add_signs(const std::uint32_t* message, std::size_t numel, float* output) {
-  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords) {
-    const float scale = std::bit_cast<float>(message[0]);
-    for_words(
-        std::min(kSignRun, numel - at), [&](std::size_t w, std::size_t begin, std::size_t count)
-                                            __attribute__((always_inline)) {
-                                              for (std::size_t j = 0; j < count; ++j)
-                                                output[at + begin + j] += with_sign(scale, message[1 + w], j);
-                                            });
-  }
+  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords)
+    signed_run(
+        std::bit_cast<float>(message[0]), message + 1,
+        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+          output[at + i] += value;
+        });
 }
 
 TESSERA_CPU_CLONES void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std::uint32_t* votes) {
@@ -152,14 +155,12 @@ TESSERA_CPU_CLONES void count_votes(const std::uint32_t* votes, std::size_t vote
 
 TESSERA_CPU_CLONES void decode_votes(const std::uint32_t* votes, std::size_t numel, float magnitude, float* output) {
   const std::uint32_t* words = votes + 1;
-  for (std::size_t at = 0; at < numel; at += kSignRun, words += kWords) {
-    for_words(
-        std::min(kSignRun, numel - at), [&](std::size_t w, std::size_t begin, std::size_t count)
-                                            __attribute__((always_inline)) {
-                                              for (std::size_t j = 0; j < count; ++j)
-                                                output[at + begin + j] = with_sign(magnitude, words[w], j);
-                                            });
-  }
+  for (std::size_t at = 0; at < numel; at += kSignRun, words += kWords)
+    signed_run(
+        magnitude, words,
+        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+          output[at + i] = value;
+        });
   if (votes[0] != 0 && numel > 0) output[0] = std::numeric_limits<float>::quiet_NaN();
 }
 

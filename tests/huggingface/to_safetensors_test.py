@@ -109,13 +109,16 @@ class ToSafetensors(unittest.TestCase):
         self.expect_same(self.convert(self.folder / "dcp", "--prefix", "model."), state)
 
     def test_dcp_of_several_ranks(self):
-        program = ("import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
+        # It ends by itself once all is saved: PyTorch 2.11's Gloo group aborts now and then ("terminate called without an active
+        # exception", one run in twenty on two cores) when it is taken down.
+        program = ("import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
                    "from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard\n"
                    "dist.init_process_group('gloo')\n"
                    "mesh = init_device_mesh('cpu', (2,))\n"
                    "whole = torch.arange(35.).view(7, 5)\n"
                    "dcp.save({'w': distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=sys.argv[1])\n"
-                   "dist.destroy_process_group()\n")
+                   "dist.barrier()\n"
+                   "os._exit(0)\n")
         (self.folder / "save.py").write_text(program)
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", self.folder / "save.py", self.folder / "two"],
                        check=True, capture_output=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -49,15 +49,23 @@ std::string units_table(const MemoryPlan& plan) {
 
 /// What one rank sends, and receives, of a collective where it goes over a wire: of a buffer that n ranks share, a part
 /// of (n - 1)/n for an all-gather or a reduce-scatter, and twice that for an all-reduce, which is both.
+/// What is not in each step has its share of one.
 std::int64_t wire_bytes(const StepCollective& each, const MeshPosition& mesh) {
   const std::int64_t ranks = each.axis == "shard" ? mesh.shard_size : mesh.replicate_size;
   const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
-  return each.operation == "all_reduce" ? 2 * once : once;
+  return (each.operation == "all_reduce" ? 2 * once : once) / each.every;
+}
+
+/// Of all ranks: where replicas train by themselves, the plan is of one.
+MeshPosition whole_mesh(const MemoryPlan& plan) {
+  MeshPosition mesh = plan.input().mesh;
+  mesh.replicate_size *= plan.input().replicas;
+  return mesh;
 }
 
 std::int64_t wire_bytes_of_step(const MemoryPlan& plan) {
   std::int64_t bytes = 0;
-  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, plan.input().mesh);
+  for (const StepCollective& each : collectives_of_step(plan)) bytes += wire_bytes(each, whole_mesh(plan));
   return bytes;
 }
 
@@ -71,7 +79,8 @@ std::string traffic_table(const MemoryPlan& plan) {
                    {"of"}});
   for (const StepCollective& each : collectives_of_step(plan)) {
     table.add_row({each.operation, each.axis, std::to_string(each.calls), format_bytes(each.bytes),
-                   format_bytes(wire_bytes(each, plan.input().mesh)), each.what});
+                   format_bytes(wire_bytes(each, whole_mesh(plan))),
+                   each.every == 1 ? each.what : each.what + ", every " + std::to_string(each.every) + " steps"});
   }
   return table.to_string() + "all together: a rank sends " + format_bytes(wire_bytes_of_step(plan)) +
          " a step, and receives as much; ranks that share memory read instead\n";
@@ -108,7 +117,7 @@ std::string to_text(const DiskTime& time) {
 }
 
 nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) {
-  const MeshPosition& mesh = plan.input().mesh;
+  const MeshPosition mesh = whole_mesh(plan);
   nlohmann::ordered_json json = {{"parameters", parameters},
                                  {"world_size", mesh.world_size()},
                                  {"mesh", {{"replicate", mesh.replicate_size}, {"shard", mesh.shard_size}}},
@@ -135,6 +144,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
     json["collectives"].push_back({{"operation", each.operation},
                                    {"axis", each.axis},
                                    {"of", each.what},
+                                   {"every", each.every},
                                    {"calls", each.calls},
                                    {"bytes", each.bytes},
                                    {"wire_bytes_of_a_rank", wire_bytes(each, mesh)}});
@@ -144,7 +154,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
 }
 
 std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64_t parameters) {
-  const MeshPosition& mesh = plan.input().mesh;
+  const MeshPosition mesh = whole_mesh(plan);
   std::string text = "plan of " + name_of(strategy.strategy) + " for " + std::to_string(mesh.world_size()) +
                      " ranks, mesh " + std::to_string(mesh.replicate_size) + " x " + std::to_string(mesh.shard_size) +
                      " (replicate x shard), " + std::to_string(parameters) + " parameters in " +

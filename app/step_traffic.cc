@@ -25,6 +25,7 @@ class StepTraffic {
     gather_parameters();
     reduce_gradients();
     publish_updates();
+    meet_replicas();
     return std::move(collectives_);
   }
 
@@ -85,6 +86,28 @@ class StepTraffic {
     add(std::move(over_replicas));
     add(std::move(over_shard));
     if (placement.shared) add({"barrier", "shard", "updated parameters", 1, 0});
+  }
+
+  /// Outer steps.
+  void meet_replicas() {
+    const SyncConfig& outer = input_.outer;
+    if (!outer.makes_outer_steps() || input_.replicas == 1) return;
+    const char* const what = outer.has_outer_optimizer() ? "outer gradients, fp32" : "masters, fp32";
+    StepCollective over_replicas{"all_reduce", "replicate", what};
+    StepCollective over_shard{"all_gather", "shard", "masters after outer steps"};
+    over_replicas.every = over_shard.every = outer.every;
+    for (const UnitShape& unit : input_.units) {
+      for (const GroupShape& group : unit.groups) {
+        if (!group.trainable) continue;
+        ++over_replicas.calls;
+        over_replicas.bytes += 4 * owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+        if (!input_.placement.optimizer.shard || input_.placement.parameters.shard || !shard_) continue;
+        ++over_shard.calls;
+        over_shard.bytes += 4 * group.layout.numel();
+      }
+    }
+    add(std::move(over_replicas));
+    add(std::move(over_shard));
   }
 
   const MemoryPlan& plan_;

@@ -42,6 +42,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   const std::string& name = parameter.name;
   add_piece(from, kValue, name, first, numel, pieces);
   add_piece(from, kMaster, name, first, numel, pieces);
+  add_piece(from, kOuterMomentum, name, first, numel, pieces);
   for (const SavedState& state : from.manifest().states) {
     if (!parameter.has_state(state.name) || parameter.state_shapes.contains(state.name)) continue;
     add_piece(from, state.name, name, first, numel, pieces);

@@ -28,7 +28,8 @@ std::string of_rank(const std::string& what, std::int64_t rank) { return fmt::fo
 std::string buffer_of_rank(std::int64_t rank) { return of_rank(kBuffer, rank); }
 
 bool is_name_of_state(std::string_view name) {
-  constexpr std::string_view kTaken[] = {kMaster, kValue, kBuffer, kItem, kGenerator, kGpuGenerator, kFactors, "ema"};
+  constexpr std::string_view kTaken[] = {kMaster,       kValue,   kBuffer,        kItem, kGenerator,
+                                         kGpuGenerator, kFactors, kOuterMomentum, "ema"};
   return !name.empty() && name.find_first_of("|.") == std::string_view::npos &&
          std::ranges::find(kTaken, name) == std::end(kTaken);
 }
@@ -131,6 +132,8 @@ absl::Status SavedCheckpoint::check_tensors() {
       continue;
     }
     TESSERA_RETURN_IF_ERROR(check_tensor(kMaster, name, "F32", parameter.numel));
+    if (!pieces(kOuterMomentum, name).empty())
+      TESSERA_RETURN_IF_ERROR(check_tensor(kOuterMomentum, name, "F32", parameter.numel));
     for (const SavedState& state : manifest_.states) {
       if (!parameter.has_state(state.name)) continue;
       const std::int64_t numel = parameter.numel_of(state.name);

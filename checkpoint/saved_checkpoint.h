@@ -35,6 +35,8 @@ inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_re
 /// The same: the momentum of a rank's own gradients (CompressionConfig::top_k_momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
+/// F32, of parameters that train, or not there: the momentum of outer steps ("sync" diloco).
+inline constexpr char kOuterMomentum[] = "outer_momentum";
 std::string of_rank(const std::string& what, std::int64_t rank);  ///< "residual.rank3"
 inline constexpr char kScales[] = ".scales";                      ///< behind a state's name
 std::string buffer_of_rank(std::int64_t rank);                    ///< "buffer.rank3"

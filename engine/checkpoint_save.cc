@@ -11,8 +11,10 @@
 #include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/outcomes.h"
+#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "sharding/layout/written_part.h"
 #include "sharding/whole_tensors.h"
 
 namespace tessera {
@@ -84,7 +86,7 @@ std::vector<SavedParameter> describe_parameters(const std::vector<std::unique_pt
 
 /// Without buffers, items and files.
 Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& states) {
-  const MeshPosition& mesh = s.plan.input().mesh;
+  const MeshPosition& mesh = s.position;
   const StepProgress progress = s.step->progress();
   Manifest manifest;
   manifest.step = s.attempts;
@@ -125,7 +127,7 @@ CheckpointSave::CheckpointSave(EngineCheckpoints::State& s, std::string folder, 
 
 absl::Status CheckpointSave::begin() {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           share_outcomes(*s_->axes.control, "checkpoint begins", [&] { return note(); }));
+                           share_outcomes(*s_->whole.control, "checkpoint begins", [&] { return note(); }));
   for (const std::string& text : texts) hashes_.push_back(decode(text).hashes);
   const Start first = decode(texts[0]);
   unfinished_path_ = first.unfinished;
@@ -137,7 +139,7 @@ absl::Status CheckpointSave::begin() {
 absl::StatusOr<std::string> CheckpointSave::note() {
   manifest_ = describe_engine(*s_, states_);
   buffers_ = buffers_of(*s_->module, s_->strategy.units);
-  writer_.emplace(s_->units, s_->plan, states_);
+  writer_.emplace(s_->units, s_->plan, s_->position, states_);
   Start start{"", "", hashes_of(buffers_)};
   if (rank_ == 0) {
     TESSERA_RETURN_IF_ERROR(copy_items());
@@ -190,15 +192,31 @@ void CheckpointSave::add_tensors() {
   }
   manifest_.json_items = items_.json;
   manifest_.data = items_.data;
+  add_outer_momentum();
   if (manifest_.residuals) add_residuals(s_->reducer->kept(), rank_, *writer_);
   writer_->add(kGenerator, std::to_string(rank_), state_of_generator(c10::Device(c10::kCPU)));
   const ComputeDevice& device = s_->accelerator.device;
   if (device.is_queued) writer_->add(kGpuGenerator, std::to_string(rank_), state_of_generator(device.device));
 }
 
+/// Of this rank's part of masters, what it writes of those.
+void CheckpointSave::add_outer_momentum() {
+  if (!s_->outer) return;
+  const AxisPlacement axes = s_->plan.input().placement.optimizer;
+  const auto add = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
+    const Extent written = intersect(run, written_part(axes, s_->position, group.layout.numel()));
+    if (written.numel > 0) {
+      writer_->add(kOuterMomentum, group.parameters[i].name, written.offset - group.layout.extent(i).offset,
+                   {momentum + (written.offset - run.offset), static_cast<std::size_t>(written.numel)});
+    }
+    return absl::OkStatus();
+  };
+  s_->outer->for_each_momentum(add).IgnoreError();  // `add` has none
+}
+
 absl::Status CheckpointSave::hold(std::span<std::byte> room) {
   const absl::Status held =
-      share_status(*s_->axes.control, "checkpoint copied", status_from([&] { return writer_->hold(room); }));
+      share_status(*s_->whole.control, "checkpoint copied", status_from([&] { return writer_->hold(room); }));
   s_ = nullptr;
   return held;
 }

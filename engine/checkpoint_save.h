@@ -55,6 +55,7 @@ class CheckpointSave {
   absl::Status copy_items();
   std::vector<std::int64_t> ranks_with_own(std::size_t i) const;
   void add_tensors();
+  void add_outer_momentum();
   absl::StatusOr<std::string> write();
   absl::StatusOr<std::string> commit(const std::vector<std::string>& files);
 

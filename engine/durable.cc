@@ -221,7 +221,7 @@ absl::Status end_own(DurableFiles& files) {
 
 /// The commit under way is on every rank's disk then, or on none.
 absl::Status end_commit(EngineCheckpoints::State& s) {
-  Collectives& control = *s.axes.control;
+  Collectives& control = *s.whole.control;
   const absl::Status written = share_status(control, "commit written", end_own(*s.durable));
   if (written.ok()) {
     s.durable->committed();
@@ -237,7 +237,7 @@ absl::Status end_commit(EngineCheckpoints::State& s) {
 }
 
 absl::Status begin_commit(EngineCheckpoints::State& s, const CheckpointItems& items) {
-  Collectives& control = *s.axes.control;
+  Collectives& control = *s.whole.control;
   CommitParts parts;
   std::string text;
   // What cannot be written down is told before anything is written.
@@ -324,10 +324,10 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
       if (unit->residency()) unit->residency()->drop(*unit);
     }
     // No rank may be reading parts that others write.
-    TESSERA_RETURN_IF_ERROR(share_status(*s_.axes.control, "commit found", absl::OkStatus()));
+    TESSERA_RETURN_IF_ERROR(share_status(*s_.whole.control, "commit found", absl::OkStatus()));
     s_.half_loaded = true;
     TESSERA_RETURN_IF_ERROR(
-        share_status(*s_.axes.control, "commit brought back", status_from([&] { return resume.apply(); })));
+        share_status(*s_.whole.control, "commit brought back", status_from([&] { return resume.apply(); })));
     LoadedCheckpoint loaded = resume.finish();
     s_.half_loaded = false;
     if (s_.mesh.rank() != 0) return loaded;

@@ -31,7 +31,7 @@
 namespace tessera {
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
                const OwnRules& own)
-    : state_(std::make_unique<State>(std::move(module), strategy, mesh, own)) {}
+    : state_(std::make_unique<State>(std::move(module), std::make_shared<const Strategy>(strategy), mesh, own, 0)) {}
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
@@ -41,7 +41,7 @@ Engine::~Engine() {
     RunScope::current->memory_story =
         explain_out_of_memory("", s.plan, s.strategy, s.shares_memory, s.activation_bytes);
   }
-  if (unwinding && !state_->failed && !groups_of(state_->mesh).keep_for_report(state_->axes)) {
+  if (unwinding && !state_->failed && !groups_of(state_->mesh).keep_for_report(state_->whole)) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
   if (state_->saving && (unwinding || state_->failed)) state_->saving->cancel();
@@ -155,6 +155,7 @@ StepResult Engine::step() {
     saved = s.step_finishes_saves;  // go_back has waited for it
   }
   if (saved) EngineCheckpoints(*this).finish();  // may throw; the step is taken
+  State::follow_sync(state_, s.attempts);
   return result;
 }
 
@@ -175,7 +176,10 @@ PlannedMemory Engine::plan() const {
   return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.to_table()};
 }
 MemoryUse Engine::allocated() const { return state_->allocated(State::When::kNow); }
-void Engine::check() const { throw_if_error(state_->axes.status()); }
+void Engine::check() const {
+  throw_if_error(state_->whole.status());
+  throw_if_error(state_->axes.status());
+}
 
 Upload Engine::upload(const std::vector<at::Tensor>& host) { return state_->uploader->start(host); }
 
@@ -273,7 +277,9 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);
-  PlanScene scene{position};
+  PlanScene scene{planned_position(strategy.sync, position)};
+  scene.sync = strategy.sync;
+  scene.replicas = shape.replicate;
   scene.shares_memory = would_share_memory(shape, topology, strategy.comm.transport);
   const TransportChoice transport = strategy.comm.transport;
   scene.is_queued = transport == TransportChoice::kNccl || transport == TransportChoice::kCudaHost;
@@ -281,6 +287,12 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const CompressedParts compressed = would_compress(shape, topology, transport);
   scene.shard_compressed_part = compressed.shard;
   scene.replicate_compressed_part = compressed.replicate;
+  if (strategy.sync.makes_outer_steps()) {  // between outer steps a replica is alone
+    scene.replicate_compressed_part = 0;
+    const bool is_on_a_host = topology.local_world_size % shape.shard == 0;
+    scene.reduces_in_background =
+        shape.shard > 1 && scene.reduces_in_background && (transport == TransportChoice::kGloo || !is_on_a_host);
+  }
   const int parts = parts_for(strategy, position);
   const auto units = partition(module, strategy, parts, nullptr, matrices_of(strategy.optimizer));
   add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);

@@ -7,6 +7,7 @@
 
 #include "engine/activations/offload_activations.h"
 #include "engine/background_save.h"
+#include "engine/expect.h"
 #include "engine/first_values.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/kept_group.h"
@@ -18,6 +19,7 @@
 #include "engine/same_start.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/gather_order.h"
+#include "engine/step/outer_steps.h"
 #include "engine/step/own_optimizer.h"
 #include "engine/step/queued_step.h"
 #include "engine/step/tensor_rule.h"
@@ -122,14 +124,21 @@ WantedTransport wanted_transport(TransportChoice choice) {
 /// c10::Error puts its stack below the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+/// `sync` where it is in effect after `steps` steps.
+SyncConfig sync_after(const SyncConfig& sync, std::int64_t steps) {
+  return steps >= sync.start_step ? sync : SyncConfig{};
+}
+
 }  // namespace
 
 Engine::State::~State() = default;
 
-Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, const Strategy& strategy_given,
-                     const Mesh& mesh_given, OwnRules own_rules_given)
+Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, std::shared_ptr<const Strategy> strategy_given,
+                     const Mesh& mesh_given, OwnRules own_rules_given, std::int64_t steps)
     : module(std::move(module_given)),
-      strategy(strategy_given),
+      given_strategy(std::move(strategy_given)),
+      strategy(*given_strategy),
+      sync(sync_after(strategy.sync, steps)),
       mesh(mesh_given),
       own_rules(std::move(own_rules_given)) {
   look_at_module();
@@ -160,22 +169,20 @@ MeshShape Engine::State::shape_of_mesh() const { return mesh_shape(strategy, mes
 void Engine::State::set_up() {
   if (strategy.memory.tensor_heap) install_tensor_heap();
   const MeshShape shape = shape_of_mesh();
-  const MeshPosition position = shape.position_of(mesh.rank());
-  axes = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
+  position = shape.position_of(mesh.rank());
+  whole = value_or_throw(groups_of(mesh).axes(shape.replicate, shape.shard));
   check_transport();
-  expect_same_start(strategy, *axes.control);
-  accelerator = accelerator_of(*axes.world);
+  expect_same_start(strategy, *whole.control);
+  axes = !sync.makes_outer_steps() ? whole : value_or_throw(groups_of(mesh).within_replica(whole));
+  accelerator = accelerator_of(*whole.world);
   const ComputeDevice device = accelerator.device;
   uploader.emplace(device, accelerator.kernels.get());
   if (strategy.checkpoint.async) save_group = value_or_throw(groups_of(mesh).world("checkpoint"));
   shares_memory = !device.is_queued && axes.gather->shares_memory();
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
-  const PlanScene scene{position,
-                        shares_memory,
-                        device.is_queued,
-                        in_background,
-                        axes.reduce->compressed_part(),
-                        axes.replicate->compressed_part()};
+  const PlanScene scene{
+      planned_position(sync, position),  shares_memory, device.is_queued, in_background, axes.reduce->compressed_part(),
+      axes.replicate->compressed_part(), sync,          shape.replicate};
   plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
@@ -184,7 +191,7 @@ void Engine::State::set_up() {
     durable = open_durable(strategy.durable, plan, durable_layout(plan, units, *module, strategy), *axes.control);
   }
   // Before memory: ranks whose modules differ are told which parameter, not which size.
-  FirstValues first_values(units, *axes.control);
+  FirstValues first_values(units, *whole.control);
   memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, accelerator.kernels.get(),
                                     durable.get());
   memory_use = memory.allocated();
@@ -192,7 +199,7 @@ void Engine::State::set_up() {
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
-  load_whole_tensors(whole_tensors(*module, strategy.units), *axes.control, device.device);
+  load_whole_tensors(whole_tensors(*module, strategy.units), *whole.control, device.device);
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
@@ -206,6 +213,11 @@ void Engine::State::set_up() {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, accelerator);
   } else {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules);
+  }
+  if (sync.makes_outer_steps()) {
+    outer = std::make_unique<OuterSteps>(units, plan, axes, whole.replicate);
+    memory_use[MemoryCategory::kOptimizer] += outer->memory_bytes();
+    memory_use[MemoryCategory::kStaging] += outer->scratch_bytes();
   }
   if (updates_in_backward()) {
     reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
@@ -241,11 +253,11 @@ void Engine::State::check_transport() const {
   if (strategy.comm.transport == TransportChoice::kAuto) return;
   const WantedTransport wanted = wanted_transport(strategy.comm.transport);
   // A rank alone has no transport, but it has a device.
-  const bool right_device = wanted.on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
-  const bool right_transport = mesh.world_size() == 1 || axes.world->kind() == wanted.kind;
+  const bool right_device = wanted.on_gpu == (whole.world->gpu() != Collectives::kHostMemory);
+  const bool right_transport = mesh.world_size() == 1 || whole.world->kind() == wanted.kind;
   if (right_device && right_transport) return;
   throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted.name +
-                                     "\", but the mesh was made with " + axes.world->transport() +
+                                     "\", but the mesh was made with " + whole.world->transport() +
                                      ". hint: call tessera::init(strategy)");
 }
 
@@ -260,7 +272,15 @@ void Engine::State::report_plan() const {
        << plan.to_table();
   if (const std::string groups = table_of_groups(units, strategy.optimizer); !groups.empty()) text << "\n" << groups;
   log_info(text.str());
-  if (compresses(strategy.compression) && !strategy.compression.hook && words_of_compression(plan.input()).empty()) {
+  const PlanInput& input = plan.input();
+  if (input.outer.makes_outer_steps() && input.replicas == 1) {
+    log_warning(
+        "\"sync\" has one replica, with which no other meets. hint: \"mesh\": {\"replicate\": ...} says how many there "
+        "are");
+  }
+  const bool compresses_outer = input.outer.makes_outer_steps() && whole.replicate->compressed_part() > 0;
+  if (compresses(strategy.compression) && !compresses_outer && !strategy.compression.hook &&
+      words_of_compression(plan.input()).empty()) {
     log_info(
         "\"compression\" has no effect here: on the axes that it names no gradients go over a network, as the ranks "
         "share "
@@ -326,7 +346,7 @@ void Engine::State::detach_parameters() {
     return;
   }
   for (auto& unit : units) {
-    for (auto& group : unit->groups) keep(*group, plan, memory, axes.gather, /*is_readable=*/!sharded);
+    for (auto& group : unit->groups) keep(*group, plan, position, memory, axes.gather, /*is_readable=*/!sharded);
   }
 }
 
@@ -376,10 +396,11 @@ StepResult Engine::State::take_step() {
   StepResult result;
   result.step = ++attempts;
   step->run(local, result);
+  if (outer) outer->after(attempts);
   if (const std::int64_t every = strategy.check.replica_hash_every; every > 0 && attempts % every == 0) {
     const Span span("compare replicas");
     if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
-    expect_equal_replicas(units, plan, *axes.control, attempts);
+    expect_equal_replicas(units, plan, *whole.control, attempts);
   }
   if ((result.overflow || result.spike) && plan.use()[MemoryCategory::kFeedback] > 0) reducer->restore_feedback();
   make_buffers_alike();
@@ -403,9 +424,26 @@ StepResult Engine::State::take_step() {
 bool Engine::State::save_has_ended() {
   if (!saving) return false;
   const char own = saving->has_ended() ? 1 : 0;
-  std::vector<char> all(static_cast<std::size_t>(axes.control->size()));
-  throw_if_error(axes.control->all_gather("checkpoint ended", &own, all.data(), 1).wait());
+  std::vector<char> all(static_cast<std::size_t>(whole.control->size()));
+  throw_if_error(whole.control->all_gather("checkpoint ended", &own, all.data(), 1).wait());
   return std::ranges::all_of(all, [](char ended) { return ended == 1; });
+}
+
+void Engine::State::bring_replicas_together(const char* what) {
+  if (!outer || !outer->is_due()) return;
+  expect(open_guards == 0, what,
+         " between two outer steps makes one, which cannot be under a Gathered guard: close it first");
+  expect(microbatch == 0, what,
+         " between backward and step makes an outer step (\"sync\"): call step() or zero_grad() first");
+  or_abort(what, [&] {
+    expect_parameters();
+    outer->step();
+    for (auto& unit : units) {
+      if (unit->residency()) unit->residency()->drop(*unit);
+      unit->gathered_hash = 0;
+    }
+    accept_new_values();
+  });
 }
 
 /// Once: what the first step needed beside what was there before it.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,11 +34,19 @@
 namespace tessera {
 
 class BackgroundSave;
+class OuterSteps;
 
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
 struct Engine::State {
-  State(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh, OwnRules own_rules);
+  /// `steps`: that training has made already, which says whether outer steps are in effect (SyncConfig::start_step).
+  State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<const Strategy> strategy, const Mesh& mesh,
+        OwnRules own_rules, std::int64_t steps);
   ~State();
+  /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
+  /// which is of no more use. Between steps. Collective.
+  std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change);
+  /// Plans `state` anew where outer steps begin or end with `steps`. Between steps. Collective where it does.
+  static void follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
   void look_at_module();
   MeshShape shape_of_mesh() const;
@@ -78,6 +87,8 @@ struct Engine::State {
   void begin_backward();
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   StepResult take_step();
+  /// Where replicas may differ ("sync"), the outer step comes now. `what`: the call that needs it. Collective over the mesh.
+  void bring_replicas_together(const char* what);
   /// Whether every rank's thread has ended, where a save goes on. Collective then.
   bool save_has_ended();
   void note_activations();
@@ -98,7 +109,9 @@ struct Engine::State {
   [[noreturn]] void rethrow(const char* what);
 
   std::shared_ptr<torch::nn::Module> module;
-  Strategy strategy;
+  const std::shared_ptr<const Strategy> given_strategy;  ///< lives as long as the Engine
+  const Strategy& strategy;
+  const SyncConfig sync;  ///< the strategy's, where it is in effect
   Mesh mesh;
   int exceptions_at_start = std::uncaught_exceptions();
   bool failed = false;
@@ -107,7 +120,9 @@ struct Engine::State {
   std::optional<Uploader> uploader;
   const OwnRules own_rules;
   std::unique_ptr<Optimizer> optimizer;
-  MeshAxes axes;
+  MeshAxes axes;               ///< of this rank's replica, where replicas train by themselves ("sync"); else `whole`
+  MeshAxes whole;              ///< of the mesh
+  MeshPosition position;       ///< in `whole`
   bool shares_memory = false;  ///< the ranks of a shard group
   MemoryPlan plan;
   TrainingMemory memory;
@@ -121,6 +136,7 @@ struct Engine::State {
   std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;
   std::unique_ptr<Step> step;
+  std::unique_ptr<OuterSteps> outer;   ///< null where "sync" is not in effect
   std::optional<GatherLog> log;        ///< of this step
   std::optional<ShardRecords> shards;  ///< where parameters lie below memory
   std::optional<Residency> residency;  ///< where parameters are sharded, or lie below memory

@@ -74,9 +74,10 @@ absl::Status append(TensorFilesWriter& writer, const Exported& each) {
 
 void EngineSafetensors::export_to(const std::string& folder, const ExportOptions& options) {
   expect_between_steps("export_safetensors");
+  s_.bring_replicas_together("export_safetensors");
   const std::vector<Exported> tensors = tensors_of(s_, options);
   const auto share = [&](const char* label, const absl::Status& own) {
-    throw_if_error(share_status(*s_.axes.control, label, own));
+    throw_if_error(share_status(*s_.whole.control, label, own));
   };
   std::optional<TensorFilesWriter> writer;
   absl::Status status;

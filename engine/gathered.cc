@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "engine/engine_state.h"
+#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
@@ -69,6 +70,7 @@ struct Gathered::State {
     if (mode == kEma) average.emplace(owner);
     engine.expect_not_updated("Gathered");
     if (mode == kWrite) engine.expect_weights("Gathered(kWrite)");
+    if (mode == kWrite) engine.bring_replicas_together("Gathered(kWrite)");
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
       if (mode == kWrite) engine.settle_commit();
@@ -129,12 +131,13 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mo
     : state_(std::make_unique<State>(engine, mode, units_with(engine.state_->units, parameters))) {}
 
 void Gathered::State::store() {
-  for (Unit* unit : units) store_parameters(*unit, *engine.axes.control);
+  for (Unit* unit : units) store_parameters(*unit, *engine.whole.control);
   for (Unit* unit : units) {
     if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
   }
   if (copies) copies->close();
   for (Unit* unit : units) engine.checks->accept(*unit);
+  if (engine.outer) engine.outer->adopt();
 }
 
 void Gathered::close() {

@@ -11,6 +11,7 @@
 #include "engine/memory/master_weights.h"
 #include "engine/outcomes.h"
 #include "engine/safetensors/matched_tensors.h"
+#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
@@ -69,7 +70,7 @@ class ImportToEngine {
     FlatParameter& get() const { return group->parameters[index]; }
   };
 
-  absl::Status share(const char* label, const absl::Status& own) { return share_status(*s_.axes.control, label, own); }
+  absl::Status share(const char* label, const absl::Status& own) { return share_status(*s_.whole.control, label, own); }
 
   absl::Status look() {
     return status_from([&]() -> absl::Status {
@@ -141,10 +142,10 @@ class ImportToEngine {
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();
     std::int64_t failed = own.ok() ? 0 : 1;
-    throw_if_error(s_.axes.control->broadcast("safetensors", &failed, sizeof failed, 0).wait());
+    throw_if_error(s_.whole.control->broadcast("safetensors", &failed, sizeof failed, 0).wait());
     if (failed != 0) return own.ok() ? make_error(ExitCode::kIo, "rank 0 could not read " + name) : own;
     if (values.numel() > 0)
-      throw_if_error(s_.axes.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
+      throw_if_error(s_.whole.control->broadcast(name, values.data_ptr(), values.nbytes(), 0).wait());
     return absl::OkStatus();
   }
 
@@ -154,6 +155,7 @@ class ImportToEngine {
       if (parameter.group->trainable) parameter.get().tensor.unsafeGetTensorImpl()->bump_version();
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.checks->accept();
+    if (s_.outer) s_.outer->adopt();
     if (is_reader_) log_info("weights of " + path_ + ": " + std::to_string(matched_.size()) + " tensors");
   }
 
@@ -178,6 +180,7 @@ void EngineSafetensors::expect_between_steps(const char* what) const {
 
 void EngineSafetensors::import_from(const std::string& path, const ImportOptions& options) {
   expect_between_steps("import_safetensors");
+  s_.bring_replicas_together("import_safetensors");
   throw_if_error(s_.or_abort("import_safetensors", [&] {
     s_.expect_parameters();
     s_.settle_commit();

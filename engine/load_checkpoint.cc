@@ -19,6 +19,7 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/expect.h"
 #include "engine/outcomes.h"
+#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
@@ -73,7 +74,7 @@ class Load {
  private:
   template <class Body>
   absl::StatusOr<std::vector<std::string>> share(const char* label, const Body& body) {
-    return share_outcomes(*s_.axes.control, label, body);
+    return share_outcomes(*s_.whole.control, label, body);
   }
 
   absl::StatusOr<std::string> find() {
@@ -115,6 +116,7 @@ class Load {
     const Unrecorded unrecorded;
     TESSERA_RETURN_IF_ERROR(StateReader(*checkpoint_, matched_, states_).read());
     TESSERA_RETURN_IF_ERROR(read_residuals());
+    TESSERA_RETURN_IF_ERROR(read_outer_momentum());
     TESSERA_RETURN_IF_ERROR(read_buffers());
     if (kind_ == LoadKind::kBackInTime) return "";
     TESSERA_RETURN_IF_ERROR(read_items());
@@ -153,6 +155,28 @@ class Load {
           "ranks, units or compression are others than in the run that was saved, so each rank goes "
           "on with the mean of what compression left over of gradients");
     return residuals().read(own_residuals_);
+  }
+
+  /// Masters are read already, the same in all replicas: outer weights are these.
+  absl::Status read_outer_momentum() {
+    if (!s_.outer) return absl::OkStatus();
+    s_.outer->adopt();
+    s_.outer->forget_momentum();
+    bool all = true;
+    const auto read = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
+      const std::string& name = group.parameters[i].name;
+      if (checkpoint_->pieces(kOuterMomentum, name).empty()) {
+        all = false;
+        return absl::OkStatus();
+      }
+      return checkpoint_->read(kOuterMomentum, name, run.offset - group.layout.extent(i).offset,
+                               std::as_writable_bytes(std::span(momentum, static_cast<std::size_t>(run.numel))));
+    };
+    TESSERA_RETURN_IF_ERROR(s_.outer->for_each_momentum(read));
+    if (!all)
+      matched_.inexact.push_back(
+          "the checkpoint does not have the momentum of outer steps of all parameters, which begins with zeros");
+    return absl::OkStatus();
   }
 
   absl::Status read_buffers() {
@@ -312,8 +336,33 @@ void EngineCheckpoints::note_last(const std::string& path) {
   if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
 }
 
+void EngineCheckpoints::follow_sync(Engine& engine, const std::string& path) {
+  State& s = *engine.state_;
+  if (s.strategy.sync.start_step == 0 || s.microbatch > 0 || s.open_guards > 0 || s.shows_ema) return;  // load refuses
+  const auto look = [&]() -> absl::StatusOr<std::string> {
+    if (s.mesh.rank() != 0) return "";
+    TESSERA_ASSIGN_OR_RETURN(const std::string found,
+                             find_checkpoint(std::filesystem::absolute(path).string(), "rank 0"));
+    TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, SavedCheckpoint::open(found, "rank 0"));
+    return std::to_string(checkpoint->manifest().step);
+  };
+  const auto steps = s.or_abort("load_checkpoint", [&] { return share_outcomes(*s.whole.control, "its step", look); });
+  if (steps.ok()) State::follow_sync(engine.state_, std::stoll(steps->front()));  // else load says why
+}
+
+void EngineCheckpoints::follow_own_sync(Engine& engine) {
+  State& s = *engine.state_;
+  if (!s.failed && !s.half_loaded) State::follow_sync(engine.state_, s.attempts);
+}
+
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {
-  return EngineCheckpoints(engine).load(path.string());
+  EngineCheckpoints::follow_sync(engine, path.string());
+  try {
+    return EngineCheckpoints(engine).load(path.string());
+  } catch (const Error&) {
+    EngineCheckpoints::follow_own_sync(engine);
+    throw;
+  }
 }
 
 }  // namespace tessera

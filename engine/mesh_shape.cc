@@ -53,6 +53,11 @@ MeshShape mesh_shape(const Strategy& strategy, const Topology& topology) {
   return {static_cast<int>(replicate), static_cast<int>(shard)};
 }
 
+MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh) {
+  if (!sync.makes_outer_steps()) return mesh;
+  return {1, mesh.shard_size, 0, mesh.shard_index};
+}
+
 int parts_for(const Strategy& strategy, const MeshPosition& mesh) {
   return parts_of(placement_of(strategy.strategy, strategy.optimizer.shard_over_world), mesh);
 }

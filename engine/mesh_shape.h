@@ -17,6 +17,9 @@ struct MeshShape {
 /// Throws tessera::Error (exit code 78) with the numbers, where each came from, and the shapes that fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
+/// Where a rank is in the mesh that it is planned on: its replica alone, where replicas train by themselves (SyncConfig).
+MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
+
 /// Into how many parts the strategy cuts a flat buffer on that mesh.
 int parts_for(const Strategy& strategy, const MeshPosition& mesh);
 

@@ -6,6 +6,7 @@
 #include "engine/checkpoint_save.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/expect.h"
+#include "engine/step/outer_steps.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 
@@ -25,9 +26,13 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
   finish();
   std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
     s_.expect_parameters();
+    if (s_.outer) {
+      s_.bring_replicas_together("save_checkpoint");
+      s_.outer->meet(*s_.step);
+    }
     auto save = std::make_unique<CheckpointSave>(s_, folder, items, options);
     TESSERA_RETURN_IF_ERROR(save->begin());
-    if (!s_.strategy.checkpoint.async) return save->end(*s_.axes.control);
+    if (!s_.strategy.checkpoint.async) return save->end(*s_.whole.control);
     const Arena& room = s_.memory.checkpoint;
     TESSERA_RETURN_IF_ERROR(save->hold({room.data(), static_cast<std::size_t>(room.bytes())}));
     s_.saving = std::make_unique<BackgroundSave>(std::move(save), s_.save_group);

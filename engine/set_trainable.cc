@@ -1,14 +1,12 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
-#include "engine/memory/carried_states.h"
 #include "engine/parameter_groups.h"
 #include "runtime/base/text.h"
 
@@ -46,6 +44,10 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
   expect(!s.durable,
          "set_trainable with \"durable\", whose commits are of one plan. hint: save a checkpoint, and load it in a "
          "run that makes the change before its Engine");
+  expect(!s.outer,
+         "set_trainable with \"sync\" local_sgd or diloco, whose outer steps are of one plan. hint: save a checkpoint, "
+         "and load it in a "
+         "run that makes the change before its Engine");
   auto [tensors, replans] = named(s.units, pattern, trainable);
   EngineCheckpoints(*this).finish();
   s.or_abort("set_trainable", [&, &tensors = tensors, replans = replans] {
@@ -54,17 +56,9 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) {
       for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
       return;
     }
-    const StepProgress progress = s.step->progress();
-    const CarriedStates states(s.units, s.plan, s.memory, s.axes);
-    const std::int64_t attempts = s.attempts;
-    const auto [module, strategy, mesh, own_rules] = std::tuple(s.module, s.strategy, s.mesh, s.own_rules);
-    s.detach_parameters();
-    for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
-    auto next = std::make_unique<State>(module, strategy, mesh, own_rules);
-    states.write_to(next->units, *next->axes.control);
-    next->step->resume(progress);
-    next->attempts = attempts;
-    next->exceptions_at_start = s.exceptions_at_start;
+    auto next = s.planned_anew(s.attempts, [&] {
+      for (at::Tensor& tensor : tensors) tensor.requires_grad_(trainable);
+    });
     replaced = std::exchange(state_, std::move(next));
   });
 }

@@ -84,7 +84,8 @@ void throw_on_all_ranks(Collectives& control, const absl::Status& of_rank_0) {
 
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing) {
   const at::NoGradGuard no_grad;
-  const Engine::State& state = *engine.state_;
+  Engine::State& state = *engine.state_;
+  state.bring_replicas_together("save_weights");
   std::optional<WeightsWriter> writer;
   absl::Status status;
   if (state.mesh.is_main()) {
@@ -92,7 +93,7 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
     status = file.status();
     if (status.ok()) writer.emplace(*std::move(file), entries_of(*state.module));
   }
-  throw_on_all_ranks(*state.axes.control, status);
+  throw_on_all_ranks(*state.whole.control, status);
   for (const auto& unit : state.units) {
     std::vector<at::Tensor> parameters;
     for (const auto& group : unit->groups) {
@@ -109,7 +110,7 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
     for (const auto& item : whole_tensors(*state.module, state.strategy.units)) writer->add(item.value());
     status = writer->finish(existing);
   }
-  throw_on_all_ranks(*state.axes.control, status);
+  throw_on_all_ranks(*state.whole.control, status);
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {

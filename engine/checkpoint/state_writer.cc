@@ -107,13 +107,13 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
 }  // namespace
 
 StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                         const StoredStates& states) {
+                         const MeshPosition& mesh, const StoredStates& states) {
   const PlanInput& input = plan.input();
   for_each_parameter(units, [&](const FlatGroup& group, std::size_t i) {
     const AxisPlacement axes = group.trainable ? input.placement.optimizer : input.placement.parameters;
-    const Extent run = intersect(group.layout.extent(i), written_part(axes, input.mesh, group.layout.numel()));
+    const Extent run = intersect(group.layout.extent(i), written_part(axes, mesh, group.layout.numel()));
     if (run.numel > 0) add_run(group, i, run, states);
-    add_tensor_states(group, i, written_part(axes, input.mesh, group.tensor_states.numel()));
+    add_tensor_states(group, i, written_part(axes, mesh, group.tensor_states.numel()));
   });
 }
 

@@ -23,8 +23,10 @@ namespace tessera {
 /// writes it, and ranks that hold the same part divide it among them, between blocks.
 class StateWriter {
  public:
-  /// Parameters, masters and states. Refers to the units.
-  StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const StoredStates& states);
+  /// Parameters, masters and states. Refers to the units. `mesh`: that of all ranks that write, which is larger than the plan's where
+  /// replicas train by themselves.
+  StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
+              const StoredStates& states);
 
   /// And the whole of a tensor that host_copy made.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);

@@ -26,11 +26,8 @@ std::unordered_map<const c10::TensorImpl*, ParameterPlace> places_in(const std::
 }  // namespace
 
 CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                             const TrainingMemory& memory, const MeshAxes& axes)
-    : transport_(axes.reduce),
-      memory_(memory.optimizer),
-      placement_(plan.input().placement.optimizer),
-      mesh_(plan.input().mesh) {
+                             const MeshPosition& mesh, const TrainingMemory& memory, const MeshAxes& axes)
+    : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.input().placement.optimizer), mesh_(mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
     carried.parameters = group.parameters;  // which shows where each goes

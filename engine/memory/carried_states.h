@@ -17,9 +17,9 @@ namespace tessera {
 /// it plans anew (Engine::set_trainable).
 class CarriedStates {
  public:
-  /// Of the trainable parameters of `units`. Shares the memory that holds them.
-  CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const TrainingMemory& memory,
-                const MeshAxes& axes);
+  /// Of the trainable parameters of `units`, on a rank that is at `mesh` among all. Shares the memory that holds them.
+  CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
+                const TrainingMemory& memory, const MeshAxes& axes);
 
   /// Writes this rank's parts of them into `units`, whose trainable parameters begin with zeros where they had no states
   /// before. Each state is joined from all ranks' parts, one group at a time. REQUIRES: the same formats of

@@ -69,6 +69,11 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
                        "checkpoints, or ") +
            kOnTheCpu);
   }
+  if (strategy.sync.makes_outer_steps()) {
+    refuse(
+        std::string("/sync/type: replicas of GPUs are not trained by themselves yet. hint: leave \"sync\" out, or ") +
+        kOnTheCpu);
+  }
   if (compresses(strategy.compression)) {
     refuse(
         "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "

@@ -62,13 +62,13 @@ Arena copy_for_reading(const FlatGroup& group) {
 
 }  // namespace
 
-void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory,
+void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable) {
   auto owner = std::make_shared<KeptMemory>(KeptMemory{transport, memory.parameters, memory.masters, Arena()});
   auto kept = std::make_shared<KeptGroup>();
   kept->unit_name = group.unit->name;
   kept->placement = plan.input().placement;
-  kept->mesh = plan.input().mesh;
+  kept->mesh = mesh;
   kept->group = group.without_module();
   std::byte* values = is_readable ? group.full : nullptr;
   // What other ranks read, or what masters were split from, is not the program's to write.

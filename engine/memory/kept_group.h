@@ -28,8 +28,8 @@ struct KeptGroup {
 
 /// An Engine ends, and `group`'s storage keeps its part of the values. If `is_readable`, parameters stay readable, with
 /// their memory, or with a copy of their own where that memory was not for this program alone and there is memory for a
-/// copy. Else whoever reads one gets a c10::Error. `transport`: what made `memory`.
-void keep(FlatGroup& group, const MemoryPlan& plan, const TrainingMemory& memory,
+/// copy. Else whoever reads one gets a c10::Error. `mesh`: where this rank is among all. `transport`: what made `memory`.
+void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 
 /// What an Engine that is gone left of `tensor`'s group, or null.

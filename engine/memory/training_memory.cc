@@ -360,8 +360,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.gradients = Arena::shared("gradients", use[MemoryCategory::kGradients], *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer], device);
-  memory.scratch = Arena::plain("scratch", use[MemoryCategory::kStaging] - plan.matrix_bytes(), device);
+  // OuterSteps has its own.
+  const MemoryPlan::OuterNumel& outer = plan.outer_numel();
+  const std::int64_t outer_states = input.outer.has_outer_optimizer() ? 2 * 4 * outer.part : 0;
+  const std::int64_t scratch = use[MemoryCategory::kStaging] - plan.matrix_bytes() - 4 * outer.staging();
+  memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer] - outer_states, device);
+  memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
   memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
   memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
@@ -440,6 +444,8 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   for (const auto& unit : units) input.units.push_back(unit->shape());
   input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
   input.mesh = scene.mesh;
+  input.outer = scene.sync;
+  if (scene.sync.makes_outer_steps()) input.replicas = scene.replicas;
   input.is_queued = scene.is_queued;
   input.reduces_in_background = scene.reduces_in_background;
   input.reductions_ahead = strategy.reductions_ahead;

@@ -49,6 +49,8 @@ struct PlanScene {
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
   /// Of each axis's group: Collectives::compressed_part.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
+  SyncConfig sync = {};  ///< in effect; then `mesh` is that of a replica
+  int replicas = 1;      ///< PlanInput::replicas, where there are outer steps
 };
 /// Whether gradients go over a network in another form than they have.
 bool compresses(const CompressionConfig& compression);

@@ -34,6 +34,8 @@ class StepOutcome;
 /// On a GPU `step` does not wait for the device. What only the device can tell (loss, grad_norm, lr, overflow,
 /// loss_scale, tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing
 /// training down, look at it one step late.
+///
+/// Between outer steps (Strategy::sync) "ranks" are those of this rank's replica.
 struct StepResult {
   std::int64_t step = 0;   ///< attempts, from 1
   double loss = 0.0;       ///< mean over ranks and microbatches of the losses given to backward

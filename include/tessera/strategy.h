@@ -287,6 +287,38 @@ struct CompressionConfig {
   std::int64_t start_step = 0;   ///< of all of these but gradients and sums: so many steps are made without, first
 };
 
+/// How replicas (mesh.replicate of them) stay one model.
+enum class SyncType {
+  kEachStep,         ///< gradients are summed over replicas in every step
+  kLocalSgd,         ///< replicas train by themselves, and their weights are averaged (arXiv 1805.09767)
+  kPostLocalSgd,     ///< local_sgd, after some steps of each_step (arXiv 1808.07217)
+  kDiloco,           ///< as local_sgd, and an outer optimizer steps along what they moved on average (arXiv 2311.08105)
+  kStreamingDiloco,  ///< diloco, a fragment of the model at a time, beside compute (arXiv 2501.18512)
+};
+
+/// SGD with Nesterov momentum on outer gradients: the weights after the last outer step less the mean of those that replicas have now.
+struct OuterConfig {
+  double lr = 0.7;
+  double momentum = 0.9;
+};
+
+/// Fewer meetings of replicas: between two outer steps nothing goes over the replicate axis.
+struct SyncConfig {
+  SyncType type = SyncType::kEachStep;
+  std::int64_t every = 0;       ///< but each_step: steps from one outer step to the next
+  std::int64_t start_step = 0;  ///< but each_step: so many steps are made as each_step makes them, first
+  OuterConfig outer = {};       ///< diloco, streaming_diloco
+  // streaming_diloco:
+  std::int64_t fragments =
+      4;                   ///< unit i is of fragment i modulo fragments; each has its own turn once in `every` steps
+  std::int64_t delay = 1;  ///< steps from a fragment's outer gradients to its new weights
+  double mix =
+      0.5;  ///< of a replica's own weights in its new ones; the rest is of the outer weights. 0: outer weights alone
+
+  bool makes_outer_steps() const { return type != SyncType::kEachStep; }
+  bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
+};
+
 /// What a step does at its end, and so before the next one's first forward, with the module's buffers: running statistics
 /// and the like, which each rank's forward writes.
 enum class BufferBroadcast {
@@ -321,6 +353,7 @@ struct Strategy {
   CompressionConfig compression = {};
   SpikeConfig on_spike = {};
   DurableConfig durable = {};
+  SyncConfig sync = {};
 
   /// Reads and checks a strategy file. Throws tessera::Error: 66 or 77 where there is none to read; 78 with *all* errors
   /// in the file, one a line: `file:line:column: /json/pointer: what is wrong, what is allowed, did you mean`.

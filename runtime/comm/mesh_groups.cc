@@ -87,6 +87,18 @@ absl::StatusOr<MeshAxes> MeshGroups::axes(int replicate, int shard) {
   return axes;
 }
 
+absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
+  MeshAxes own = axes;
+  own.replicate_size = 1;
+  own.replicate_index = 0;
+  const std::string name = unique_name(axes.replicate_size, axes.shard_size);
+  const int first = axes.replicate_index * axes.shard_size;
+  TESSERA_ASSIGN_OR_RETURN(own.replicate, make_group(name + "alone", GroupUse::kOther, topology_.rank, 1, 1));
+  TESSERA_ASSIGN_OR_RETURN(own.world, make_group(name + "replica", GroupUse::kOther, first, axes.shard_size, 1));
+  own.control = factory_->control_of(own.world);
+  return own;
+}
+
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::string& purpose) {
   int times = 0;
   {

@@ -58,6 +58,10 @@ class MeshGroups {
   /// (by a second Engine) gets groups of its own.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
+  /// Collective over the world: the axes of this rank's replica, as if there were no other. `axes` are the mesh's; the shard axis is
+  /// theirs. Never for a GPU's memory.
+  absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
+
   /// Collective: a new group of all ranks, for host memory, that nobody else uses. `purpose` stands in its name.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
   /// The same, one for each purpose: made by the first call, which is collective, and kept as long as the mesh.

@@ -20,6 +20,9 @@ std::vector<StrategyKey> checkpoint_keys();
 std::vector<StrategyKey> spike_keys();
 std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
+std::vector<StrategyKey> sync_keys();
+/// Of "sync", and of what it does not go with; strategy_rules.cc has all others.
+std::vector<StrategyRule> sync_rules();
 
 /// The most that a count may be.
 inline constexpr double kMany = 1e12;

@@ -214,6 +214,22 @@ const std::vector<Named<SpikeAction>>& spike_actions() {
   return list;
 }
 
+const std::vector<Named<SyncType>>& sync_types() {
+  static const std::vector<Named<SyncType>> list = {
+      {SyncType::kEachStep, "each_step", "gradients are summed over them in every step"},
+      {SyncType::kLocalSgd, "local_sgd",
+       "each trains by itself, and in outer steps weights are averaged (arXiv 1805.09767)"},
+      {SyncType::kPostLocalSgd, "post_local_sgd",
+       "as each_step for start_step steps, then as local_sgd (arXiv 1808.07217)"},
+      {SyncType::kDiloco, "diloco",
+       "each trains by itself, and in outer steps SGD with Nesterov momentum steps along what weights have moved on "
+       "average (arXiv 2311.08105)"},
+      {SyncType::kStreamingDiloco, "streaming_diloco",
+       "as diloco, but a fragment of the model at a time, whose outer gradients go beside the next steps (arXiv "
+       "2501.18512)"}};
+  return list;
+}
+
 const std::vector<Named<Tier>>& activation_tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},

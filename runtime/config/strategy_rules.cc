@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "runtime/config/compression_methods.h"
+#include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
@@ -483,6 +485,7 @@ std::vector<StrategyRule> make_rules() {
           "a step whose updates are under way is not skipped")};
   for (const CompressionMethod& method : compression_methods())
     rules.push_back(method_rule(pointer_of(method), method.is_used));
+  std::ranges::move(sync_rules(), std::back_inserter(rules));
   return rules;
 }
 

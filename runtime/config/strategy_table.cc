@@ -10,7 +10,7 @@ namespace {
 std::vector<StrategyKey> all_keys() {
   std::vector<StrategyKey> all;
   for (auto part : {sharding_keys, precision_keys, step_keys, optimizer_keys, ema_keys, schedule_keys, offload_keys,
-                    compression_keys, checkpoint_keys, spike_keys, durable_keys, platform_keys}) {
+                    compression_keys, checkpoint_keys, spike_keys, durable_keys, sync_keys, platform_keys}) {
     for (StrategyKey& key : part()) all.push_back(std::move(key));
   }
   return all;
@@ -50,6 +50,8 @@ const std::vector<StrategyGroup>& strategy_groups() {
       {"/checkpoint", "Where, when and how checkpoints are saved."},
       {"/on_spike", "Steps whose loss is far above those before them."},
       {"/durable", "Steps that outlive the process, without checkpoints."},
+      {"/sync", "How replicas of the mesh stay one model."},
+      {"/sync/outer", "The outer optimizer."},
       {"/memory", "What a rank may use."},
       {"/check", "Checks that cost something, for finding mistakes in a program."},
       {"/comm", "How ranks talk."}};

@@ -84,6 +84,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   if (input_.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
+  plan_outer();
   plan_image();
   if (gradients_below()) plan_gradient_records();  // which no commit needs
 }
@@ -505,6 +506,26 @@ void MemoryPlan::plan_feedback() {
   }
   const std::int64_t copies = input_.compression.restore_skipped ? 2 : 1;
   use_[MemoryCategory::kFeedback] = (method_work_numel_ + copies * kept_gradient_numel_) * 4;
+}
+
+void MemoryPlan::plan_outer() {
+  if (!input_.outer.makes_outer_steps()) return;
+  std::int64_t largest = 0, part = 0;
+  std::vector<std::int64_t> fragments(static_cast<std::size_t>(input_.outer.fragments));
+  for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
+    for (const GroupShape& group : input_.units[unit].groups) {
+      if (!group.trainable) continue;
+      largest = std::max(largest, group.layout.numel());
+      const std::int64_t own = owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel;
+      part += own;
+      fragments[unit % fragments.size()] += own;
+    }
+  }
+  const bool streams = input_.outer.type == SyncType::kStreamingDiloco;
+  outer_numel_ = {part, largest, streams ? std::ranges::max(fragments) : 0};
+  const std::int64_t states = input_.outer.has_outer_optimizer() ? 2 : 0;
+  use_[MemoryCategory::kOptimizer] += 4 * states * part;
+  use_[MemoryCategory::kStaging] += 4 * outer_numel_.staging();
 }
 
 /// On a GPU's host they take memory as they come, which no plan knows.

@@ -55,6 +55,9 @@ struct PlanInput {
   /// Of each axis's group: Collectives::compressed_part; 0 too where `compression` leaves the axis as it is.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
   bool is_durable = false;  ///< DurableConfig
+  /// Replicas that train by themselves between outer steps, where there are any; `mesh` is that of one of them then.
+  int replicas = 1;
+  SyncConfig outer = {};
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
@@ -168,6 +171,14 @@ class MemoryPlan {
   RecordLayout records_of(const GroupShape& group) const;
   /// And this rank's part of its parameters. Without records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
+  /// With outer steps (SyncConfig): this rank's part of all masters, of which each outer state has as many (of
+  /// MemoryCategory::kOptimizer); the largest group, whole, for their way over the replicate axis, and this rank's part of the largest
+  /// fragment's outer gradients, with streaming_diloco (both of kStaging).
+  struct OuterNumel {
+    std::int64_t part = 0, largest = 0, sent = 0;
+    std::int64_t staging() const { return largest + sent; }
+  };
+  const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
   /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
@@ -204,6 +215,7 @@ class MemoryPlan {
   void plan_activations();
   void plan_feedback();
   void plan_image();
+  void plan_outer();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
   RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
@@ -227,6 +239,7 @@ class MemoryPlan {
   std::int64_t method_work_numel_ = 0, kept_gradient_numel_ = 0;
   MatrixDeal matrices_;
   RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
+  OuterNumel outer_numel_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0;
   DiskUse disk_;
 };

@@ -37,6 +37,11 @@ std::string name_of(StepBound bound) {
 }
 
 absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links) {
+  if (plan.input().outer.makes_outer_steps())
+    return make_error(
+        ExitCode::kConfig,
+        "/sync/type: the time of steps whose replicas meet every now and then is not predicted yet. hint: "
+        "leave \"sync\" out of the strategy, or the links out of the command");
   TESSERA_ASSIGN_OR_RETURN(const StepScript script, script_of_step(plan, profile, links));
   StepClock clock(script, /*replicas=*/1, /*shards=*/1);
   const double start_s = 0;

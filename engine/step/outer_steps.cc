@@ -1,0 +1,260 @@
+#include "engine/step/outer_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/memory/master_weights.h"
+#include "engine/memory/state_views.h"
+#include "runtime/base/status.h"
+#include "runtime/border/throw.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
+#include "tessera/span.h"
+
+namespace tessera {
+
+OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
+                       std::shared_ptr<Collectives> replicate)
+    : plan_(plan), replica_(replica), replicate_(std::move(replicate)), config_(plan.input().outer) {
+  const MemoryPlan::OuterNumel& numel = plan.outer_numel();
+  flat_ = Arena::plain("masters on their way", numel.largest * 4);
+  sent_ = Arena::plain("outer gradients on their way", numel.sent * 4);
+  if (config_.has_outer_optimizer()) {
+    weights_ = Arena::plain("outer weights", numel.part * 4);
+    momentum_ = Arena::plain("outer momentum", numel.part * 4);
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    for (const auto& group : units[i]->groups) {
+      if (!group->trainable) continue;
+      const std::int64_t bytes = group->optimizer_part.numel * 4;
+      Outer outer{group.get(), nullptr, nullptr, static_cast<std::int64_t>(i) % config_.fragments};
+      if (config_.has_outer_optimizer()) {
+        outer.weights = reinterpret_cast<float*>(weights_.take(bytes));
+        outer.momentum = reinterpret_cast<float*>(momentum_.take(bytes));
+      }
+      groups_.push_back(outer);
+    }
+  }
+  weights_.expect_full();
+  momentum_.expect_full();
+  adopt();
+}
+
+OuterSteps::~OuterSteps() {
+  for (Sent& sent : under_way_) static_cast<void>(sent.work.wait());  // it writes to this object's memory
+}
+
+void OuterSteps::drop_sent() {
+  for (Sent& sent : under_way_) throw_if_error(sent.work.wait());
+  under_way_.clear();
+}
+
+std::int64_t OuterSteps::memory_bytes() const { return weights_.bytes() + momentum_.bytes(); }
+
+at::Tensor OuterSteps::flat_of(const FlatGroup& group) const {
+  return flat_view(flat_.data(), DType::kF32, group.layout.numel(), at::kCPU);
+}
+
+void OuterSteps::adopt() {
+  drop_sent();
+  is_due_ = false;
+  if (!config_.has_outer_optimizer()) return;
+  const Unrecorded unrecorded;
+  for (const Outer& outer : groups_) {
+    const at::Tensor flat = flat_of(*outer.group);
+    read_values(*outer.group, flat);
+    const Extent part = outer.group->optimizer_part;
+    std::copy_n(flat.const_data_ptr<float>() + part.offset, part.numel, outer.weights);
+  }
+}
+
+void OuterSteps::forget_momentum() { std::fill_n(momentum_.data(), momentum_.bytes(), std::byte{0}); }
+
+void OuterSteps::after(std::int64_t step_number) {
+  is_due_ = true;
+  if (config_.type != SyncType::kStreamingDiloco) {
+    if (step_number % config_.every == 0) step();
+    return;
+  }
+  if (!under_way_.empty() && step_number >= arrives_) apply_sent();
+  for (std::int64_t fragment = 0; fragment < config_.fragments; ++fragment) {
+    const std::int64_t turn = (fragment + 1) * config_.every / config_.fragments;
+    if (step_number % config_.every == turn % config_.every) send(fragment, step_number);
+  }
+}
+
+void OuterSteps::step() {
+  const Span span("outer step");
+  const Unrecorded unrecorded;
+  if (!under_way_.empty()) apply_sent();
+  for (const Outer& outer : groups_) step(outer);
+  wait_until_published();
+  is_due_ = false;
+}
+
+void OuterSteps::step(const Outer& outer) {
+  FlatGroup& group = *outer.group;
+  const Extent part = group.optimizer_part;
+  const at::Tensor flat = flat_of(group);
+  read_values(group, flat);
+  float* const values = flat.mutable_data_ptr<float>() + part.offset;
+  if (config_.has_outer_optimizer()) {
+    write_gradients(outer, values, values);
+    mean_over_replicas(group.unit->name, values, part.numel, options());
+    update(outer, values);
+    std::copy_n(outer.weights, part.numel, values);
+  } else {
+    mean_over_replicas(group.unit->name, values, part.numel);
+  }
+  publish(group, flat);
+}
+
+void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
+  const Span span("send outer gradients");
+  const Unrecorded unrecorded;
+  auto* at = reinterpret_cast<float*>(sent_.data());
+  for (const Outer& outer : groups_) {
+    if (outer.fragment != fragment) continue;
+    const Extent part = outer.group->optimizer_part;
+    const at::Tensor flat = flat_of(*outer.group);
+    read_values(*outer.group, flat);
+    write_gradients(outer, flat.const_data_ptr<float>() + part.offset, at);
+    Work work;
+    if (part.numel > 0) {
+      const auto count = static_cast<std::size_t>(part.numel);
+      work = replicate_->all_reduce(outer.group->unit->name, at, DType::kF32, at, count, nullptr, options());
+    }
+    under_way_.push_back({&outer, at, std::move(work)});
+    at += part.numel;
+  }
+  arrives_ = step_number + config_.delay;
+  if (config_.delay == 0) apply_sent();
+}
+
+void OuterSteps::apply_sent() {
+  const Span span("apply outer gradients");
+  const Unrecorded unrecorded;
+  const auto mix = static_cast<float>(config_.mix);
+  for (Sent& sent : under_way_) {
+    throw_if_error(sent.work.wait());
+    const Outer& outer = *sent.outer;
+    const Extent part = outer.group->optimizer_part;
+    divide_by_replicas(sent.gradients, part.numel);
+    update(outer, sent.gradients);
+    const at::Tensor flat = flat_of(*outer.group);
+    read_values(*outer.group, flat);
+    float* const values = flat.mutable_data_ptr<float>() + part.offset;
+    for (std::int64_t i = 0; i < part.numel; ++i) values[i] = mix * values[i] + (1 - mix) * outer.weights[i];
+    publish(*outer.group, flat);
+  }
+  under_way_.clear();
+  wait_until_published();
+}
+
+void OuterSteps::write_gradients(const Outer& outer, const float* own, float* gradients) const {
+  const std::int64_t numel = outer.group->optimizer_part.numel;
+  for (std::int64_t i = 0; i < numel; ++i) gradients[i] = outer.weights[i] - own[i];
+}
+
+/// Nesterov's momentum as torch::optim::SGD has it.
+void OuterSteps::update(const Outer& outer, const float* gradients) const {
+  const auto lr = static_cast<float>(config_.outer.lr), momentum = static_cast<float>(config_.outer.momentum);
+  const std::int64_t numel = outer.group->optimizer_part.numel;
+  for (std::int64_t i = 0; i < numel; ++i) {
+    outer.momentum[i] = momentum * outer.momentum[i] + gradients[i];
+    outer.weights[i] -= lr * (gradients[i] + momentum * outer.momentum[i]);
+  }
+}
+
+void OuterSteps::publish(FlatGroup& group, const at::Tensor& flat) {
+  const Extent part = group.optimizer_part;
+  const Placement& placement = plan_.input().placement;
+  const bool gathers = placement.optimizer.shard && !placement.parameters.shard && replica_.shard_size > 1;
+  if (gathers) {
+    float* const whole = flat.mutable_data_ptr<float>();
+    const auto bytes = static_cast<std::size_t>(part.numel) * 4;
+    throw_if_error(replica_.gather->all_gather(group.unit->name, whole + part.offset, whole, bytes).wait());
+  }
+  const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
+  write_values(group, flat.narrow(0, written.offset, written.numel), written);
+}
+
+void OuterSteps::wait_until_published() {
+  if (plan_.input().placement.shared) throw_if_error(replica_.gather->barrier("outer step").wait());
+}
+
+ReduceOptions OuterSteps::options() const {
+  const CompressionConfig& compression = plan_.input().compression;
+  ReduceOptions options;
+  options.contributions = compression.gradients;
+  options.sums = compression.sums;
+  return options;
+}
+
+void OuterSteps::mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
+                                    const ReduceOptions& options) {
+  if (numel == 0) return;
+  const auto count = static_cast<std::size_t>(numel);
+  throw_if_error(replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options).wait());
+  divide_by_replicas(values, numel);
+}
+
+void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) const {
+  const auto replicas = static_cast<float>(replicate_->size());
+  for (std::int64_t i = 0; i < numel; ++i) values[i] /= replicas;
+}
+
+void OuterSteps::meet(Step& inner) {
+  if (is_due_) step();
+  average_states();
+  agree_on_counts(inner);
+}
+
+/// All are fp32: strategy_rules.cc.
+void OuterSteps::average_states() {
+  for (const Outer& outer : groups_) {
+    const FlatGroup& group = *outer.group;
+    for_each_state(
+        group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kUpdateStates, [&](const StateView& view) {
+          for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
+            mean_over_replicas(group.unit->name, reinterpret_cast<float*>(view.state[state].data), view.run.numel);
+          }
+        });
+  }
+}
+
+/// Replicas that skipped a step, or did not use a parameter, have smaller ones.
+void OuterSteps::agree_on_counts(Step& inner) {
+  StepProgress progress = inner.progress();
+  std::vector<std::int64_t*> counts = {&progress.applied};
+  for (const Outer& outer : groups_) {
+    for (const FlatParameter& parameter : outer.group->parameters) {
+      counts.push_back(&progress.updates[parameter.tensor.unsafeGetTensorImpl()]);
+    }
+  }
+  std::vector<std::int64_t> own;
+  for (const std::int64_t* count : counts) own.push_back(*count);
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(replicate_->size()));
+  throw_if_error(
+      replicate_->all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::int64_t& count = *counts[i % counts.size()];
+    count = std::max(count, all[i]);
+  }
+  inner.resume(progress);
+}
+
+absl::Status OuterSteps::for_each_momentum(const VisitMomentum& visit) const {
+  if (!config_.has_outer_optimizer()) return absl::OkStatus();
+  for (const Outer& outer : groups_) {
+    const Extent part = outer.group->optimizer_part;
+    for (std::size_t i = 0; i < outer.group->parameters.size(); ++i) {
+      const Extent run = intersect(outer.group->layout.extent(i), part);
+      if (run.numel <= 0) continue;
+      TESSERA_RETURN_IF_ERROR(visit(*outer.group, i, run, outer.momentum + (run.offset - part.offset)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/step/step.h"
+#include "runtime/comm/mesh_groups.h"
+#include "sharding/arena.h"
+#include "sharding/layout/memory_plan.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// Where replicas train by themselves (SyncConfig): what they do together after every `every` steps. Each rank speaks, over the
+/// replicate axis, with those that have the same part of masters in the other replicas.
+///
+/// | type             | after an outer step all replicas have                                                |
+/// |------------------|--------------------------------------------------------------------------------------|
+/// | local_sgd        | the mean of their masters                                                            |
+/// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
+/// | streaming_diloco | the same, where all fragments step at once, which `step` does                        |
+///
+/// With streaming_diloco, fragment f of F has its turn where the step's number modulo `every` is (f + 1) every / F: its outer gradients are
+/// sent then, beside compute where a group reduces in the background, and `delay` steps later each replica has
+/// mix * its own weights + (1 - mix) * outer weights. A fragment is applied before the next one is sent.
+///
+/// Outer gradients go over a network in the forms that CompressionConfig says.
+///
+/// Optimizer states, averages of the weights among them, are a replica's own until `meet`.
+class OuterSteps {
+ public:
+  /// Refers to all but the last. REQUIRES: units have their first values, the same in all replicas.
+  OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
+             std::shared_ptr<Collectives> replicate);
+  ~OuterSteps();
+
+  /// After inner step `step`: what has its turn. Collective over the mesh then.
+  void after(std::int64_t step);
+  /// An outer step of all groups now, whatever number the last inner step had. A fragment on its way is applied before.
+  void step();
+  /// Whether replicas may differ: inner steps were made since the last outer one.
+  bool is_due() const { return is_due_; }
+  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over replicas, and of each
+  /// count of updates the largest is everybody's. Collective over the mesh.
+  void meet(Step& step);
+  /// Masters were written, the same in all replicas: outer weights are these, and a fragment on its way is dropped. Momentum stays.
+  void adopt();
+  void forget_momentum();
+
+  /// Visits the outer momentum of this rank's part of each parameter: `run` of the group's flat buffer, at `momentum`. Nothing with
+  /// local_sgd. An error ends it.
+  using VisitMomentum =
+      std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
+  absl::Status for_each_momentum(const VisitMomentum& visit) const;
+
+  std::int64_t memory_bytes() const;  ///< of outer weights and momentum
+  std::int64_t scratch_bytes() const { return flat_.bytes() + sent_.bytes(); }
+
+ private:
+  struct Outer {
+    FlatGroup* group;
+    float *weights, *momentum;  ///< [optimizer part]; null with local_sgd
+    std::int64_t fragment = 0;
+  };
+  /// Of a fragment under way.
+  struct Sent {
+    const Outer* outer;
+    float* gradients;  ///< [optimizer part], in sent_: this replica's, then the sum
+    Work work;
+  };
+  void step(const Outer& outer);
+  void send(std::int64_t fragment, std::int64_t step);
+  void apply_sent();
+  void drop_sent();
+  /// This replica's outer gradients: outer weights - own.
+  void write_gradients(const Outer& outer, const float* own, float* gradients) const;
+  /// The outer optimizer's step. `gradients`: the sum over replicas.
+  void update(const Outer& outer, const float* gradients) const;
+  /// Of a group, of which `flat` has this rank's part: where the ranks of a replica need it, gathers the rest; writes it.
+  void publish(FlatGroup& group, const at::Tensor& flat);
+  void wait_until_published();
+  ReduceOptions options() const;
+  void average_states();
+  void agree_on_counts(Step& step);
+  void mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
+                          const ReduceOptions& options = {});
+  void divide_by_replicas(float* values, std::int64_t numel) const;
+  at::Tensor flat_of(const FlatGroup& group) const;
+
+  const MemoryPlan& plan_;
+  const MeshAxes& replica_;
+  const std::shared_ptr<Collectives> replicate_;
+  const SyncConfig config_;
+  Arena weights_, momentum_;
+  Arena flat_;  ///< the largest group's masters, whole
+  Arena sent_;  ///< with streaming_diloco: this rank's part of the largest fragment
+  std::vector<Outer> groups_;
+  bool is_due_ = false;
+  std::int64_t arrives_ = 0;     ///< the step at which what is under way is applied
+  std::vector<Sent> under_way_;  ///< last: the work uses the others
+};
+
+}  // namespace tessera

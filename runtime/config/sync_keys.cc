@@ -1,0 +1,109 @@
+#include "runtime/config/strategy_fields.h"
+#include "runtime/config/strategy_keys.h"
+#include "runtime/config/strategy_names.h"
+
+namespace tessera {
+namespace {
+
+Condition with_outer_steps() {
+  return {
+      "a sync.type other than each_step", {"/sync/type"}, [](const Strategy& s) { return s.sync.makes_outer_steps(); }};
+}
+
+Condition with_outer_optimizer() {
+  return {"sync.type diloco or streaming_diloco", {"/sync/type"}, [](const Strategy& s) {
+            return s.sync.has_outer_optimizer();
+          }};
+}
+
+Condition with_fragments() {
+  return {"sync.type streaming_diloco", {"/sync/type"}, [](const Strategy& s) {
+            return s.sync.type == SyncType::kStreamingDiloco;
+          }};
+}
+
+}  // namespace
+
+std::vector<StrategyKey> sync_keys() {
+  return {
+      {.pointer = "/sync/type",
+       .field = choice_field(AT(sync.type), sync_types()),
+       .default_json = R"("each_step")",
+       .example_json = R"("diloco")",
+       .doc = "How replicas stay one model. But with each_step nothing goes over the replicate axis between two "
+              "outer steps: loss, norm, clipping and skipped steps are a replica's. A save makes an outer step if one "
+              "is due, then averages optimizer states over replicas and goes on with those.",
+       .cost = "Replicas differ between outer steps, which slows learning. Memory: 4 bytes for each parameter of the "
+               "largest unit; with diloco and streaming_diloco 8 more for each of this rank's master weights."},
+      {.pointer = "/sync/every",
+       .field = integer_field(AT(sync.every)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "20",
+       .doc = "Steps from one outer step to the next; of a fragment, with streaming_diloco.",
+       .cost = "Larger: fewer bytes, and replicas that differ more.",
+       .only_if = with_outer_steps()},
+      {.pointer = "/sync/start_step",
+       .field = integer_field(AT(sync.start_step)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "1000",
+       .doc = "So many steps are made as each_step makes them, first: replicas that train by themselves from the first "
+              "step "
+              "learn less. Then the Engine plans anew.",
+       .cost = "Each of these steps sums gradients over replicas. While the Engine plans anew, both plans' memory is "
+               "in use.",
+       .only_if = with_outer_steps()},
+      {.pointer = "/sync/fragments",
+       .field = integer_field(AT(sync.fragments)),
+       .range = {1, 4096},
+       .default_json = "4",
+       .example_json = "2",
+       .doc = "The model is cut in so many fragments: unit i is of fragment i modulo fragments. Each is sent in every "
+              "`every` "
+              "steps once, one behind the other.",
+       .cost = "More: less is sent at a time, and less memory is needed for it.",
+       .only_if = with_fragments()},
+      {.pointer = "/sync/delay",
+       .field = integer_field(AT(sync.delay)),
+       .range = {0, kMany},
+       .unit = "steps",
+       .default_json = "1",
+       .example_json = "2",
+       .doc =
+           "From the step after which a fragment's outer gradients are sent to the one after which its weights change. "
+           "With 0 that is at once, and nothing hides the wire.",
+       .cost = "Memory: 4 bytes for each of this rank's master weights in the largest fragment.",
+       .only_if = with_fragments()},
+      {.pointer = "/sync/mix",
+       .field = number_field(AT(sync.mix)),
+       .range = {0, 1, false, true},
+       .default_json = "0.5",
+       .example_json = "0.0",
+       .doc =
+           "A fragment's new weights are mix times what the replica has, and 1 - mix times the outer weights: what the "
+           "replica learned during the delay is not lost.",
+       .cost = "With 0 these steps are lost. With more than 0 replicas are never the same.",
+       .only_if = with_fragments()},
+      {.pointer = "/sync/outer/lr",
+       .field = number_field(AT(sync.outer.lr)),
+       .range = {0, 1000},
+       .default_json = "0.7",
+       .example_json = "0.5",
+       .doc = "The outer optimizer's learning rate.",
+       .cost = "None.",
+       .only_if = with_outer_optimizer()},
+      {.pointer = "/sync/outer/momentum",
+       .field = number_field(AT(sync.outer.momentum)),
+       .range = {0, 1, false, true},
+       .default_json = "0.9",
+       .example_json = "0.8",
+       .doc = "Its Nesterov momentum.",
+       .cost = "None.",
+       .only_if = with_outer_optimizer()},
+  };
+}
+
+}  // namespace tessera

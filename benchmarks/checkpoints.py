@@ -3,8 +3,10 @@
     tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
 
 Every rank holds a model under FSDP2 with AdamW, and the same one under an Engine. What is saved has 12 bytes a parameter: values and two moments,
-fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. "plain file" is as many bytes, written and synced by all
-ranks at once with nothing else to do. Each load is measured twice: with the files in the page cache (warm), and not (cold).
+fp32. Each round makes all of it once, between barriers; seconds are those of rank 0. Where fio is installed, it writes and syncs as many bytes
+in each round, a job for each rank, through the page cache and past it; its seconds are those that it reports, without its start. "plain file" is
+the same from this program. What the last round left is removed before, outside of the time measured; Tessera removes old checkpoints itself,
+beside what comes next. Each load is measured twice: with the files in the page cache (warm), and not (cold).
 """
 
 import argparse
@@ -13,6 +15,7 @@ import os
 import pathlib
 import shutil
 import statistics
+import subprocess
 import time
 
 import torch
@@ -53,8 +56,6 @@ class Peers:
         return {"model": model, "optimizer": optimizer}
 
     def save(self, folder):
-        shutil.rmtree(folder, ignore_errors=True) if dist.get_rank() == 0 else None
-        dist.barrier()
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder):
@@ -88,6 +89,26 @@ def write_plain(path, block, count):
     os.close(file)
 
 
+def fio_seconds(folder, jobs, megabytes, direct):
+    """Until the last of `jobs` has written and synced its file."""
+    command = ["fio", "--name=fio", f"--directory={folder}", "--rw=write", "--bs=1m", f"--size={megabytes}m", f"--numjobs={jobs}",
+               f"--direct={int(direct)}", "--end_fsync=1", "--ioengine=psync", "--output-format=json"]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for path in folder.glob("fio.*"):
+        path.unlink()
+    return max(job["write"]["runtime"] for job in told["jobs"]) / 1e3
+
+
+def verdict(median, fio):
+    """Of the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
+    ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
+    text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
+    if not fio:
+        return text + "; fio is not installed"
+    fio_limit = min(median[name] for name in fio) / 0.95
+    return text + f", 0.95 of the better fio {fio_limit:.3f} s: {'met' if ours <= max(dcp_limit, fio_limit) else 'missed'}"
+
+
 def prepare(folder, warm):
     """Every file is in the page cache, or none is."""
     for path in sorted(folder.rglob("*")):
@@ -119,6 +140,10 @@ def main():
     block = bytes(1 << 20)
     samples = {}
 
+    fio = {"fio, through the page cache, written and synced": False, "fio, past the page cache, written and synced": True}
+    if not shutil.which("fio"):
+        fio = {}
+
     def measure(name, body, counts):
         dist.barrier()
         begin = time.perf_counter()
@@ -140,9 +165,21 @@ def main():
         for number in range(options.rounds + 1):
             turn = number % len(saves)  # nobody always comes after the same one
             for name, body in saves[turn:] + saves[:turn]:
+                if rank == 0:  # freeing the last round's blocks is nobody's save
+                    for old in {"DCP save": [folder / "dcp"], "torch.save of all, rank 0": [folder / "whole.pt"],
+                                "plain file, written and synced": list(folder.glob("plain*"))}.get(name, []):
+                        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+                    os.sync()
                 measure(name, body, number > 0)
                 beside.engine.finish_checkpoint()
                 os.sync()
+            for name, direct in fio.items():
+                dist.barrier()
+                seconds = fio_seconds(folder, ranks, bytes_of_rank >> 20, direct) if rank == 0 else 0
+                if number > 0:
+                    samples.setdefault(name, []).append(seconds)
+                os.sync()
+                dist.barrier()
             for warm in (True, False):
                 for name, body in loads:
                     if rank == 0:
@@ -156,6 +193,7 @@ def main():
             print(f"{ranks} ranks, {bytes_of_rank / 1e6:.0f} MB each")
             for row in rows:
                 print(f"{row['what']:50} {row['median_s']:8.3f} s  (p10 {row['p10_s']:.3f}, p90 {row['p90_s']:.3f})")
+            print(verdict({row["what"]: row["median_s"] for row in rows}, fio))
             if options.json:
                 pathlib.Path(options.json).write_text(json.dumps({"ranks": ranks, "rank_bytes": bytes_of_rank, "rows": rows}, indent=1))
     finally:

@@ -101,8 +101,9 @@ absl::Status remove_tree(const std::string& path, const std::string& who) {
     return status;
   }
   note(retried([&] { return file_calls::unlink(path + "/manifest.json"); }), path + "/manifest.json");
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(path, who));
-  for (const std::string& name : names)
+  const absl::StatusOr<std::vector<std::string>> names = names_in(path, who);
+  if (!names.ok()) return is_there(path) ? names.status() : status;  // another process has removed it
+  for (const std::string& name : *names)
     note(retried([&] { return file_calls::unlink(path + "/" + name); }), path + "/" + name);
   note(retried([&] { return file_calls::remove_folder(path); }), path);
   return status;
@@ -251,7 +252,8 @@ absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& mani
   return committed;
 }
 
-absl::Status UnfinishedCheckpoint::prune(std::int64_t keep) const {
+absl::StatusOr<std::vector<std::string>> UnfinishedCheckpoint::prune(std::int64_t keep) const {
+  std::vector<std::string> pruned;
   TESSERA_ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> there, list_checkpoints(folder_, who_));
   TESSERA_ASSIGN_OR_RETURN(const std::string latest, latest_checkpoint(folder_, who_));
   std::string best;
@@ -269,11 +271,17 @@ absl::Status UnfinishedCheckpoint::prune(std::int64_t keep) const {
     const std::string path = folder_ + "/" + checkpoint.name, gone = path + std::string(kUnfinished) + "pruned";
     const int got = retried([&] { return file_calls::rename(path, gone); });
     if (got < 0) return failed(who_, "rename", gone, -got);
-    TESSERA_RETURN_IF_ERROR(sync_folder(folder_, who_));
-    TESSERA_RETURN_IF_ERROR(remove_tree(gone, who_));
+    pruned.push_back(gone);
     --left;
   }
-  return absl::OkStatus();
+  if (!pruned.empty()) TESSERA_RETURN_IF_ERROR(sync_folder(folder_, who_));
+  return pruned;
+}
+
+absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who) {
+  absl::Status status;
+  for (const std::string& path : paths) status.Update(remove_tree(path, who));
+  return status;
 }
 
 }  // namespace tessera

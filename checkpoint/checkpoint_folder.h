@@ -70,9 +70,9 @@ class UnfinishedCheckpoint {
   /// neither the latest nor the best.
   absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
-  /// After `commit`: removes the oldest checkpoints until `keep` are left, which is at least 1. Never those that `latest` and `best`
-  /// name; the best one is not counted.
-  absl::Status prune(std::int64_t keep) const;
+  /// After `commit`: sets the oldest checkpoints aside until `keep` are left, which is at least 1. Never those that `latest` and `best`
+  /// name; the best one is not counted. Their paths, for remove_pruned; the next `begin` removes what is left of them.
+  absl::StatusOr<std::vector<std::string>> prune(std::int64_t keep) const;
 
  private:
   UnfinishedCheckpoint(std::string folder, std::string who) : folder_(std::move(folder)), who_(std::move(who)) {}
@@ -84,5 +84,9 @@ class UnfinishedCheckpoint {
   FolderLock lock_;
   bool exists_ = false;
 };
+
+/// What `prune` has set aside. Needs no lock: another process may remove the same meanwhile. Takes a while where the file system tells
+/// the disk of each block that is free. Tries all, and reports the first failure.
+absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 }  // namespace tessera

@@ -42,7 +42,10 @@ absl::StatusOr<std::string> BackgroundSave::run() {
   } catch (...) {
     result = status_of(std::current_exception());
   }
-  if (result.ok()) return result;
+  if (result.ok()) {
+    remove_old_checkpoints(save_->take_pruned());
+    return result;
+  }
   return make_error(exit_code_of(result.status()), "the checkpoint of step " + std::to_string(save_->step()) +
                                                        " was not saved: " + message_of(result.status()));
 }

@@ -115,6 +115,11 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
 
 }  // namespace
 
+void remove_old_checkpoints(const std::vector<std::string>& pruned) {
+  const absl::Status removed = remove_pruned(pruned, "rank 0");
+  if (!removed.ok()) log_warning("an old checkpoint could not be removed: " + message_of(removed));
+}
+
 CheckpointSave::CheckpointSave(EngineCheckpoints::State& s, std::string folder, CheckpointItems items,
                                const SaveOptions& options)
     : s_(&s),
@@ -252,9 +257,9 @@ absl::StatusOr<std::string> CheckpointSave::commit(const std::vector<std::string
   }
   TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished_->commit(write_manifest(manifest_), options_.is_best));
   if (options_.keep > 0) {
-    // Old checkpoints that stay are no reason to lose a new one.
-    const absl::Status pruned = unfinished_->prune(options_.keep);
-    if (!pruned.ok()) log_warning("an old checkpoint could not be removed: " + message_of(pruned));
+    absl::StatusOr<std::vector<std::string>> pruned = unfinished_->prune(options_.keep);
+    if (!pruned.ok()) log_warning("an old checkpoint could not be removed: " + message_of(pruned.status()));
+    if (pruned.ok()) pruned_ = *std::move(pruned);
   }
   return path;
 }

@@ -24,6 +24,9 @@
 
 namespace tessera {
 
+/// Removes what CheckpointSave::take_pruned has given. A failure is a warning: old checkpoints that stay are no reason to lose a new one.
+void remove_old_checkpoints(const std::vector<std::string>& pruned);
+
 /// One checkpoint in the making. Every rank makes one, and all do the same steps: `begin`; `hold`, if training is to go on meanwhile;
 /// `end`. An error of one of these is the same on every rank, and the last thing to be asked for. Until `end` has returned ok nothing
 /// can be loaded; the destructor removes what was written.
@@ -40,6 +43,9 @@ class CheckpointSave {
   /// Writes this rank's file; when all ranks have, the checkpoint is committed. Its path. Collective over `control`, which has the same
   /// ranks. After `hold` on any thread. Throws tessera::Error where the ranks cannot be reached.
   absl::StatusOr<std::string> end(Collectives& control);
+
+  /// After `end`: old checkpoints that SaveOptions::keep has set aside, for remove_pruned. Rank 0's; empty on others.
+  std::vector<std::string> take_pruned() { return std::move(pruned_); }
 
   std::int64_t step() const { return manifest_.step; }
   /// The checkpoint's path, once it is committed.
@@ -71,6 +77,7 @@ class CheckpointSave {
   std::vector<std::string> hashes_;                   ///< of the buffers, by rank
   std::string unfinished_path_, path_;
   Manifest manifest_;  ///< without its files
+  std::vector<std::string> pruned_;
   std::optional<StateWriter> writer_;
   std::atomic<std::int64_t> written_ = 0;
   std::atomic<bool> is_cancelled_ = false;

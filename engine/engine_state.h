@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/activations/saved_activations.h"
@@ -157,6 +158,7 @@ struct Engine::State {
 
   std::shared_ptr<Collectives> save_group;  ///< of the thread that saves, where it may (CheckpointConfig::async)
   std::unique_ptr<BackgroundSave> saving;   ///< the save under way, on all ranks or on none
+  std::jthread removal;                     ///< of old checkpoints, beside training; rank 0's
   bool step_finishes_saves = true;          ///< a step that sees the end of a save throws its error
   /// What a spike goes back to (SpikeAction::kRollback).
   struct LastCheckpoint {

@@ -1,6 +1,8 @@
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "engine/background_save.h"
 #include "engine/checkpoint_save.h"
@@ -24,6 +26,7 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
     log_warning("save_checkpoint waits for the checkpoint of step " + std::to_string(s_.saving->progress().step) +
                 ", which is still being written. hint: save less often, or to a faster disk");
   finish();
+  std::vector<std::string> pruned;
   std::string path = value_or_throw(s_.or_abort("save_checkpoint", [&]() -> absl::StatusOr<std::string> {
     s_.expect_parameters();
     if (s_.outer) {
@@ -32,17 +35,23 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
     }
     auto save = std::make_unique<CheckpointSave>(s_, folder, items, options);
     TESSERA_RETURN_IF_ERROR(save->begin());
-    if (!s_.strategy.checkpoint.async) return save->end(*s_.whole.control);
+    if (!s_.strategy.checkpoint.async) {
+      absl::StatusOr<std::string> saved = save->end(*s_.whole.control);
+      pruned = save->take_pruned();
+      return saved;
+    }
     const Arena& room = s_.memory.checkpoint;
     TESSERA_RETURN_IF_ERROR(save->hold({room.data(), static_cast<std::size_t>(room.bytes())}));
     s_.saving = std::make_unique<BackgroundSave>(std::move(save), s_.save_group);
     return s_.saving->progress().path;
   }));
   if (!s_.saving) note_last(path);
+  if (!pruned.empty()) s_.removal = std::jthread([pruned = std::move(pruned)] { remove_old_checkpoints(pruned); });
   return path;
 }
 
 void EngineCheckpoints::finish() {
+  if (s_.removal.joinable()) s_.removal.join();
   if (!s_.saving) return;
   const absl::StatusOr<std::string> saved = s_.saving->wait();
   s_.saving.reset();

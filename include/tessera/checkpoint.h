@@ -23,7 +23,9 @@ struct CheckpointItems {
 };
 
 struct SaveOptions {
-  std::int64_t keep = 0;  ///< so many checkpoints stay in the folder, the oldest go; 0: all stay
+  /// So many checkpoints stay in the folder, the oldest go; 0: all stay. Their files are removed beside training, before the next save, or
+  /// finish_checkpoint.
+  std::int64_t keep = 0;
   /// `folder`/best names this one from now on, which stays, whatever `keep` says, until another one is the best.
   bool is_best = false;
 };
@@ -68,7 +70,8 @@ struct LoadedCheckpoint {
 std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder, const CheckpointItems& items = {},
                             const SaveOptions& options = {});
 
-/// Waits until the save that goes on beside training is committed, and throws its error; does nothing where there is none. Collective.
+/// Waits until the save that goes on beside training is committed, and throws its error; does nothing where there is none. Waits until old
+/// checkpoints are removed, too. Collective.
 void finish_checkpoint(Engine& engine);
 
 /// Of this rank, while a save goes on: until the step, finish_checkpoint or other call that has seen its end.

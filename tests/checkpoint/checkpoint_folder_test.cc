@@ -41,7 +41,8 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   TESSERA_ASSIGN_OR_RETURN(const SavedFile file, writer->finish());
   manifest.files = {file};
   TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished->commit(write_manifest(manifest), is_best));
-  TESSERA_RETURN_IF_ERROR(unfinished->prune(keep));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> pruned, unfinished->prune(keep));
+  TESSERA_RETURN_IF_ERROR(remove_pruned(pruned, "rank 0"));
   return path;
 }
 

@@ -450,6 +450,8 @@ TEST(Checkpoint, AFileTooManyIsNotLookedAt) {
     session.train(0);
     save_checkpoint(session.engine, folder.path(), {}, {.keep = 1});
     EXPECT_FALSE(fs::exists(path));
+    finish_checkpoint(session.engine);
+    EXPECT_THAT(names_in(folder.path()), ::testing::SizeIs(3));  // latest, lock, and the new one
   });
 }
 

@@ -92,7 +92,7 @@ class StepTraffic {
   void meet_replicas() {
     const SyncConfig& outer = input_.outer;
     if (!outer.makes_outer_steps() || input_.replicas == 1) return;
-    const char* const what = outer.has_outer_optimizer() ? "outer gradients, fp32" : "masters, fp32";
+    const char* const what = outer.has_outer_optimizer() ? "outer gradients" : "masters";
     StepCollective over_replicas{"all_reduce", "replicate", what};
     StepCollective over_shard{"all_gather", "shard", "masters after outer steps"};
     over_replicas.every = over_shard.every = outer.every;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "sharding/layout/method_layout.h"
 
@@ -9,7 +10,7 @@ namespace tessera {
 
 LevelMethod::LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work)
     : form_(form),
-      words_(static_cast<std::size_t>(level_message_words(numel, form.levels))),
+      words_(static_cast<std::size_t>(level_words(form.levels, numel))),
       draws_(draws),
       own_(reinterpret_cast<std::uint32_t*>(work)) {}
 

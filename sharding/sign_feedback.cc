@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/message_words.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/sign_codec.h"
 #include "sharding/layout/method_layout.h"
@@ -10,7 +11,7 @@ namespace tessera {
 
 SignFeedback::SignFeedback(const Layout& layout, float* kept, float* work)
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
-      words_(static_cast<std::size_t>(sign_message_words(layout.numel()))),
+      words_(static_cast<std::size_t>(scaled_sign_words(layout.numel()))),
       kept_(kept, static_cast<std::size_t>(layout.numel())),
       own_(reinterpret_cast<std::uint32_t*>(work)) {}
 

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "runtime/base/message_words.h"
 #include "sharding/layout/matrix_deal.h"
 
 namespace tessera {
 namespace {
-
-std::int64_t runs_of(std::int64_t numel) { return (numel + kMethodRun - 1) / kMethodRun; }
 
 std::int64_t in_lines(std::int64_t numel) { return MatrixDeal::in_whole_lines(numel); }
 
@@ -30,19 +29,13 @@ MethodKind method_kind(const CompressionConfig& compression) {
   return levels_of(compression) > 0 ? MethodKind::kLevels : MethodKind::kNone;
 }
 
-std::int64_t owned_by_each(std::int64_t numel, int ranks) { return (runs_of(numel) + ranks - 1) / ranks * kMethodRun; }
+std::int64_t owned_by_each(std::int64_t numel, int ranks) {
+  return (message_runs(numel) + ranks - 1) / ranks * kMessageRun;
+}
 
 Extent owned_by(int rank, std::int64_t numel, int ranks) {
   const std::int64_t each = owned_by_each(numel, ranks), begin = std::min(rank * each, numel);
   return {begin, std::min(each, numel - begin)};
-}
-
-std::int64_t vote_message_words(std::int64_t numel) { return 1 + runs_of(numel) * (kMethodRun / 32); }
-std::int64_t sign_message_words(std::int64_t numel) { return runs_of(numel) * (1 + kMethodRun / 32); }
-
-std::int64_t level_message_words(std::int64_t numel, std::int64_t levels) {
-  const std::int64_t bits = levels == 1 ? 2 : levels <= 7 ? 4 : 8;
-  return runs_of(numel) * (1 + kMethodRun * bits / 32);
 }
 
 std::int64_t levels_of(const CompressionConfig& compression) {
@@ -51,7 +44,7 @@ std::int64_t levels_of(const CompressionConfig& compression) {
 
 std::int64_t owner_message_words(MethodKind kind, std::int64_t numel, int ranks) {
   const std::int64_t each = owned_by_each(numel, ranks);
-  return kind == MethodKind::kMajority ? vote_message_words(each) : sign_message_words(each);
+  return kind == MethodKind::kMajority ? vote_words(each) : scaled_sign_words(each);
 }
 
 MethodMemory method_memory(const CompressionConfig& compression, const GroupShape& group, int ranks) {
@@ -72,11 +65,11 @@ MethodMemory method_memory(const CompressionConfig& compression, const GroupShap
     case MethodKind::kMajority:
       return {0, in_lines(2 * ranks * owner_message_words(kind, numel, ranks))};
     case MethodKind::kSignFeedback:
-      return {in_lines(numel), in_lines((ranks + 1) * sign_message_words(numel))};
+      return {in_lines(numel), in_lines((ranks + 1) * scaled_sign_words(numel))};
     case MethodKind::kOneBit:
       return one_bit_memory(numel, ranks);
     case MethodKind::kLevels:
-      return {0, in_lines((ranks + 1) * level_message_words(numel, levels_of(compression)))};
+      return {0, in_lines((ranks + 1) * level_words(levels_of(compression), numel))};
   }
   return {};
 }

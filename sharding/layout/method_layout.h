@@ -14,19 +14,12 @@ namespace tessera {
 enum class MethodKind { kNone, kPowerSgd, kTopK, kRandomK, kMajority, kSignFeedback, kOneBit, kLevels };
 MethodKind method_kind(const CompressionConfig& compression);
 
-/// Signs and levels are made for runs of so many elements, from the flat buffer's first one.
-inline constexpr std::int64_t kMethodRun = 256;
-
 /// Where each sum is made by one rank: of so many elements in whole runs, the last ranks of fewer or of none.
 std::int64_t owned_by_each(std::int64_t numel, int ranks);
 /// Those of `rank`.
 Extent owned_by(int rank, std::int64_t numel, int ranks);
 
-/// Words of a message of `numel` elements (runtime/comm/sum/sign_codec.h, level_codec.h).
-std::int64_t vote_message_words(std::int64_t numel);
-std::int64_t sign_message_words(std::int64_t numel);
-std::int64_t level_message_words(std::int64_t numel, std::int64_t levels);
-/// TernGrad has one.
+/// Of CompressionConfig::qsgd_levels or terngrad, which has one; else 0.
 std::int64_t levels_of(const CompressionConfig& compression);
 
 /// What a rank sends of a group where there are exchanges between owners: words for each owner's contribution, and as many for its sum.

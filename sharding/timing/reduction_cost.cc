@@ -1,5 +1,6 @@
 #include "sharding/timing/reduction_cost.h"
 
+#include "runtime/base/message_words.h"
 #include "sharding/layout/factor_layout.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
@@ -52,9 +53,9 @@ CallCost method_cost(const CompressionConfig& compression, const GroupShape& gro
     case MethodKind::kOneBit:  // to owners and back, as an all-reduce goes
       return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * owner_message_words(kind, numel, ranks));
     case MethodKind::kSignFeedback:
-      return links.all_gather_cost(ranks, kWord * sign_message_words(numel));
+      return links.all_gather_cost(ranks, kWord * scaled_sign_words(numel));
     case MethodKind::kLevels:
-      return links.all_gather_cost(ranks, kWord * level_message_words(numel, levels_of(compression)));
+      return links.all_gather_cost(ranks, kWord * level_words(levels_of(compression), numel));
   }
   return {};
 }

@@ -26,7 +26,7 @@ Numbers sent(LevelForm form, const Numbers& values, NoiseKey key) {
 
 double norm_of(LevelForm form, const Numbers& values, std::size_t begin) {
   double squares = 0, most = 0;
-  for (std::size_t i = begin; i < std::min(values.size(), begin + kLevelRun); ++i) {
+  for (std::size_t i = begin; i < std::min(values.size(), begin + kMessageRun); ++i) {
     squares += static_cast<double>(values[i]) * values[i];
     most = std::max(most, std::fabs(static_cast<double>(values[i])));
   }
@@ -42,7 +42,7 @@ TEST(LevelCodec, IsOneOfTheTwoNearestLevels) {
     for (const std::size_t numel : {1u, 17u, 256u, 700u}) {
       const Numbers values = random_numbers(numel, 3), output = sent(form, values, noise_key(1, 2));
       for (std::size_t i = 0; i < numel; ++i) {
-        const double unit = norm_of(form, values, i / kLevelRun * kLevelRun) / static_cast<double>(form.levels);
+        const double unit = norm_of(form, values, i / kMessageRun * kMessageRun) / static_cast<double>(form.levels);
         const double level = output[i] / unit;
         EXPECT_NEAR(level, std::round(level), 1e-4);
         EXPECT_LE(std::fabs(output[i] - values[i]), unit * 1.0001);
@@ -64,7 +64,7 @@ TEST(LevelCodec, HasTheValueAsItsMean) {
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += output[i];
     }
     for (std::size_t i = 0; i < sum.size(); ++i) {
-      const double unit = norm_of(form, values, i / kLevelRun * kLevelRun) / static_cast<double>(form.levels);
+      const double unit = norm_of(form, values, i / kMessageRun * kMessageRun) / static_cast<double>(form.levels);
       EXPECT_NEAR(sum[i] / kDraws, values[i], 5 * unit / (2 * std::sqrt(kDraws))) << i << ", " << form.levels;
     }
   }

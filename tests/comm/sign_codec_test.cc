@@ -26,8 +26,8 @@ TEST(SignCodec, IsTheMeanMagnitudeWithEachSignAndLeavesWhatThatLacks) {
     EXPECT_EQ(message.back(), 0xabcdu) << "written beyond the message";
     decode_signs(message.data(), numel, sent.data());
     add_signs(message.data(), numel, added.data());
-    for (std::size_t begin = 0; begin < numel; begin += kSignRun) {
-      const std::size_t end = std::min(numel, begin + kSignRun);
+    for (std::size_t begin = 0; begin < numel; begin += kMessageRun) {
+      const std::size_t end = std::min(numel, begin + kMessageRun);
       double mean = 0;
       for (std::size_t i = begin; i < end; ++i) mean += std::fabs(values[i] + more[i]);
       mean /= static_cast<double>(end - begin);

@@ -350,14 +350,8 @@ TEST(TopKMomentum, CountsOnceAStep) {
   });
 }
 
-TEST(MethodLayout, MessagesAreAsLongAsTheCodecsMakeThem) {
-  EXPECT_EQ(size(kMethodRun), kSignRun);
-  EXPECT_EQ(size(kMethodRun), kLevelRun);
+TEST(MethodLayout, OwnersHaveAllElements) {
   for (std::int64_t numel = 0; numel < 1100; ++numel) {
-    EXPECT_EQ(size(vote_message_words(numel)), vote_words(size(numel)));
-    EXPECT_EQ(size(sign_message_words(numel)), scaled_sign_words(size(numel)));
-    for (const std::int64_t levels : {1, 2, 7, 8, 127})
-      EXPECT_EQ(size(level_message_words(numel, levels)), level_words(levels, size(numel)));
     for (const int ranks : {1, 2, 3, 5}) {
       std::int64_t end = 0;
       for (int rank = 0; rank < ranks; ++rank) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
-using Codes = std::array<std::int32_t, kLevelRun>;
+using Codes = std::array<std::int32_t, kMessageRun>;
 
 TESSERA_INLINE float norm_of_squares(const float* values, std::size_t numel) {
   std::array<double, kLanes> sums{};
@@ -55,7 +55,7 @@ TESSERA_INLINE void round_run(const float* values, std::size_t numel, float norm
 /// The k-th code of a word is `kWords` codes behind the one before it, so that words are made side by side.
 template <std::size_t kBits>
 struct Packing {
-  static constexpr std::size_t kInWord = 32 / kBits, kWords = kLevelRun / kInWord;
+  static constexpr std::size_t kInWord = 32 / kBits, kWords = kMessageRun / kInWord;
   static constexpr std::uint32_t kMask = (1u << kBits) - 1;
 
   TESSERA_INLINE static void pack(const Codes& codes, std::uint32_t* words) {
@@ -92,8 +92,8 @@ TESSERA_CPU_CLONES void encode_levels(LevelForm form, const float* values, std::
                                       std::uint32_t* message) {
   with_packing(
       form.levels, [&](auto packing) __attribute__((always_inline)) {
-        for (std::size_t at = 0; at < numel; at += kLevelRun, message += 1 + packing.kWords) {
-          const std::size_t count = std::min(kLevelRun, numel - at);
+        for (std::size_t at = 0; at < numel; at += kMessageRun, message += 1 + packing.kWords) {
+          const std::size_t count = std::min(kMessageRun, numel - at);
           const float* const run = values + at;
           const float norm =
               form.norm == LevelNorm::kSquares ? norm_of_squares(run, count) : largest_magnitude(run, count);
@@ -108,11 +108,11 @@ TESSERA_CPU_CLONES void encode_levels(LevelForm form, const float* values, std::
 TESSERA_CPU_CLONES void add_levels(LevelForm form, const std::uint32_t* message, std::size_t numel, float* output) {
   with_packing(
       form.levels, [&](auto packing) __attribute__((always_inline)) {
-        for (std::size_t at = 0; at < numel; at += kLevelRun, message += 1 + packing.kWords) {
+        for (std::size_t at = 0; at < numel; at += kMessageRun, message += 1 + packing.kWords) {
           const float unit = std::bit_cast<float>(message[0]) / static_cast<float>(form.levels);
           Codes codes;
           packing.unpack(message + 1, codes);
-          const std::size_t count = std::min(kLevelRun, numel - at);
+          const std::size_t count = std::min(kMessageRun, numel - at);
           for (std::size_t i = 0; i < count; ++i) output[at + i] += static_cast<float>(codes[i]) * unit;
         }
       });

@@ -3,14 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/base/message_words.h"
 #include "runtime/base/noise.h"
 
 namespace tessera {
 
-/// Gradients as few levels, rounded stochastically, so that the mean of what is decoded is what was encoded: in runs of kLevelRun elements
+/// Gradients as few levels, rounded stochastically, so that the mean of what is decoded is what was encoded: in runs of kMessageRun elements
 /// a word with the run's norm (fp32), then a code for each element, from -levels to levels: its value beside the norm. The last run of a
 /// message may be shorter. Values that are not finite make a norm that is not, and with it all that is decoded of the run.
-inline constexpr std::size_t kLevelRun = 256;
 inline constexpr std::int64_t kMostLevels = 127;
 
 enum class LevelNorm {
@@ -22,12 +22,6 @@ struct LevelForm {
   std::int64_t levels = 1;  ///< 1 to kMostLevels
   LevelNorm norm = LevelNorm::kSquares;
 };
-
-/// Bits of a code: 2, 4 or 8.
-constexpr std::size_t level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
-constexpr std::size_t level_words(std::int64_t levels, std::size_t numel) {
-  return (numel + kLevelRun - 1) / kLevelRun * (1 + kLevelRun * level_bits(levels) / 32);
-}
 
 /// An element's random bits are those of its place in `values`.
 void encode_levels(LevelForm form, const float* values, std::size_t numel, NoiseKey key, std::uint32_t* message);

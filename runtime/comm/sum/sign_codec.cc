@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kWordBits = 32;
-constexpr std::size_t kWords = kSignRun / kWordBits;  // of a run's bits
+constexpr std::size_t kWords = kMessageRun / kWordBits;  // of a run's bits
 /// Sums over a run are made in so many parts, which are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
@@ -47,7 +47,7 @@ TESSERA_INLINE float with_sign(float magnitude, std::uint32_t word, std::size_t 
 /// Calls `each(word, begin, numel)` for the words of a run of `numel` elements. A whole run has loops of constant length, which vectorise.
 template <class Each>
 TESSERA_INLINE void for_words(std::size_t numel, const Each& each) {
-  if (numel == kSignRun) {
+  if (numel == kMessageRun) {
     for (std::size_t w = 0; w < kWords; ++w) each(w, w * kWordBits, kWordBits);
     return;
   }
@@ -82,8 +82,8 @@ TESSERA_INLINE std::uint32_t of_zeros(std::uint64_t turn) { return turn % 2 == 0
 }  // namespace
 
 TESSERA_CPU_CLONES void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message) {
-  for (std::size_t begin = 0; begin < numel; begin += kSignRun, message += 1 + kWords) {
-    const std::size_t count = std::min(kSignRun, numel - begin);
+  for (std::size_t begin = 0; begin < numel; begin += kMessageRun, message += 1 + kWords) {
+    const std::size_t count = std::min(kMessageRun, numel - begin);
     if (more) {
       for (std::size_t i = begin; i < begin + count; ++i) values[i] += more[i];
     }
@@ -92,19 +92,19 @@ TESSERA_CPU_CLONES void encode_signs(float* values, const float* more, std::size
 }
 
 TESSERA_CPU_CLONES void decode_signs(const std::uint32_t* message, std::size_t numel, float* output) {
-  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords)
+  for (std::size_t at = 0; at < numel; at += kMessageRun, message += 1 + kWords)
     signed_run(
         std::bit_cast<float>(message[0]), message + 1,
-        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+        std::min(kMessageRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
           output[at + i] = value;
         });
 }
 
 TESSERA_CPU_CLONES void add_signs(const std::uint32_t* message, std::size_t numel, float* output) {
-  for (std::size_t at = 0; at < numel; at += kSignRun, message += 1 + kWords)
+  for (std::size_t at = 0; at < numel; at += kMessageRun, message += 1 + kWords)
     signed_run(
         std::bit_cast<float>(message[0]), message + 1,
-        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+        std::min(kMessageRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
           output[at + i] += value;
         });
 }
@@ -113,10 +113,10 @@ TESSERA_CPU_CLONES void cast_votes(const float* values, std::size_t numel, std::
   const std::uint32_t of_zero = of_zeros(turn);
   std::uint32_t largest = 0;
   std::uint32_t* words = votes + 1;
-  for (std::size_t at = 0; at < numel; at += kSignRun, words += kWords) {
+  for (std::size_t at = 0; at < numel; at += kMessageRun, words += kWords) {
     for_words(
-        std::min(kSignRun, numel - at), [&](std::size_t w, std::size_t begin,
-                                            std::size_t count) __attribute__((always_inline)) {
+        std::min(kMessageRun, numel - at), [&](std::size_t w, std::size_t begin,
+                                               std::size_t count) __attribute__((always_inline)) {
           std::uint32_t negative = 0, zero = 0, most = 0;
           for (std::size_t j = 0; j < count; ++j) {
             const std::uint32_t bits = bits_of(values[at + begin + j]), magnitude = bits & ~kSignBit;
@@ -155,10 +155,10 @@ TESSERA_CPU_CLONES void count_votes(const std::uint32_t* votes, std::size_t vote
 
 TESSERA_CPU_CLONES void decode_votes(const std::uint32_t* votes, std::size_t numel, float magnitude, float* output) {
   const std::uint32_t* words = votes + 1;
-  for (std::size_t at = 0; at < numel; at += kSignRun, words += kWords)
+  for (std::size_t at = 0; at < numel; at += kMessageRun, words += kWords)
     signed_run(
         magnitude, words,
-        std::min(kSignRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
+        std::min(kMessageRun, numel - at), [&](std::size_t i, float value) __attribute__((always_inline)) {
           output[at + i] = value;
         });
   if (votes[0] != 0 && numel > 0) output[0] = std::numeric_limits<float>::quiet_NaN();

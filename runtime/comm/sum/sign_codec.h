@@ -3,19 +3,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/base/message_words.h"
+
 namespace tessera {
 
-/// Gradients as their signs, in runs of kSignRun elements; the last of a message may be shorter. A message is words of 32 bits:
+/// Gradients as their signs, in runs of kMessageRun elements; the last of a message may be shorter. A message is words of 32 bits:
 ///
 ///   scaled  of each run: the mean of its magnitudes (fp32), then a bit for each element: set where it is negative
 ///   votes   a word that is not 0 where some value was not finite, then of each run the bits alone
 ///
 /// A scaled message of values that are not finite has a scale that is not, either. Loops make the same bits with every instruction set.
-inline constexpr std::size_t kSignRun = 256;
-
-constexpr std::size_t sign_runs(std::size_t numel) { return (numel + kSignRun - 1) / kSignRun; }
-constexpr std::size_t scaled_sign_words(std::size_t numel) { return sign_runs(numel) * (1 + kSignRun / 32); }
-constexpr std::size_t vote_words(std::size_t numel) { return 1 + sign_runs(numel) * (kSignRun / 32); }
 
 /// Writes `values` as a scaled message, and leaves of them what it lacks. `more` [numel] is added to them first, unless null.
 void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message);

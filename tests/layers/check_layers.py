@@ -24,7 +24,7 @@ INTERFACE = [*GROUND, *PUBLIC_COMM]
 SUM = [*INTERFACE, "runtime/comm", "runtime/comm/sum"]
 LOCAL = [*SUM, "runtime/comm/local"]
 COMPOSE = [*LOCAL, "runtime/comm/compose"]
-SHARED = [*COMPOSE, "runtime/comm/shared"]
+SHARED = [*COMPOSE, "runtime/comm/rounds", "runtime/comm/shared"]
 DEVICE = [*SHARED, "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
@@ -39,6 +39,7 @@ ALLOWED = {
     "runtime/comm/sum": [*INTERFACE, "runtime/comm"],
     "runtime/comm/local": SUM,
     "runtime/comm/compose": LOCAL,
+    "runtime/comm/rounds": [*INTERFACE, "runtime/comm"],
     "runtime/comm/shared": COMPOSE,
     "runtime/comm/c10d": SHARED,
     "runtime/comm/device": DEVICE,
@@ -75,7 +76,7 @@ ALLOWED = {
     "examples": ["include/tessera", "models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/config", "runtime/launch", "runtime/tokenizer", "runtime/data", "sharding/layout", "sharding/timing", "optim", "offload", "checkpoint", "app/import",
-                 "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/shared"]
+                 "runtime/comm/sum", "runtime/comm/local", "runtime/comm/compose", "runtime/comm/rounds", "runtime/comm/shared"]
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]
 SOURCES = (".h", ".cc", ".cu", ".cuh")

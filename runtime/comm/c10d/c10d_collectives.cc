@@ -3,28 +3,33 @@
 #include <absl/container/inlined_vector.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
+#include "runtime/comm/c10d/call_thread.h"
 #include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/run_rounds.h"
 #include "runtime/comm/c10d/transfers.h"
 #include "runtime/comm/call.h"
 #include "runtime/comm/compose/background.h"
 #include "runtime/comm/local/plain_buffer.h"
+#include "runtime/comm/rounds/gather_rounds.h"
+#include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kSmallBytes = 64 << 10;
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
@@ -53,13 +58,19 @@ void write_part(const std::byte* input, DType dtype, std::size_t begin, std::siz
   }
 }
 
+bool is_compressed(const ReduceOptions& options) {
+  return options.contributions != WireForm::kPlain || options.sums != WireForm::kPlain;
+}
+
 class C10dCollectives : public Collectives {
  public:
-  C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store)
+  C10dCollectives(const Group& group, TransportKind kind, Backend backend, std::shared_ptr<KeyValueStore> store,
+                  ChooseAlgorithm choose)
       : group_(group),
         kind_(kind),
         name_(backend->getBackendName()),
         means_(kind == TransportKind::kGloo ? Transfers::Means::kMessages : Transfers::Means::kCollective),
+        choose_(means_ == Transfers::Means::kMessages ? std::move(choose) : nullptr),
         report_(group, std::move(store)),
         backend_(std::move(backend)) {}
 
@@ -95,11 +106,19 @@ class C10dCollectives : public Collectives {
 
  private:
   class Pending;
+  class PendingOnThread;
   using Start = std::function<void(c10d::Backend&, Transfers&)>;
 
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
+  /// Of a call that is not compressed and in which each rank gives `bytes`.
+  Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
+  absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> begin_transfers();
   Work start(const CallSignature& call, const Start& start);
+  /// The same, begun by the group's thread after what it has to do already.
+  Work start_on_thread(const CallSignature& call, Start start);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes);
+  void gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call, Algorithm algorithm,
+                        const void* shard, void* full, std::size_t bytes) const;
   Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
                       std::size_t bytes);
   Work refuse(const CallSignature& call, const std::string& why);
@@ -115,8 +134,13 @@ class C10dCollectives : public Collectives {
                  std::size_t stride = 0) const;
   absl::Status scatter(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                        SumVisitor* visitor, const ReduceOptions& options);
+  absl::Status scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
+                                 SumVisitor* visitor);
+  absl::Status reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
+                                SumVisitor* visitor);
+  absl::Status make_rounds(const CallSignature& call, const Rounds& rounds, const RoundBuffers& buffers);
   absl::Status reduce_small(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
-                            SumVisitor* visitor, const ReduceOptions& options);
+                            SumVisitor* visitor, const ReduceOptions& options, Algorithm algorithm);
   absl::Status reduce_large(const CallSignature& call, const std::byte* input, float* output, std::size_t numel,
                             SumVisitor* visitor, const ReduceOptions& options);
 
@@ -125,13 +149,16 @@ class C10dCollectives : public Collectives {
   const std::string name_;
   /// A user's own backend need not have more than collectives.
   const Transfers::Means means_;
+  const ChooseAlgorithm choose_;  ///< null: every call goes directly
   FailureReport report_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
-  mutable std::mutex mutex_;  // guards the members below
+  std::mutex in_backend_;     // of Transfers
+  mutable std::mutex mutex_;  // guards the members up to thread_
   Backend backend_;
   absl::Status status_;
   std::vector<std::weak_ptr<Transfers>> under_way_;
+  CallThread thread_;  // last: what runs on it needs the others
 };
 
 /// A call under way. Its buffers are the backend's until it is over, so it is waited for in any case.
@@ -160,6 +187,19 @@ class C10dCollectives::Pending : public Work::State {
   std::shared_ptr<Transfers> transfers_;
 };
 
+/// A call that the group's thread makes.
+class C10dCollectives::PendingOnThread : public Work::State {
+ public:
+  explicit PendingOnThread(std::future<absl::Status> end) : end_(std::move(end)) {}
+  ~PendingOnThread() override {
+    if (end_.valid()) end_.wait();
+  }
+  absl::Status wait() override { return end_.get(); }
+
+ private:
+  std::future<absl::Status> end_;
+};
+
 CallSignature C10dCollectives::begin(Operation operation, std::string_view label, DType dtype, std::size_t count,
                                      int root) {
   CallSignature call = make_signature(operation, label, dtype, count, static_cast<std::uint32_t>(root));
@@ -167,18 +207,29 @@ CallSignature C10dCollectives::begin(Operation operation, std::string_view label
   return call;
 }
 
-Work C10dCollectives::start(const CallSignature& call, const Start& start) {
-  Backend backend;
+Algorithm C10dCollectives::algorithm_of(Operation operation, DType dtype, std::size_t bytes) const {
+  if (!choose_ || size() == 1 || bytes == 0) return Algorithm::kDirect;
+  const Algorithm chosen = choose_(operation, dtype, bytes);
+  return has_algorithm(operation, chosen, bytes) ? chosen : Algorithm::kDirect;
+}
+
+absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> C10dCollectives::begin_transfers() {
   const auto transfers = std::make_shared<Transfers>(
-      means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)));
-  {
-    std::lock_guard lock(mutex_);
-    if (!status_.ok()) return Work(status_);
-    backend = backend_;
-    std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
-    under_way_.push_back(transfers);
-  }
+      means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)), in_backend_);
+  const std::lock_guard lock(mutex_);
+  if (!status_.ok()) return status_;
+  std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
+  under_way_.push_back(transfers);
+  return std::pair(backend_, transfers);
+}
+
+Work C10dCollectives::start(const CallSignature& call, const Start& start) {
+  auto begun = begin_transfers();
+  if (!begun.ok()) return Work(begun.status());
+  auto& [backend, transfers] = *begun;
   try {
+    // Another thread's call has failed, and is asking the others why.
+    if (!backend) throw std::runtime_error("the group has failed");
     start(*backend, *transfers);
     return Work(std::make_unique<Pending>(*this, call, transfers));
   } catch (const std::exception& error) {
@@ -186,6 +237,12 @@ Work C10dCollectives::start(const CallSignature& call, const Start& start) {
     transfers->abort();
     return Work(fail(call, text_of_c10_exception(error)));
   }
+}
+
+Work C10dCollectives::start_on_thread(const CallSignature& call, Start start) {
+  if (const absl::Status failed = status(); !failed.ok()) return Work(failed);
+  return Work(std::make_unique<PendingOnThread>(
+      thread_.push([this, call, start = std::move(start)] { return this->start(call, start).wait(); })));
 }
 
 absl::Status C10dCollectives::status() const {
@@ -244,6 +301,17 @@ Work C10dCollectives::start_gather(const CallSignature& call, const void* shard,
   });
 }
 
+void C10dCollectives::gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call,
+                                       Algorithm algorithm, const void* shard, void* full, std::size_t bytes) const {
+  RoundBuffers buffers{
+      .begins = {0}, .results = static_cast<std::byte*>(full), .result_dtype = DType::kU8, .received = nullptr};
+  for (int q = 0; q < size(); ++q) buffers.begins.push_back(buffers.begins.back() + bytes);
+  std::byte* const own = buffers.results + static_cast<std::size_t>(rank()) * bytes;
+  if (own != shard) std::memcpy(own, shard, bytes);
+  const Rounds rounds = algorithm == Algorithm::kRing ? ring_gather(rank(), size()) : doubling_gather(rank(), size());
+  run_rounds(backend, transfers, tag_of(call) + 1, rounds, buffers);
+}
+
 Work C10dCollectives::start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
                                      std::size_t bytes) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
@@ -252,7 +320,12 @@ Work C10dCollectives::start_exchange(const CallSignature& call, const void* inpu
 }
 
 Work C10dCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
-  return start_gather(begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank), shard, full, bytes_per_rank);
+  const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
+  const Algorithm algorithm = algorithm_of(Operation::kAllGather, DType::kU8, bytes_per_rank);
+  if (algorithm == Algorithm::kDirect) return start_gather(call, shard, full, bytes_per_rank);
+  return start_on_thread(call, [=, this](c10d::Backend& backend, Transfers& transfers) {
+    gather_in_rounds(backend, transfers, call, algorithm, shard, full, bytes_per_rank);
+  });
 }
 
 Work C10dCollectives::all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) {
@@ -274,7 +347,7 @@ Work C10dCollectives::broadcast(std::string_view label, void* data, std::size_t 
 
 Work C10dCollectives::barrier(std::string_view label) {
   return start(begin(Operation::kBarrier, label, DType::kU8, 0),
-               [](c10d::Backend& backend, Transfers& transfers) { transfers.add_collective(backend.barrier()); });
+               [](c10d::Backend& backend, Transfers& transfers) { transfers.barrier(backend); });
 }
 
 // --- Sums ---
@@ -304,7 +377,11 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DTy
   if (options.method && dtype == DType::kF32)
     return Work(
         reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel_per_rank, visitor));
-  return Work(scatter(call, static_cast<const std::byte*>(input), output, numel_per_rank, visitor, options));
+  const auto* const from = static_cast<const std::byte*>(input);
+  const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
+  if (!is_compressed(options) && algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
+    return Work(scatter_in_rounds(call, from, output, numel_per_rank, visitor));
+  return Work(scatter(call, from, output, numel_per_rank, visitor, options));
 }
 
 Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
@@ -313,10 +390,13 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
   if (!is_reducible(dtype)) return refuse(call, "sums are of fp32, bf16 or fp16, got " + std::string(name_of(dtype)));
   if (options.method && dtype == DType::kF32)
     return Work(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor));
-  const auto* const bytes = static_cast<const std::byte*>(input);
-  const bool is_small = numel * size_of(dtype) <= kSmallBytes;
-  return Work(is_small ? reduce_small(call, bytes, output, numel, visitor, options)
-                       : reduce_large(call, bytes, output, numel, visitor, options));
+  const auto* const from = static_cast<const std::byte*>(input);
+  const std::size_t bytes = numel * size_of(dtype);
+  const Algorithm algorithm =
+      is_compressed(options) ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
+  if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, visitor));
+  return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, visitor, options, algorithm)
+                                      : reduce_large(call, from, output, numel, visitor, options));
 }
 
 // Piece by piece of every rank's part: exchange, then add. The next piece is on the wire meanwhile.
@@ -360,7 +440,8 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
 
 // What reduce_large returns, from all contributions: this rank makes every sum.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
-                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
+                                           std::size_t numel, SumVisitor* visitor, const ReduceOptions& options,
+                                           Algorithm algorithm) {
   const WireForm form = options.contributions;
   const std::size_t bytes = wire_bytes(form, call.dtype, numel);
   const bool has_rounded_sums = options.sums != WireForm::kPlain;
@@ -372,7 +453,13 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
     write_part(input, call.dtype, 0, numel, own, options);
     from = own;
   }
-  TESSERA_RETURN_IF_ERROR(start_gather(call, from, all, bytes).wait());
+  Work gather = algorithm == Algorithm::kDoubling
+                    ? start(call,
+                            [&](c10d::Backend& backend, Transfers& transfers) {
+                              gather_in_rounds(backend, transfers, call, algorithm, from, all, bytes);
+                            })
+                    : start_gather(call, from, all, bytes);
+  TESSERA_RETURN_IF_ERROR(gather.wait());
   sum_parts(all, from, call.dtype, form, output, numel, has_rounded_sums ? nullptr : visitor);
   if (!has_rounded_sums) return absl::OkStatus();
   encode(options.sums, output, DType::kF32, numel, own);
@@ -477,12 +564,80 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   return absl::OkStatus();
 }
 
+// --- Sums in rounds ---
+
+absl::Status C10dCollectives::make_rounds(const CallSignature& call, const Rounds& rounds,
+                                          const RoundBuffers& buffers) {
+  return start(call, [&](c10d::Backend& backend,
+                         Transfers& transfers) { run_rounds(backend, transfers, tag_of(call), rounds, buffers); })
+      .wait();
+}
+
+// Piece by piece of every rank's part: what is sent lies one slice behind the other, in the order of the rounds.
+absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output,
+                                                std::size_t numel, SumVisitor* visitor) {
+  const std::size_t ranks = size(), element = size_of(call.dtype), own = static_cast<std::size_t>(rank());
+  const StridedSlices slices(ranks);
+  const Rounds rounds = halving_reduce_scatter(rank(), size(), slices);
+  const std::size_t most = piece_numel(numel, element * ranks, 1);
+  RoundBuffers buffers{.begins = {}, .input_dtype = call.dtype};
+  const auto cut = [&](std::size_t count) {
+    buffers.begins.resize(ranks + 1);
+    for (std::size_t place = 0; place <= ranks; ++place) buffers.begins[place] = place * count;
+  };
+  cut(most);
+  const std::size_t packed_bytes = ranks * most * element;
+  const std::size_t sums_bytes = call.dtype == DType::kF32 ? 0 : ranks * most * sizeof(float);
+  buffers.results = staging(sums_bytes + packed_bytes + received_bytes(rounds, buffers));
+  std::byte* const packed = buffers.results + sums_bytes;
+  buffers.input = packed;
+  buffers.received = packed + packed_bytes;
+  const float* const sums = reinterpret_cast<const float*>(buffers.results);
+  for (std::size_t first = 0; first < numel; first += most) {
+    const std::size_t count = std::min(most, numel - first);
+    cut(count);
+    for (std::size_t place = 0; place < ranks; ++place)
+      std::memcpy(packed + place * count * element, input + (slices.order()[place] * numel + first) * element,
+                  count * element);
+    TESSERA_RETURN_IF_ERROR(make_rounds(call, rounds, buffers));
+    std::memcpy(output + first, sums + slices.run_of(own, std::bit_ceil(ranks)).first * count, count * sizeof(float));
+    visit_sums(visitor, first, output + first, count);
+  }
+  return absl::OkStatus();
+}
+
+// Piece by piece. Sums and what comes from others have their place at once.
+absl::Status C10dCollectives::reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output,
+                                               std::size_t numel, SumVisitor* visitor) {
+  constexpr std::size_t kLine = 16;  // elements: slices begin where lines of fp32 do
+  const std::size_t slices = static_cast<std::size_t>(halving_slices(size())), element = size_of(call.dtype);
+  const Rounds rounds = halving_all_reduce(rank(), size());
+  const std::size_t most = piece_numel(numel, element, slices);  // whole slices, but for the last piece
+  RoundBuffers buffers{.begins = {}, .input_dtype = call.dtype};
+  const auto cut = [&](std::size_t count) {
+    const std::size_t slice = (count + slices * kLine - 1) / (slices * kLine) * kLine;
+    buffers.begins.resize(slices + 1);
+    for (std::size_t i = 0; i <= slices; ++i) buffers.begins[i] = std::min(i * slice, count);
+  };
+  cut(most);
+  buffers.received = staging(received_bytes(rounds, buffers));
+  for (std::size_t first = 0; first < numel; first += most) {
+    cut(std::min(most, numel - first));
+    buffers.input = input + first * element;
+    buffers.results = reinterpret_cast<std::byte*>(output + first);
+    TESSERA_RETURN_IF_ERROR(make_rounds(call, rounds, buffers));
+  }
+  visit_sums(visitor, 0, output, numel);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
-                                              std::shared_ptr<KeyValueStore> store) {
-  auto collectives = std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store));
+                                              std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose) {
+  auto collectives =
+      std::make_shared<C10dCollectives>(group, kind, std::move(backend), std::move(store), std::move(choose));
   if (kind == TransportKind::kOwn) return collectives;  // a user's backend may expect all its calls on one thread
   return reducing_in_background(std::move(collectives));
 }

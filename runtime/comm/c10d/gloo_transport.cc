@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // reads gloo_stubs/
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
@@ -31,12 +32,14 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect(const Group& group, const std
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
-                                                              std::shared_ptr<C10dStore> store) {
+                                                              std::shared_ptr<C10dStore> store,
+                                                              ChooseAlgorithm choose) {
   FailureReport report(group, store);
   report.publish_arrival();
   try {
     const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
-    return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store));
+    return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store),
+                            std::move(choose));
   } catch (const std::exception& error) {
     return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
                                   text_of_c10_exception(error) +

@@ -8,15 +8,17 @@
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group.h"
+#include "runtime/comm/rounds/algorithm.h"
 
 namespace tessera {
 
 /// The `gloo` transport: CPU ranks on any hosts, over TCP (c10d::ProcessGroupGloo). `address`: this host's
 /// own, by which the other ranks reach it; see `address_towards`. GLOO_SOCKET_IFNAME, if set, names an
 /// interface instead. Collective over the group. Errors: 75 if the ranks cannot connect within
-/// `group.init_timeout_s`.
+/// `group.init_timeout_s`. `choose` as in c10d_collectives.
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
-                                                              std::shared_ptr<C10dStore> store);
+                                                              std::shared_ptr<C10dStore> store,
+                                                              ChooseAlgorithm choose = nullptr);
 
 /// The address of this host from which `host` is reached; nothing is sent. Exit code 75 if `host` is not known within
 /// `timeout_s`, 78 if it is another machine's name but leads back to this one by loopback.

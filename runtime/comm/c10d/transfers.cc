@@ -31,7 +31,8 @@ void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void*
   }
   at::Tensor output = as_tensor(full, bytes * static_cast<std::size_t>(backend.getSize())),
              input = as_tensor(shard, bytes);
-  add_collective(backend._allgather_base(output, input));
+  const std::lock_guard lock(in_backend_);
+  collective_ = backend._allgather_base(output, input);
 }
 
 void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
@@ -43,7 +44,8 @@ void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
   at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
   std::vector<std::int64_t> equal_parts;
-  add_collective(backend.alltoall_base(to, from, equal_parts, equal_parts));
+  const std::lock_guard lock(in_backend_);
+  collective_ = backend.alltoall_base(to, from, equal_parts, equal_parts);
 }
 
 void Transfers::broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root) {
@@ -51,7 +53,27 @@ void Transfers::broadcast(c10d::Backend& backend, void* data, std::size_t bytes,
   c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors = {as_tensor(data, bytes)};
-  add_collective(backend.broadcast(tensors, options));
+  const std::lock_guard lock(in_backend_);
+  collective_ = backend.broadcast(tensors, options);
+}
+
+void Transfers::barrier(c10d::Backend& backend) {
+  const std::lock_guard lock(in_backend_);
+  collective_ = backend.barrier();
+}
+
+void Transfers::send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes) {
+  if (bytes == 0) return;
+  std::vector<at::Tensor> part = {as_tensor(data, bytes)};
+  const std::lock_guard lock(in_backend_);
+  add_message(backend.send(part, to, tag));
+}
+
+void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes) {
+  if (bytes == 0) return;
+  std::vector<at::Tensor> part = {as_tensor(data, bytes)};
+  const std::lock_guard lock(in_backend_);
+  add_message(backend.recv(part, from, tag));
 }
 
 // Each rank begins with the one after it, so that not all send to the same one at first.
@@ -60,13 +82,11 @@ void Transfers::send_and_receive(c10d::Backend& backend, int tag, const std::byt
   const int rank = backend.getRank(), size = backend.getSize();
   for (int i = 1; i < size; ++i) {
     const int from = (rank + size - i) % size;
-    std::vector<at::Tensor> part = {as_tensor(output + static_cast<std::size_t>(from) * bytes, bytes)};
-    add_message(backend.recv(part, from, tag));
+    receive(backend, tag, from, output + static_cast<std::size_t>(from) * bytes, bytes);
   }
   for (int i = 1; i < size; ++i) {
     const int to = (rank + i) % size;
-    std::vector<at::Tensor> part = {as_tensor(input + static_cast<std::size_t>(to) * stride, bytes)};
-    add_message(backend.send(part, to, tag));
+    send(backend, tag, to, input + static_cast<std::size_t>(to) * stride, bytes);
   }
 }
 
@@ -76,11 +96,9 @@ void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
   messages_.push_back(std::move(work));
 }
 
-void Transfers::add_collective(c10::intrusive_ptr<c10d::Work> work) { collective_ = std::move(work); }
-
 void Transfers::wait() {
   if (collective_) collective_->wait();
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  if (deadline_ == std::chrono::steady_clock::time_point()) deadline_ = std::chrono::steady_clock::now() + timeout_;
   for (std::size_t i = 0;; ++i) {
     c10::intrusive_ptr<c10d::Work> message;
     {
@@ -89,7 +107,7 @@ void Transfers::wait() {
       if (i == messages_.size()) return messages_.clear();
       message = messages_[i];
     }
-    const auto left = deadline - std::chrono::steady_clock::now();
+    const auto left = deadline_ - std::chrono::steady_clock::now();
     // 0 would be no limit.
     const auto limit =
         std::max(std::chrono::duration_cast<std::chrono::milliseconds>(left), std::chrono::milliseconds(1));

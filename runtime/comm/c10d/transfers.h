@@ -20,8 +20,10 @@ namespace tessera {
 class Transfers {
  public:
   enum class Means { kCollective, kMessages };
-  /// Messages have `timeout` from when wait() begins, for all of them together; collectives have their backend's.
-  Transfers(Means means, std::chrono::milliseconds timeout) : means_(means), timeout_(timeout) {}
+  /// Messages have `timeout` from when the first wait() begins, for all of them together; collectives have their backend's. `in_backend`
+  /// is held while the backend begins messages, and outlives this.
+  Transfers(Means means, std::chrono::milliseconds timeout, std::mutex& in_backend)
+      : means_(means), timeout_(timeout), in_backend_(in_backend) {}
 
   /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing.
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes);
@@ -29,12 +31,16 @@ class Transfers {
   /// `bytes`. What lies in `output` for this rank itself may be written or not. Collectives need a stride of `bytes`.
   void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
                 std::size_t bytes);
+  /// One message to a rank, or from one, for whose call wait() stands too; of equal tags between two ranks, the first that is sent is the
+  /// first that is received. 0 bytes: nothing. REQUIRES: messages as means.
+  void send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes);
+  void receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes);
   /// `bytes` of rank `root` into `data` of all, by the backend's own collective, whatever the means. 0 bytes: nothing.
   void broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root);
-  /// Another collective of the backend's own.
-  void add_collective(c10::intrusive_ptr<c10d::Work> work);
+  /// The backend's own.
+  void barrier(c10d::Backend& backend);
 
-  /// Until all has arrived and all has left. Throws what the backend does, and std::runtime_error after abort().
+  /// Until all has arrived and all has left; then more may be begun. Throws what the backend does, and std::runtime_error after abort().
   void wait();
   /// Messages: from now on no memory is read or written, and whoever waits returns. Collectives go on.
   void abort();
@@ -46,7 +52,9 @@ class Transfers {
 
   const Means means_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;  // guards the members below
+  std::mutex& in_backend_;                               // never taken while mutex_ is held
+  std::chrono::steady_clock::time_point deadline_ = {};  // set by the first wait()
+  std::mutex mutex_;                                     // guards the members below
   absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_;
   c10::intrusive_ptr<c10d::Work> collective_;
   bool is_aborted_ = false;

@@ -1,0 +1,342 @@
+// Collectives by ring, doubling and halving: the bits of the direct way over Gloo, what they send, and ranks that end in their middle.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "runtime/comm/c10d/c10d_collectives.h"
+#include "runtime/comm/c10d/gloo_transport.h"
+#include "runtime/comm/c10d/tcp_store.h"
+#include "runtime/comm/rounds/algorithm.h"
+#include "runtime/comm/sum/pairwise_sum.h"
+#include "tests/comm/collectives_properties.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/free_port.h"
+#include "tests/support/mailbox_backend.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+Group world_of(int rank, int ranks, double timeout_s) {
+  Group group;
+  group.name = "world";
+  group.rank = rank;
+  group.world_ranks.resize(ranks);
+  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+  group.world_size = ranks;
+  group.timeout_s = timeout_s;
+  group.init_timeout_s = 20;
+  return group;
+}
+
+/// A group over Gloo whose calls go as `now` says.
+absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
+                                                       double timeout_s = 30) {
+  Topology topology;
+  topology.rank = topology.local_rank = rank;
+  topology.world_size = topology.local_world_size = ranks;
+  topology.launcher = "tessera";
+  topology.master_port = port;
+  topology.run_id = "test";
+  TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology, 20));
+  return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", store,
+                          [now](Operation, DType, std::size_t) { return *now; });
+}
+
+void expect_all_ok(const std::vector<RankEnd>& ends) {
+  for (std::size_t rank = 0; rank < ends.size(); ++rank)
+    EXPECT_TRUE(ends[rank].exit_code == ExitCode::kOk && ends[rank].signal == 0)
+        << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
+}
+
+/// What one rank has of a reduction, and what its visitor saw.
+std::vector<float> reduced(Collectives& group, Operation operation, Bytes input, DType dtype, std::size_t numel,
+                           bool in_place, Waits waits) {
+  std::vector<float> apart(in_place ? 0 : numel);
+  const bool scatters = operation == Operation::kReduceScatter;
+  auto* const own = reinterpret_cast<float*>(input.data()) + (scatters ? group.rank() * numel : 0);
+  float* const output = in_place ? own : apart.data();
+  RecordingVisitor visitor(numel);
+  require_ok((scatters ? group.reduce_scatter("sum", input.data(), dtype, output, numel, &visitor, waits)
+                       : group.all_reduce("sum", input.data(), dtype, output, numel, &visitor, waits))
+                 .wait());
+  const std::vector<float> sums(output, output + numel);
+  require(same_bits(visitor.seen(), sums), "the visitor sees the sums");
+  return sums;
+}
+
+void check_against_direct(Collectives& group, Algorithm& now, std::size_t numel) {
+  const auto ranks = static_cast<std::size_t>(group.size()), rank = static_cast<std::size_t>(group.rank());
+  const auto seed = static_cast<std::uint32_t>(1000 * rank + numel % 1000);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Operation operation : {Operation::kReduceScatter, Operation::kAllReduce}) {
+      const bool scatters = operation == Operation::kReduceScatter;
+      const std::size_t share = scatters ? (numel + ranks - 1) / ranks : numel;
+      const Bytes input = random_values(dtype, scatters ? ranks * share : numel, seed);
+      now = Algorithm::kDirect;
+      const std::vector<float> direct = reduced(group, operation, input, dtype, share, false, Waits::kAtOnce);
+      for (const Algorithm algorithm : {Algorithm::kDoubling, Algorithm::kHalving}) {
+        if (!has_algorithm(operation, algorithm, input.size())) continue;
+        now = algorithm;
+        for (const bool in_place : {false, true}) {
+          if (in_place && dtype != DType::kF32) continue;
+          const Waits waits = in_place ? Waits::kLater : Waits::kAtOnce;
+          const std::vector<float> sums = reduced(group, operation, input, dtype, share, in_place, waits);
+          require(same_bits(sums, direct), at(std::string(name_of(algorithm)) + " " + std::string(name_of(operation)),
+                                              dtype, numel, group.rank()));
+        }
+      }
+    }
+  }
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDoubling}) {
+    now = algorithm;
+    for (const bool in_place : {false, true}) check_all_gather(group, (numel + ranks - 1) / ranks, false, in_place);
+  }
+}
+
+class NetworkAlgorithms : public ::testing::TestWithParam<int> {};
+
+TEST_P(NetworkAlgorithms, HaveTheBitsOfTheDirectWay) {
+  const int ranks = GetParam(), port = free_port();
+  expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+    const auto now = std::make_shared<Algorithm>(Algorithm::kDirect);
+    TESSERA_ASSIGN_OR_RETURN(const auto group, join_gloo(rank, ranks, port, now));
+    for (const std::size_t numel : {1, 3, 255, 256, 4097, 1 << 20}) check_against_direct(*group, *now, numel);
+    return group->barrier("end").wait();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NetworkAlgorithms, ::testing::Range(2, 10));
+
+/// Gathers under way together, one of which nobody waits for, with a sum between them.
+void check_gathers_under_way(Collectives& group, Algorithm& now) {
+  constexpr std::size_t kBytes = 30'000;
+  const auto ranks = static_cast<std::size_t>(group.size());
+  std::vector<Bytes> all(4);
+  std::vector<Work> works;
+  const auto byte_of = [](std::size_t call, std::size_t rank) { return static_cast<std::byte>(10 * call + rank + 1); };
+  for (std::size_t call = 0; call < all.size(); ++call) {
+    now = call % 2 == 0 ? Algorithm::kRing : Algorithm::kDoubling;
+    if (call == 3) now = Algorithm::kDirect;
+    all[call].resize(kBytes * ranks);
+    std::byte* const own = all[call].data() + static_cast<std::size_t>(group.rank()) * kBytes;
+    std::fill_n(own, kBytes, byte_of(call, static_cast<std::size_t>(group.rank())));
+    works.push_back(group.all_gather("gather " + std::to_string(call), own, all[call].data(), kBytes));
+    if (call != 1) continue;
+    now = Algorithm::kHalving;
+    float sum = 1;
+    require_ok(group.all_reduce("between", &sum, DType::kF32, &sum, 1).wait());
+    require(sum == static_cast<float>(ranks), "sum between gathers");
+  }
+  works.erase(works.begin() + 2);
+  for (Work& work : works) require_ok(work.wait());
+  for (std::size_t call = 0; call < all.size(); ++call)
+    for (std::size_t i = 0; i < all[call].size(); ++i)
+      require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
+}
+
+class AllOperationsInRounds : public ::testing::TestWithParam<int> {};
+
+TEST_P(AllOperationsInRounds, DoWhatEveryTransportDoes) {
+  const int ranks = GetParam(), port = free_port();
+  expect_all_ok(fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+    const auto now = std::make_shared<Algorithm>(Algorithm::kDirect);
+    TESSERA_ASSIGN_OR_RETURN(const auto group, join_gloo(rank, ranks, port, now));
+    for (const Algorithm algorithm : {Algorithm::kHalving, Algorithm::kDoubling, Algorithm::kRing}) {
+      *now = algorithm;
+      check_all_operations(*group, false, 8200);
+    }
+    check_gathers_under_way(*group, *now);
+    return group->barrier("end").wait();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AllOperationsInRounds, ::testing::Values(2, 3, 5));
+
+// --- What is sent ---
+
+struct Sent {
+  std::size_t messages = 0, bytes = 0;
+  friend bool operator==(const Sent&, const Sent&) = default;
+};
+void PrintTo(const Sent& sent, std::ostream* out) { *out << sent.messages << " messages, " << sent.bytes << " bytes"; }
+
+/// `numel`: elements of a rank's part, or of all_reduce.
+absl::Status call_once(Collectives& group, Operation operation, void* input, DType dtype, float* output,
+                       std::size_t numel) {
+  switch (operation) {
+    case Operation::kAllGather:
+      return group.all_gather("blocks.3", input, output, numel * size_of(dtype)).wait();
+    case Operation::kReduceScatter:
+      return group.reduce_scatter("blocks.3", input, dtype, output, numel).wait();
+    default:
+      return group.all_reduce("blocks.3", input, dtype, output, numel).wait();
+  }
+}
+
+/// What all ranks of a group together send in one call.
+Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
+  const auto mailboxes = std::make_shared<testing::Mailboxes>();
+  const auto store = memory_store();
+  std::vector<c10::intrusive_ptr<testing::MailboxBackend>> backends;
+  for (int rank = 0; rank < ranks; ++rank)
+    backends.push_back(c10::make_intrusive<testing::MailboxBackend>(rank, ranks, mailboxes));
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto group = c10d_collectives(world_of(rank, ranks, 20), TransportKind::kGloo, backends[rank], store,
+                                            [&](Operation, DType, std::size_t) { return algorithm; });
+        Bytes input = random_values(dtype, numel * static_cast<std::size_t>(ranks), 1);
+        std::vector<float> output(numel * static_cast<std::size_t>(ranks));
+        const absl::Status status = call_once(*group, operation, input.data(), dtype, output.data(), numel);
+        EXPECT_TRUE(status.ok()) << status;
+      });
+    }
+  }
+  Sent sent;
+  for (const auto& backend : backends) sent.messages += backend->messages, sent.bytes += backend->bytes;
+  return sent;
+}
+
+/// Of the addition by halving: messages of all ranks (halving_rounds.h).
+std::size_t messages_of_addition(std::size_t ranks) {
+  std::size_t messages = 0, before = 0;
+  for (std::size_t left = ranks; left > 0; left -= before) {
+    messages += before;
+    before = std::bit_floor(left);
+    messages += before * static_cast<std::size_t>(std::countr_zero(before));
+  }
+  return messages;
+}
+
+TEST(SentByNetworkAlgorithms, AreTheFormulasMessagesAndBytes) {
+  constexpr std::size_t kPart = 160, kNarrow = 2, kWide = 4;
+  for (int n = 2; n <= 16; ++n) {
+    const auto ranks = static_cast<std::size_t>(n), first_block = std::bit_floor(ranks);
+    const auto rounds = static_cast<std::size_t>(std::bit_width(ranks - 1));
+    const auto gather = [&](Algorithm algorithm) {
+      return sent_by_all(n, algorithm, Operation::kAllGather, DType::kBF16, kPart);
+    };
+    const std::size_t gathered = ranks * (ranks - 1) * kPart * kNarrow;
+    EXPECT_EQ(gather(Algorithm::kDirect), (Sent{ranks * (ranks - 1), gathered})) << ranks;
+    EXPECT_EQ(gather(Algorithm::kRing), (Sent{ranks * (ranks - 1), gathered})) << ranks;
+    EXPECT_EQ(gather(Algorithm::kDoubling), (Sent{ranks * rounds + ranks - 1 - rounds, gathered})) << ranks;
+
+    // Contributions in bf16, sums in fp32.
+    const std::size_t narrow = ranks * ((ranks + 1) / 2), others = ranks - first_block;
+    EXPECT_EQ(sent_by_all(n, Algorithm::kHalving, Operation::kReduceScatter, DType::kBF16, kPart),
+              (Sent{messages_of_addition(ranks) + others,
+                    kPart * (kNarrow * narrow + kWide * (ranks * (ranks - 1) - narrow + others))}))
+        << ranks;
+    // Slices of equal size.
+    const std::size_t slice = 16, numel = slice * first_block, contributions = first_block * ((ranks + 1) / 2);
+    EXPECT_EQ(sent_by_all(n, Algorithm::kHalving, Operation::kAllReduce, DType::kBF16, numel),
+              (Sent{2 * messages_of_addition(ranks),
+                    slice * (kNarrow * contributions + kWide * (2 * first_block * (ranks - 1) - contributions))}))
+        << ranks;
+    EXPECT_EQ(sent_by_all(n, Algorithm::kDoubling, Operation::kAllReduce, DType::kBF16, kPart),
+              (Sent{ranks * rounds + ranks - 1 - rounds, gathered}))
+        << ranks;
+  }
+}
+
+// What a call does not have goes directly.
+TEST(SentByNetworkAlgorithms, AreTheDirectOnesWhereACallHasNoSuchAlgorithm) {
+  EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
+  EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
+  EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
+}
+
+// --- Failures ---
+
+struct Failing {
+  Algorithm algorithm;
+  Operation operation;
+  int ranks;
+};
+
+class FailuresInRounds : public ::testing::TestWithParam<Failing> {
+ protected:
+  /// Ranks that call until they fail. Rank 0, which serves the store, stays until the last one has ended.
+  static ForkedRanks::Body call_until_failure(double timeout_s) {
+    const int port = free_port();
+    return [=, what = GetParam()](int rank, KeyValueStore& outside) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(
+          const auto group, join_gloo(rank, what.ranks, port, std::make_shared<Algorithm>(what.algorithm), timeout_s));
+      constexpr std::size_t kNumel = 10'000;
+      std::vector<float> input(kNumel * static_cast<std::size_t>(what.ranks)), output(input.size());
+      absl::Status status;
+      for (int i = 0; status.ok(); ++i) {
+        status = call_once(*group, what.operation, input.data(), DType::kF32, output.data(), kNumel);
+        if (i == 5) TESSERA_RETURN_IF_ERROR(outside.set("working/" + std::to_string(rank), "yes"));
+      }
+      for (int other = 1; rank == 0 && other < what.ranks; ++other)
+        if (other != 1) outside.get("end/" + std::to_string(other), std::chrono::seconds(20)).status().IgnoreError();
+      return status;
+    };
+  }
+
+  /// Signals rank 1 while all work; every other rank names it.
+  static void expect_named(double timeout_s, int signal) {
+    const Failing what = GetParam();
+    ForkedRanks ranks(what.ranks, call_until_failure(timeout_s));
+    for (int rank = 0; rank < what.ranks; ++rank)
+      ASSERT_TRUE(ranks.store().get("working/" + std::to_string(rank), std::chrono::seconds(20)).ok());
+    const auto begin = Clock::now();
+    ranks.signal(1, signal);
+    const std::string operation(name_of(what.operation));
+    for (int rank = what.ranks - 1; rank >= 0; --rank) {
+      if (rank == 1) continue;
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+      EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
+                                               " blocks.3 " + operation + " #"),
+                                     HasSubstr("rank 1 does not answer")));
+    }
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5 + (signal == SIGSTOP ? 2 : 0)));
+  }
+};
+
+TEST_P(FailuresInRounds, OthersNameAKilledRank) { expect_named(10, SIGKILL); }
+
+TEST_P(FailuresInRounds, OthersNameAStoppedRankAtTheTimeLimit) { expect_named(1, SIGSTOP); }
+
+// The gather's thread is told, and it is the caller that learns why.
+TEST(AbortInRounds, TellsThePeersWhy) {
+  const int port = free_port();
+  const auto ends = fork_ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto group, join_gloo(rank, 3, port, std::make_shared<Algorithm>(Algorithm::kRing)));
+    std::vector<int> full(300);
+    const auto gather = [&] { return group->all_gather("step", full.data(), full.data(), 100 * sizeof(int)); };
+    TESSERA_RETURN_IF_ERROR(gather().wait());
+    if (rank != 0) return gather().wait();
+    group->abort(make_error(ExitCode::kIo, "the disk is full"));
+    for (const char* end : {"end/1", "end/2"}) outside.get(end, std::chrono::seconds(20)).status().IgnoreError();
+    return gather().wait();
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kIo);
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(ends[rank].exit_code, ExitCode::kPeerLost);
+    EXPECT_THAT(ends[rank].message, HasSubstr("rank 0 gave up: the disk is full"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, FailuresInRounds,
+                         ::testing::Values(Failing{Algorithm::kRing, Operation::kAllGather, 5},
+                                           Failing{Algorithm::kDoubling, Operation::kAllGather, 4},
+                                           Failing{Algorithm::kHalving, Operation::kReduceScatter, 5},
+                                           Failing{Algorithm::kHalving, Operation::kAllReduce, 5},
+                                           Failing{Algorithm::kDoubling, Operation::kAllReduce, 3}));
+
+}  // namespace
+}  // namespace tessera

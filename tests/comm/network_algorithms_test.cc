@@ -13,6 +13,8 @@
 #include "runtime/comm/c10d/gloo_transport.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/rounds/algorithm.h"
+#include "runtime/comm/rounds/call_work.h"
+#include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/support/fork_ranks.h"
@@ -49,7 +51,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
   topology.run_id = "test";
   TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology, 20));
   return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", store,
-                          [now](Operation, DType, std::size_t) { return *now; });
+                          [now](Operation, int, DType, std::size_t) { return *now; });
 }
 
 void expect_all_ok(const std::vector<RankEnd>& ends) {
@@ -183,8 +185,8 @@ absl::Status call_once(Collectives& group, Operation operation, void* input, DTy
   }
 }
 
-/// What all ranks of a group together send in one call.
-Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
+/// What each rank of a group sends in one call.
+std::vector<Sent> sent_by_each(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
   std::vector<c10::intrusive_ptr<testing::MailboxBackend>> backends;
@@ -195,16 +197,23 @@ Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtyp
     for (int rank = 0; rank < ranks; ++rank) {
       threads.emplace_back([&, rank] {
         const auto group = c10d_collectives(world_of(rank, ranks, 20), TransportKind::kGloo, backends[rank], store,
-                                            [&](Operation, DType, std::size_t) { return algorithm; });
-        Bytes input = random_values(dtype, numel * static_cast<std::size_t>(ranks), 1);
+                                            [&](Operation, int, DType, std::size_t) { return algorithm; });
+        Bytes input(numel * static_cast<std::size_t>(ranks) * size_of(dtype));
         std::vector<float> output(numel * static_cast<std::size_t>(ranks));
         const absl::Status status = call_once(*group, operation, input.data(), dtype, output.data(), numel);
         EXPECT_TRUE(status.ok()) << status;
       });
     }
   }
+  std::vector<Sent> sent;
+  for (const auto& backend : backends) sent.push_back({backend->messages, backend->bytes});
+  return sent;
+}
+
+Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
   Sent sent;
-  for (const auto& backend : backends) sent.messages += backend->messages, sent.bytes += backend->bytes;
+  for (const Sent& each : sent_by_each(ranks, algorithm, operation, dtype, numel))
+    sent = {sent.messages + each.messages, sent.bytes + each.bytes};
   return sent;
 }
 
@@ -255,6 +264,40 @@ TEST(SentByNetworkAlgorithms, AreTheDirectOnesWhereACallHasNoSuchAlgorithm) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
+}
+
+// The cost of a call is that of its messages. Where all ranks send alike, it is what each of them sends; where some send less, none sends
+// more.
+TEST(SentByNetworkAlgorithms, IsTheWorkThatChoicesGoBy) {
+  const auto check = [](int ranks, Algorithm algorithm, Operation operation, std::size_t numel, bool is_alike) {
+    const std::size_t input = numel * 2 * (operation == Operation::kReduceScatter ? ranks : 1);
+    const CallWork work = work_of(operation, algorithm, ranks, DType::kBF16, input);
+    const std::string call = std::string(name_of(algorithm)) + " " + std::string(name_of(operation)) + " of " +
+                             std::to_string(numel) + ", " + std::to_string(ranks) + " ranks";
+    for (const Sent& sent : sent_by_each(ranks, algorithm, operation, DType::kBF16, numel)) {
+      EXPECT_LE(static_cast<double>(sent.messages), work.messages) << call;
+      EXPECT_LE(static_cast<double>(sent.bytes), work.bytes) << call;
+      if (!is_alike) continue;
+      EXPECT_EQ(static_cast<double>(sent.messages), work.messages) << call;
+      EXPECT_EQ(static_cast<double>(sent.bytes), work.bytes) << call;
+    }
+  };
+  for (const int ranks : {2, 3, 4, 5, 7, 8, 13, 16}) {
+    const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));
+    const std::size_t of_one_piece = 16 * static_cast<std::size_t>(ranks * halving_slices(ranks));
+    for (const std::size_t numel : {of_one_piece, 3 * kPieceBytes / 2}) {
+      if (numel > of_one_piece && (!is_power || ranks > 4)) continue;  // pieces are equal, and memory is small
+      for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing})
+        check(ranks, algorithm, Operation::kAllGather, numel, true);
+      check(ranks, Algorithm::kDoubling, Operation::kAllGather, numel, ranks == 2);
+      for (const Operation operation : {Operation::kReduceScatter, Operation::kAllReduce}) {
+        const std::size_t part =
+            operation == Operation::kReduceScatter ? numel / static_cast<std::size_t>(ranks) : numel;
+        check(ranks, Algorithm::kDirect, operation, part, true);
+        check(ranks, Algorithm::kHalving, operation, part, is_power);
+      }
+    }
+  }
 }
 
 // --- Failures ---

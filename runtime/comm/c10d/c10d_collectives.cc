@@ -22,6 +22,7 @@
 #include "runtime/comm/call.h"
 #include "runtime/comm/compose/background.h"
 #include "runtime/comm/local/plain_buffer.h"
+#include "runtime/comm/rounds/call_work.h"
 #include "runtime/comm/rounds/gather_rounds.h"
 #include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/sum/pairwise_sum.h"
@@ -32,9 +33,6 @@ namespace tessera {
 namespace {
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
-
-/// A reduction is cut into pieces of so many bytes of one rank's input, so that the sum of one is made while the next is on the wire.
-constexpr std::size_t kPieceBytes = 2 << 20;
 
 /// How many of `numel` elements, each of `element_bytes`, are in a piece: a multiple of `multiple`, and of what visitors want.
 std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_t multiple) {
@@ -209,7 +207,7 @@ CallSignature C10dCollectives::begin(Operation operation, std::string_view label
 
 Algorithm C10dCollectives::algorithm_of(Operation operation, DType dtype, std::size_t bytes) const {
   if (!choose_ || size() == 1 || bytes == 0) return Algorithm::kDirect;
-  const Algorithm chosen = choose_(operation, dtype, bytes);
+  const Algorithm chosen = choose_(operation, size(), dtype, bytes);
   return has_algorithm(operation, chosen, bytes) ? chosen : Algorithm::kDirect;
 }
 

@@ -30,4 +30,9 @@ bool has_algorithm(Operation operation, Algorithm algorithm, std::size_t bytes) 
   return false;
 }
 
+bool has_choice(Operation operation) {
+  return operation == Operation::kAllGather || operation == Operation::kReduceScatter ||
+         operation == Operation::kAllReduce;
+}
+
 }  // namespace tessera

@@ -23,8 +23,11 @@ constexpr std::size_t kDoublingBytes = 64 << 10;
 /// Whether there is such a way of `operation`, where each rank gives `bytes`: its shard of all_gather, its input of a reduction.
 bool has_algorithm(Operation operation, Algorithm algorithm, std::size_t bytes);
 
-/// The algorithm of a call in which each rank gives `bytes` (as in has_algorithm), `dtype` of them. The same on all ranks of a group: ranks
+/// Whether operations like this have algorithms to choose among: all_gather, reduce_scatter and all_reduce.
+bool has_choice(Operation operation);
+
+/// The algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of `dtype`. The same on all ranks of a group: ranks
 /// that choose differently wait for each other until the time limit. One that the call does not have stands for kDirect.
-using ChooseAlgorithm = std::function<Algorithm(Operation operation, DType dtype, std::size_t bytes)>;
+using ChooseAlgorithm = std::function<Algorithm(Operation operation, int ranks, DType dtype, std::size_t bytes)>;
 
 }  // namespace tessera

@@ -1,10 +1,12 @@
 #include "runtime/comm/rounds/strided_slices.h"
 
-#include <algorithm>
-
 namespace tessera {
 
-StridedSlices::StridedSlices(std::size_t slices) : slices_(slices) { place(0, 1); }
+StridedSlices::StridedSlices(std::size_t slices) : slices_(slices) {
+  place(0, 1);
+  place_of_.resize(slices);
+  for (std::size_t place = 0; place < slices; ++place) place_of_[order_[place]] = place;
+}
 
 void StridedSlices::place(std::size_t remainder, std::size_t modulus) {
   if (remainder >= slices_) return;
@@ -15,9 +17,7 @@ void StridedSlices::place(std::size_t remainder, std::size_t modulus) {
 
 StridedSlices::Run StridedSlices::run_of(std::size_t remainder, std::size_t modulus) const {
   if (remainder >= slices_) return {};
-  const auto first =
-      std::find_if(order_.begin(), order_.end(), [&](std::size_t slice) { return slice % modulus == remainder; });
-  return {static_cast<std::size_t>(first - order_.begin()), (slices_ - remainder + modulus - 1) / modulus};
+  return {place_of_[remainder], (slices_ - remainder + modulus - 1) / modulus};  // the smallest one comes first
 }
 
 }  // namespace tessera

@@ -25,6 +25,7 @@ class StridedSlices {
 
   const std::size_t slices_;
   std::vector<std::size_t> order_;
+  std::vector<std::size_t> place_of_;  ///< of each slice
 };
 
 }  // namespace tessera

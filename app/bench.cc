@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "app/bench_ranks.h"
 #include "app/commands.h"
 #include "app/threads.h"
+#include "benchmarks/native/algorithms_bench.h"
 #include "benchmarks/native/collectives_bench.h"
 #include "benchmarks/native/device_optimizer_bench.h"
 #include "benchmarks/native/number_text.h"
@@ -18,10 +20,13 @@
 #include "benchmarks/native/studies/overhead_study.h"
 #include "benchmarks/native/studies/overlap_study.h"
 #include "benchmarks/native/studies/step_study.h"
+#include "engine/join_job.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text_table.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/job/process_mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/run.h"
 
 namespace tessera::app {
@@ -132,6 +137,61 @@ int run_table(const std::string& section, const BenchCommand& command,
   });
 }
 
+std::string table_of(const AlgorithmsReport& report) {
+  TextTable table({{"collective"},
+                   {"dtype"},
+                   {"bytes of a rank", Align::kRight},
+                   {"algorithm"},
+                   {"p50 us", Align::kRight},
+                   {"by the fit", Align::kRight},
+                   {""}});
+  for (const TimedAlgorithm& timing : report.timings) {
+    const std::string note = std::string(timing.is_chosen ? "chosen" : "") +
+                             (timing.is_chosen && timing.is_fastest ? ", " : "") + (timing.is_fastest ? "fastest" : "");
+    table.add_row({std::string(name_of(timing.operation)), std::string(name_of(timing.dtype)),
+                   format_bytes(static_cast<std::int64_t>(timing.bytes)), std::string(name_of(timing.algorithm)),
+                   microseconds(timing.call.median_s()), microseconds(timing.by_fit_s), note});
+  }
+  return table.to_string();
+}
+
+/// The costs, and how good the choices by them are.
+std::string text_of(const AlgorithmsReport& report) {
+  std::vector<double> ratios = report.chosen_of_fastest();
+  std::sort(ratios.begin(), ratios.end());
+  const auto right = std::count(ratios.begin(), ratios.end(), 1.0);
+  const LinkFit& fit = report.fit;
+  return "a round costs " + microseconds(fit.round_s) + " us, a message " + microseconds(fit.message_s) + " us, a GB " +
+         number_text(fit.byte_s * 1e9, "%.3f") + " s, 1e9 additions " + number_text(fit.add_s * 1e9, "%.3f") +
+         " s\nthe choice is the fastest in " + std::to_string(right) + " of " + std::to_string(ratios.size()) +
+         "; it takes " + number_text(ratios[ratios.size() / 2], "%.2f") + " times as long by median, " +
+         number_text(ratios.back(), "%.2f") + " at most\n";
+}
+
+int run_bench_algorithms(const BenchCommand& command) {
+  return run([&] {
+    std::atomic<Algorithm> now = Algorithm::kDirect;
+    const CommConfig comm{.transport = TransportChoice::kGloo};
+    const Mesh mesh = join_job([&](const Topology& topology) {
+      return make_process_mesh(topology, comm, [&now](Operation, int, DType, std::size_t) { return now.load(); });
+    });
+    if (mesh.world_size() < 2)
+      throw Error(ExitCode::kUsage, "bench collectives --fit wants 2 ranks or more, got 1. hint: leave --ranks out");
+    if (mesh.rank() == 0) check_outputs(command);
+    const MeshAxes axes = value_or_throw(groups_of(mesh).axes(1, mesh.world_size()));
+    AlgorithmsBenchOptions options;
+    const std::size_t most = command.quick ? 64 << 10 : 16 << 20;
+    for (std::size_t bytes = 64; bytes <= most; bytes *= bytes < 1024 ? 16 : 8) options.bytes.push_back(bytes);
+    if (command.quick) options.rounds = 2, options.most_calls = 5;
+    const AlgorithmsReport report = value_or_throw(bench_algorithms(
+        *axes.world, [&](Algorithm algorithm) { now = algorithm; }, options));
+    if (mesh.rank() != 0) return;
+    write_json(to_json(report), command);
+    std::printf("%s, %d ranks\n%s%s", report.transport.c_str(), report.ranks, table_of(report).c_str(),
+                text_of(report).c_str());
+  });
+}
+
 InstructionSet instruction_set_of(const std::string& name) {
   if (name.empty()) return best_instruction_set();
   for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
@@ -147,7 +207,10 @@ InstructionSet instruction_set_of(const std::string& name) {
 }  // namespace
 
 int run_bench_collectives(const BenchCommand& command) {
+  if (command.fit && command.transport == "host")
+    throw Error(ExitCode::kUsage, "bench collectives: --fit is about gloo, got --transport host");
   if (starts_ranks(command)) return launch_ranks("collectives", command);
+  if (command.fit) return run_bench_algorithms(command);
   return run([&] {
     const Mesh mesh = join_ranks(command);
     if (mesh.rank() == 0) check_outputs(command);

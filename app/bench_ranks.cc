@@ -26,6 +26,7 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
   const auto add = [&](const char* option, const std::string& value) {
     if (!value.empty()) launching.command.insert(launching.command.end(), {option, value});
   };
+  if (command.fit) launching.command.push_back("--fit");
   if (command.quick) launching.command.push_back("--quick");
   if (command.overwrite) launching.command.push_back("--overwrite");
   add("--dir", command.directory);

@@ -149,13 +149,15 @@ struct BenchCommand {
   std::string transport;   ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
+  bool fit = false;                                 ///< the ways over a network, and a fit of their costs (collectives)
   double compute_s = 0.6;                           ///< of a step (overlap)
   bool gpu = false;                                 ///< the optimizer's step on the GPU
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
 };
-/// Times every collective in memory of every kind, after checking its result. Alone, it starts its ranks itself.
+/// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of those over Gloo. Alone, it
+/// starts its ranks itself.
 int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which wins and why. Alone, it
 /// starts its ranks itself.

@@ -367,6 +367,9 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
       "bench", "measure steps, memory, buckets, and collectives and optimizer steps beside this machine's limits");
   command->require_subcommand(1);
   CLI::App* collectives = command->add_subcommand("collectives", "every collective, 4 B to 128 MiB");
+  collectives->add_flag("--fit", bench.fit,
+                        "time every algorithm over gloo instead, fit what rounds, messages, bytes and additions cost, "
+                        "and show the choice");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
   CLI::Option* gpu = optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
   optimizer

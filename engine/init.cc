@@ -1,34 +1,16 @@
 #include "tessera/init.h"
 
-#include <functional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "engine/join_job.h"
 #include "engine/memory/tensor_heap.h"
-#include "engine/run_scope.h"
-#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/job/process_mesh.h"
-#include "runtime/comm/mesh_groups.h"
-#include "runtime/comm/resolve_topology.h"
 #include "tessera/backend.h"
 
 namespace tessera {
 namespace {
-
-Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make) {
-  const Topology topology = value_or_throw(resolve_topology());
-  set_log_rank(topology.rank, topology.world_size);
-  Mesh mesh = value_or_throw(make(topology));
-  log_info(topology.describe());
-  if (RunScope* scope = RunScope::current) {
-    scope->mesh = mesh;
-    groups_of(mesh).expect_report();
-    // Made while all ranks are here: run's last act is to meet in it.
-    value_or_throw(groups_of(mesh).user_group());
-  }
-  return mesh;
-}
 
 absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make, double init_timeout_s,
                                                         const Group& group, const std::shared_ptr<C10dStore>& store) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "benchmarks/native/memory_traffic.h"
+#include "benchmarks/native/slowest_rank.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/mesh_groups.h"
@@ -202,16 +203,6 @@ absl::Status time_calls(Collectives& group, int calls, bool in_a_row, Samples& s
     TESSERA_RETURN_IF_ERROR(call());
     samples.ns.push_back(std::chrono::nanoseconds(Clock::now() - begin).count());
   }
-  return absl::OkStatus();
-}
-
-/// Each sample becomes the slowest rank's. Collective.
-absl::Status take_slowest(Collectives& group, Samples& samples) {
-  const std::size_t count = samples.ns.size();
-  std::vector<std::int64_t> all(count * group.size());
-  TESSERA_RETURN_IF_ERROR(
-      group.all_gather("samples", samples.ns.data(), all.data(), count * sizeof(std::int64_t)).wait());
-  for (std::size_t i = 0; i < all.size(); ++i) samples.ns[i % count] = std::max(samples.ns[i % count], all[i]);
   return absl::OkStatus();
 }
 

@@ -96,7 +96,8 @@ absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommCon
 
 }  // namespace
 
-absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm) {
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
+                                       const ChooseAlgorithm& choose) {
   TESSERA_RETURN_IF_ERROR(check_choice(topology, comm));
   const GroupDefaults defaults = defaults_of(topology, comm);
   if (comm.transport == TransportChoice::kNccl) return make_nccl_mesh(topology, comm);
@@ -109,7 +110,9 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
-  const JoinGroup gloo = [store, address](const Group& group) { return gloo_collectives(group, address, store); };
+  const JoinGroup gloo = [store, address, choose](const Group& group) {
+    return gloo_collectives(group, address, store, choose);
+  };
   std::shared_ptr<GroupFactory> factory;
   switch (comm.transport) {
     case TransportChoice::kAuto:

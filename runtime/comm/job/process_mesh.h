@@ -8,6 +8,7 @@
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/rounds/algorithm.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
@@ -22,8 +23,11 @@ namespace tessera {
 /// | nccl           | nccl              | nccl                                 |
 /// | cuda_host      | cuda_host         | error 78                             |
 ///
+/// `choose`, where it is not null, says how calls over gloo go (c10d_collectives).
+///
 /// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
-absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm);
+absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
+                                       const ChooseAlgorithm& choose = nullptr);
 
 /// The same over a transport of the user's own, which joins every group of more than one rank. `comm.transport` must be
 /// auto.

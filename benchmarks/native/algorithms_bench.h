@@ -1,0 +1,56 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "benchmarks/native/samples.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/rounds/link_fit.h"
+
+namespace tessera {
+
+struct AlgorithmsBenchOptions {
+  std::vector<std::size_t>
+      bytes;       ///< that each rank gives: its shard of all_gather, its input of a reduction; powers of two
+  int rounds = 5;  ///< all calls are gone through so many times
+  std::size_t round_bytes = 4 << 20;  ///< a call is made `round_bytes` / its bytes times a round, but
+  int most_calls = 40;                ///< no more than this, and once at least
+};
+
+/// One collective by one algorithm. A sample is the slowest rank's.
+struct TimedAlgorithm {
+  Operation operation = Operation::kAllGather;
+  DType dtype = DType::kU8;
+  std::size_t bytes = 0;
+  Algorithm algorithm = Algorithm::kDirect;
+  Samples call = {};
+  bool is_chosen = false;   ///< by the fit
+  bool is_fastest = false;  ///< of those measured
+  double by_fit_s = 0;
+};
+
+struct AlgorithmsReport {
+  std::string transport;
+  int ranks = 0;
+  LinkFit fit;
+  std::vector<TimedAlgorithm> timings;  ///< those of one collective of one size follow each other
+
+  /// How many times as long what the fit chooses takes as what is fastest, for each collective of each size.
+  std::vector<double> chosen_of_fastest() const;
+};
+
+/// Times every algorithm of every collective of fp32 and bf16, interleaved, and fits their costs. `use` says how the calls of `group` go
+/// from then on. Collective; every rank returns the same. Errors: those of the group.
+absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
+                                                  const AlgorithmsBenchOptions& options);
+
+/// {"transport", "ranks", "fit": {"round_s", "message_s", "byte_s", "add_s"}, "calls": [{"operation", "dtype", "bytes", "algorithm",
+/// "median_s", "by_fit_s", "is_chosen", "is_fastest", "samples_ns"}]}
+nlohmann::json to_json(const AlgorithmsReport& report);
+
+}  // namespace tessera

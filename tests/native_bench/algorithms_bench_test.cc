@@ -1,0 +1,45 @@
+#include "benchmarks/native/algorithms_bench.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/shared/run_ranks.h"
+
+namespace tessera {
+namespace {
+
+// On threads, which have no choice: what is said to be used is used by nobody, and the report has it all the same.
+TEST(AlgorithmsBench, GoesThroughAllThereAreAndMarksOneChoiceAndOneFastest) {
+  run_ranks({.ranks = 4}, [](const Mesh& mesh) {
+    auto axes = groups_of(mesh).axes(1, 4);
+    ASSERT_TRUE(axes.ok());
+    std::set<Algorithm> used;
+    const auto report = bench_algorithms(*axes->world, [&](Algorithm algorithm) { used.insert(algorithm); },
+                                         {.bytes = {64, 1 << 20}, .rounds = 2, .most_calls = 3});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(used.size(), 4u);
+    EXPECT_EQ(report->ranks, 4);
+    // Of few bytes 3 + 2 (2 + 3) calls; of many, where no all_reduce goes by doubling, 3 + 2 (2 + 2).
+    EXPECT_EQ(report->timings.size(), 13u + 11u);
+    int chosen = 0, fastest = 0;
+    for (const TimedAlgorithm& timing : report->timings) {
+      EXPECT_EQ(timing.call.ns.size(), 6u);
+      EXPECT_GT(timing.by_fit_s, 0);
+      chosen += timing.is_chosen ? 1 : 0;
+      fastest += timing.is_fastest ? 1 : 0;
+    }
+    EXPECT_EQ(chosen, 2 * 5);
+    EXPECT_EQ(fastest, 2 * 5);
+    for (const double ratio : report->chosen_of_fastest()) EXPECT_GE(ratio, 1);
+    const nlohmann::json json = to_json(*report);
+    EXPECT_EQ(json.at("calls").size(), report->timings.size());
+    EXPECT_EQ(json.at("fit").at("byte_s"), report->fit.byte_s);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -27,6 +27,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/mesh_groups.h"
+#include "sharding/timing/link_fit_file.h"
 #include "tessera/run.h"
 
 namespace tessera::app {
@@ -187,6 +188,7 @@ int run_bench_algorithms(const BenchCommand& command) {
         *axes.world, [&](Algorithm algorithm) { now = algorithm; }, options));
     if (mesh.rank() != 0) return;
     write_json(to_json(report), command);
+    write_text(to_json(report.fit), command.fit_file, command);
     std::printf("%s, %d ranks\n%s%s", report.transport.c_str(), report.ranks, table_of(report).c_str(),
                 text_of(report).c_str());
   });

@@ -29,6 +29,7 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
   if (command.fit) launching.command.push_back("--fit");
   if (command.quick) launching.command.push_back("--quick");
   if (command.overwrite) launching.command.push_back("--overwrite");
+  add("--fit-file", command.fit_file);
   add("--dir", command.directory);
   add("--json", command.json);
   add("--csv", command.csv);
@@ -45,8 +46,8 @@ Mesh join_ranks(const BenchCommand& command) {
 }
 
 void check_outputs(const BenchCommand& command) {
-  throw_if_error(check_outputs({{"--json", command.json}, {"--csv", command.csv}}, {{"--cifar10", command.cifar10}},
-                               existing_of(command)));
+  throw_if_error(check_outputs({{"--json", command.json}, {"--csv", command.csv}, {"--fit-file", command.fit_file}},
+                               {{"--cifar10", command.cifar10}}, existing_of(command)));
 }
 
 void write_text(const std::string& text, const std::string& path, const BenchCommand& command) {

@@ -149,6 +149,7 @@ struct BenchCommand {
   std::string transport;   ///< "host" or "gloo"; empty: the best there is
   int ranks = 2;           ///< to start, where no launcher has
   bool quick = false;
+  std::string fit_file;                             ///< gets the fit (collectives); empty: none
   bool fit = false;                                 ///< the ways over a network, and a fit of their costs (collectives)
   double compute_s = 0.6;                           ///< of a step (overlap)
   bool gpu = false;                                 ///< the optimizer's step on the GPU

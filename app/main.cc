@@ -370,6 +370,11 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   collectives->add_flag("--fit", bench.fit,
                         "time every algorithm over gloo instead, fit what rounds, messages, bytes and additions cost, "
                         "and show the choice");
+  collectives
+      ->add_option("--fit-file", bench.fit_file,
+                   "file that gets the fit, for TESSERA_NETWORK_FIT, which names it to training")
+      ->check(not_empty())
+      ->needs("--fit");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
   CLI::Option* gpu = optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
   optimizer

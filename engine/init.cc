@@ -4,9 +4,12 @@
 
 #include "engine/join_job.h"
 #include "engine/memory/tensor_heap.h"
+#include "engine/network_choice.h"
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/job/process_mesh.h"
+#include "runtime/comm/mesh_groups.h"
 #include "tessera/backend.h"
 
 namespace tessera {
@@ -34,7 +37,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
 }  // namespace
 
 Mesh init(const CommConfig& comm) {
-  return join_job([&](const Topology& topology) { return make_process_mesh(topology, comm); });
+  return join_job([&](const Topology& topology) -> absl::StatusOr<Mesh> {
+    TESSERA_ASSIGN_OR_RETURN(const ChooseAlgorithm choose, choice_of_environment());
+    TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choose));
+    TESSERA_RETURN_IF_ERROR(agree_on_choice(topology, groups_of(mesh).store(), comm.init_timeout_s));
+    return mesh;
+  });
 }
 
 Mesh init(const Strategy& strategy) {

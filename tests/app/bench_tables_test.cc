@@ -1,4 +1,4 @@
-// `tessera bench step | memory | overhead`, as a user runs them.
+// `tessera bench step | memory | overhead | overlap | collectives --fit`, as a user runs them.
 
 #include <gmock/gmock.h>
 
@@ -8,6 +8,7 @@ namespace tessera::testing {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -87,6 +88,44 @@ TEST_F(BenchTables, OverlapPutsWhatIsSeenOfCommunicationBesideAllOfIt) {
     EXPECT_DOUBLE_EQ(seconds("exposed_s"), seconds("step_s") - seconds("alone_step_s")) << name;
     EXPECT_DOUBLE_EQ(seconds("wire_s"), seconds("bare_step_s") - seconds("alone_bare_step_s")) << name;
   }
+}
+
+TEST_F(BenchTables, FitOfCollectivesIsWrittenAndTrainingGoesByIt) {
+  run({TESSERA_PROGRAM, "bench", "collectives", "--fit", "--quick", "--ranks", "3", "--json", path("out.json"),
+       "--fit-file", path("fit.json")});
+  const json report = json::parse(read_file(path("out.json"))), fit = json::parse(read_file(path("fit.json")));
+  EXPECT_EQ(report.at("transport"), "gloo");
+  EXPECT_EQ(report.at("ranks"), 3);
+  EXPECT_EQ(report.at("fit"), fit);
+  int chosen = 0;
+  for (const json& call : report.at("calls")) chosen += call.at("is_chosen").get<bool>() ? 1 : 0;
+  EXPECT_EQ(chosen, 4 * 5) << "sizes, collectives";
+
+  // Ways change nothing but time: with three ranks, which are no power of two, losses have the same bits.
+  const std::string three = strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo"})");
+  const auto train_by = [&](const std::string& file) {
+    return Words{"env", "TESSERA_NETWORK_FIT=" + path(file)} + launch(3) + train(three, file + " metrics");
+  };
+  run(launch(3) + train(three, "direct"));
+  write_file(path("few messages"), R"({"round_s": 0, "message_s": 1, "byte_s": 0, "add_s": 0})");
+  run(train_by("few messages"));
+  EXPECT_EQ(losses("few messages metrics"), losses("direct"));
+  EXPECT_EQ(losses("direct").size(), 3u);
+  write_file(path("wrong"), R"({"round_s": 0, "message_s": -1, "byte_s": 0})");
+  const Ended ended = run_program(train_by("wrong"), path("run"));
+  EXPECT_EQ(ended.code, 65) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("message_s"), HasSubstr("add_s")));
+}
+
+TEST_F(BenchTables, RanksThatWouldChooseDifferentlyAreRefused) {
+  write_file(path("1.json"), R"({"round_s": 0, "message_s": 1, "byte_s": 0, "add_s": 0})");
+  write_file(path("0.json"), R"({"round_s": 1, "message_s": 0, "byte_s": 0, "add_s": 0})");
+  const Ended ended = run_program({TESSERA_PROGRAM, "launch", "-n", "2", "--", "sh", "-c",
+                                   "TESSERA_NETWORK_FIT=" + path("$RANK.json") +
+                                       " exec " TESSERA_PROGRAM " bench collectives --quick --transport gloo"},
+                                  path("run"));
+  EXPECT_EQ(ended.code, 78) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("TESSERA_NETWORK_FIT: rank 0 has another"));
 }
 
 TEST_F(BenchTables, OneRankIsRefused) {

@@ -81,6 +81,33 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
+// Between hosts too, where a group is one inside hosts and another across.
+TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
+  for (const World& world :
+       {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
+    const int port = free_port();
+    expect_all_ok(fork_ranks(world.ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+      const int ranks_over_gloo = world.hosts == 1 ? world.ranks : world.hosts;
+      int asked = 0;
+      const ChooseAlgorithm choose = [&](Operation operation, int ranks, DType, std::size_t) {
+        require(ranks == ranks_over_gloo, "ranks of the group");
+        ++asked;
+        return operation == Operation::kAllGather ? Algorithm::kRing : Algorithm::kHalving;
+      };
+      TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, world.ranks, world.hosts, port),
+                                                                  quick(world.choice), choose));
+      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, world.ranks));
+      require(axes.world->transport() == world.transport, axes.world->transport());
+      check_all_gather(*axes.world, 1000, false, false);
+      require(asked > 0, "a gather asks");
+      asked = 0;
+      check_all_reduce(*axes.reduce, DType::kBF16, 50'001, false, false);
+      require(asked > 0, "a reduction asks");
+      return axes.world->barrier("end").wait();
+    }));
+  }
+}
+
 /// What `all` becomes where it is encoded in one go.
 Bytes rounded(WireForm form, const Bytes& all, DType dtype) {
   const std::size_t numel = all.size() / size_of(dtype);

@@ -50,7 +50,7 @@ ALLOWED = {
     "runtime/tokenizer": ["runtime/base", "runtime/config", *PUBLIC_BASE],
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
-    "sharding/timing": [*GROUND, "sharding/layout", *PUBLIC_LAYOUT],
+    "sharding/timing": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
     "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "optim": GROUND,
     "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],

@@ -26,8 +26,9 @@ bool has_algorithm(Operation operation, Algorithm algorithm, std::size_t bytes);
 /// Whether operations like this have algorithms to choose among: all_gather, reduce_scatter and all_reduce.
 bool has_choice(Operation operation);
 
-/// The algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of `dtype`. The same on all ranks of a group: ranks
-/// that choose differently wait for each other until the time limit. One that the call does not have stands for kDirect.
+/// The algorithm of a call of `ranks` ranks in which each gives `bytes` (as in has_algorithm) of elements of `dtype`. The same on all ranks
+/// of a group: ranks that choose differently wait for each other until the time limit. One that the call does not have stands for kDirect.
+/// Called by every thread that makes calls of a group, perhaps at the same time.
 using ChooseAlgorithm = std::function<Algorithm(Operation operation, int ranks, DType dtype, std::size_t bytes)>;
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 namespace tessera {
@@ -9,27 +10,28 @@ namespace tessera {
 /// them.
 
 /// Signs and levels are made for runs of so many elements, from the first one on; the last run of a message may be shorter.
-inline constexpr int kMessageRun = 256;
+inline constexpr std::size_t kMessageRun = 256;
 
 template <std::integral Count>
 constexpr Count message_runs(Count numel) {
-  return (numel + kMessageRun - 1) / kMessageRun;
+  constexpr auto run = static_cast<Count>(kMessageRun);
+  return (numel + run - 1) / run;
 }
 
 /// Of each run a scale, and a bit for each element.
 template <std::integral Count>
 constexpr Count scaled_sign_words(Count numel) {
-  return message_runs(numel) * (1 + kMessageRun / 32);
+  return message_runs(numel) * static_cast<Count>(1 + kMessageRun / 32);
 }
 
 /// A word for all, and of each run a bit for each element.
 template <std::integral Count>
 constexpr Count vote_words(Count numel) {
-  return 1 + message_runs(numel) * (kMessageRun / 32);
+  return 1 + message_runs(numel) * static_cast<Count>(kMessageRun / 32);
 }
 
 /// Bits of an element's code from -levels to levels: 2, 4 or 8.
-constexpr int level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
+constexpr std::size_t level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
 
 /// Of each run a norm, and a code for each element.
 template <std::integral Count>

@@ -30,7 +30,7 @@ MethodKind method_kind(const CompressionConfig& compression) {
 }
 
 std::int64_t owned_by_each(std::int64_t numel, int ranks) {
-  return (message_runs(numel) + ranks - 1) / ranks * kMessageRun;
+  return (message_runs(numel) + ranks - 1) / ranks * static_cast<std::int64_t>(kMessageRun);
 }
 
 Extent owned_by(int rank, std::int64_t numel, int ranks) {

@@ -252,8 +252,7 @@ absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& mani
   return committed;
 }
 
-absl::StatusOr<std::vector<std::string>> UnfinishedCheckpoint::prune(std::int64_t keep) const {
-  std::vector<std::string> pruned;
+absl::Status UnfinishedCheckpoint::prune(std::int64_t keep, std::vector<std::string>& pruned) const {
   TESSERA_ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> there, list_checkpoints(folder_, who_));
   TESSERA_ASSIGN_OR_RETURN(const std::string latest, latest_checkpoint(folder_, who_));
   std::string best;
@@ -274,8 +273,7 @@ absl::StatusOr<std::vector<std::string>> UnfinishedCheckpoint::prune(std::int64_
     pruned.push_back(gone);
     --left;
   }
-  if (!pruned.empty()) TESSERA_RETURN_IF_ERROR(sync_folder(folder_, who_));
-  return pruned;
+  return pruned.empty() ? absl::OkStatus() : sync_folder(folder_, who_);
 }
 
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who) {

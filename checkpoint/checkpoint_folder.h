@@ -71,8 +71,9 @@ class UnfinishedCheckpoint {
   absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
   /// After `commit`: sets the oldest checkpoints aside until `keep` are left, which is at least 1. Never those that `latest` and `best`
-  /// name; the best one is not counted. Their paths, for remove_pruned; the next `begin` removes what is left of them.
-  absl::StatusOr<std::vector<std::string>> prune(std::int64_t keep) const;
+  /// name; the best one is not counted. Adds their paths to `pruned`, for remove_pruned, even where it fails; the next `begin` removes what is
+  /// left of them.
+  absl::Status prune(std::int64_t keep, std::vector<std::string>& pruned) const;
 
  private:
   UnfinishedCheckpoint(std::string folder, std::string who) : folder_(std::move(folder)), who_(std::move(who)) {}

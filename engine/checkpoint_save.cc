@@ -257,9 +257,8 @@ absl::StatusOr<std::string> CheckpointSave::commit(const std::vector<std::string
   }
   TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished_->commit(write_manifest(manifest_), options_.is_best));
   if (options_.keep > 0) {
-    absl::StatusOr<std::vector<std::string>> pruned = unfinished_->prune(options_.keep);
-    if (!pruned.ok()) log_warning("an old checkpoint could not be removed: " + message_of(pruned.status()));
-    if (pruned.ok()) pruned_ = *std::move(pruned);
+    const absl::Status pruned = unfinished_->prune(options_.keep, pruned_);
+    if (!pruned.ok()) log_warning("an old checkpoint could not be removed: " + message_of(pruned));
   }
   return path;
 }

@@ -31,7 +31,8 @@
 namespace tessera {
 Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
                const OwnRules& own)
-    : state_(std::make_unique<State>(std::move(module), std::make_shared<const Strategy>(strategy), mesh, own, 0)) {}
+    : state_(std::make_unique<State>(std::move(module), std::make_shared<const Strategy>(strategy), mesh, own,
+                                     std::nullopt)) {}
 
 Engine::~Engine() {
   // An exception is passing by: the others must not wait for this rank.
@@ -41,7 +42,9 @@ Engine::~Engine() {
     RunScope::current->memory_story =
         explain_out_of_memory("", s.plan, s.strategy, s.shares_memory, s.activation_bytes);
   }
-  if (unwinding && !state_->failed && !groups_of(state_->mesh).keep_for_report(state_->whole)) {
+  MeshGroups& groups = groups_of(state_->mesh);
+  const auto kept = [&] { return groups.keep_for_report(state_->whole) && groups.keep_for_report(state_->axes); };
+  if (unwinding && !state_->failed && !kept()) {
     state_->fail(make_error(ExitCode::kInternal, "an exception ended the training loop"));
   }
   if (state_->saving && (unwinding || state_->failed)) state_->saving->cancel();

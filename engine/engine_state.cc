@@ -134,11 +134,12 @@ SyncConfig sync_after(const SyncConfig& sync, std::int64_t steps) {
 Engine::State::~State() = default;
 
 Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, std::shared_ptr<const Strategy> strategy_given,
-                     const Mesh& mesh_given, OwnRules own_rules_given, std::int64_t steps)
+                     const Mesh& mesh_given, OwnRules own_rules_given, std::optional<std::int64_t> continues_after)
     : module(std::move(module_given)),
       given_strategy(std::move(strategy_given)),
       strategy(*given_strategy),
-      sync(sync_after(strategy.sync, steps)),
+      sync(sync_after(strategy.sync, continues_after.value_or(0))),
+      continues(continues_after.has_value()),
       mesh(mesh_given),
       own_rules(std::move(own_rules_given)) {
   look_at_module();
@@ -186,6 +187,14 @@ void Engine::State::set_up() {
   plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
+  if (strategy.sync.makes_outer_steps() && !sync.makes_outer_steps()) {  // what the Engine will plan at start_step
+    PlanScene later = scene;
+    later.mesh = planned_position(strategy.sync, position);
+    later.reduces_in_background = axes.reduce->reduces_in_background();
+    later.replicate_compressed_part = 0;
+    later.sync = strategy.sync;
+    check_memory_limit(make_plan(units, strategy, later, *optimizer), strategy, shares_memory);
+  }
 
   if (strategy.durable.every > 0) {
     durable = open_durable(strategy.durable, plan, durable_layout(plan, units, *module, strategy), *axes.control);
@@ -199,7 +208,7 @@ void Engine::State::set_up() {
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
-  load_whole_tensors(whole_tensors(*module, strategy.units), *whole.control, device.device);
+  if (!continues) load_whole_tensors(whole_tensors(*module, strategy.units), *whole.control, device.device);
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
@@ -430,13 +439,16 @@ bool Engine::State::save_has_ended() {
 }
 
 void Engine::State::bring_replicas_together(const char* what) {
-  if (!outer || !outer->is_due()) return;
+  // Averages ("ema") that have the masters' place are no weights to step with: they stay the replica's until a save.
+  if (!outer || !outer->is_due() || shows_ema) return;
   expect(open_guards == 0, what,
          " between two outer steps makes one, which cannot be under a Gathered guard: close it first");
   expect(microbatch == 0, what,
          " between backward and step makes an outer step (\"sync\"): call step() or zero_grad() first");
   or_abort(what, [&] {
     expect_parameters();
+    // Others of this replica may still be reading the copy that they share.
+    if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
     outer->step();
     for (auto& unit : units) {
       if (unit->residency()) unit->residency()->drop(*unit);

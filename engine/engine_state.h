@@ -39,9 +39,10 @@ class OuterSteps;
 
 /// What an Engine is made of. Members are destroyed last to first: watchers before units, units before memory.
 struct Engine::State {
-  /// `steps`: that training has made already, which says whether outer steps are in effect (SyncConfig::start_step).
+  /// `continues_after`: for planned_anew, the steps that training has made. They say whether outer steps are in effect
+  /// (SyncConfig::start_step), and buffers stay as they are on each rank. Null: an Engine begins.
   State(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<const Strategy> strategy, const Mesh& mesh,
-        OwnRules own_rules, std::int64_t steps);
+        OwnRules own_rules, std::optional<std::int64_t> continues_after);
   ~State();
   /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
   /// which is of no more use. Between steps. Collective.
@@ -113,6 +114,7 @@ struct Engine::State {
   const std::shared_ptr<const Strategy> given_strategy;  ///< lives as long as the Engine
   const Strategy& strategy;
   const SyncConfig sync;  ///< the strategy's, where it is in effect
+  const bool continues;   ///< another State's training
   Mesh mesh;
   int exceptions_at_start = std::uncaught_exceptions();
   bool failed = false;

@@ -38,9 +38,9 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
 
 Mesh init(const CommConfig& comm) {
   return join_job([&](const Topology& topology) -> absl::StatusOr<Mesh> {
-    TESSERA_ASSIGN_OR_RETURN(const ChooseAlgorithm choose, choice_of_environment());
-    TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choose));
-    TESSERA_RETURN_IF_ERROR(agree_on_choice(topology, groups_of(mesh).store(), comm.init_timeout_s));
+    TESSERA_ASSIGN_OR_RETURN(const NetworkChoice choice, choice_of_environment());
+    TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choice.choose));
+    TESSERA_RETURN_IF_ERROR(agree_on_choice(choice, topology, groups_of(mesh).store(), comm.init_timeout_s));
     return mesh;
   });
 }

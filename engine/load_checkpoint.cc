@@ -48,7 +48,8 @@ class Load {
         states_(s.strategy, s.own_rules, s.units),
         kept_(s.reducer->kept()) {}
 
-  absl::StatusOr<LoadedCheckpoint> run() {
+  /// Finds the checkpoint, and looks at all of it: nothing is changed. Its step.
+  absl::StatusOr<std::int64_t> examine() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
     path_ = paths[0];
     // Gathered values are stale soon, and no rank may be reading parts that others write: `looked at` is a meeting.
@@ -58,6 +59,12 @@ class Load {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
                              share("checkpoint looked at", [&] { return look(); }));
     TESSERA_RETURN_IF_ERROR(expect_same(seen));
+    return manifest().step;
+  }
+  const std::string& path() const { return path_; }
+
+  absl::StatusOr<LoadedCheckpoint> run() {
+    TESSERA_RETURN_IF_ERROR(examine().status());
     s_.half_loaded = true;
     const auto applied = share("checkpoint loaded", [&] { return apply(); });
     if (!applied.ok())
@@ -159,9 +166,19 @@ class Load {
 
   /// Masters are read already, the same in all replicas: outer weights are these.
   absl::Status read_outer_momentum() {
-    if (!s_.outer) return absl::OkStatus();
-    s_.outer->adopt();
-    s_.outer->forget_momentum();
+    if (s_.outer) {
+      s_.outer->adopt();
+      s_.outer->forget_momentum();
+    }
+    if (!s_.outer || !s_.sync.has_outer_optimizer()) {
+      const bool saved = std::ranges::any_of(manifest().parameters, [&](const SavedParameter& parameter) {
+        return !checkpoint_->pieces(kOuterMomentum, parameter.name).empty();
+      });
+      if (saved)
+        matched_.inexact.push_back(
+            "the Engine has no outer optimizer, so the checkpoint's momentum of outer steps was left out");
+      return absl::OkStatus();
+    }
     bool all = true;
     const auto read = [&](const FlatGroup& group, std::size_t i, Extent run, float* momentum) {
       const std::string& name = group.parameters[i].name;
@@ -336,33 +353,21 @@ void EngineCheckpoints::note_last(const std::string& path) {
   if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
 }
 
-void EngineCheckpoints::follow_sync(Engine& engine, const std::string& path) {
+/// Outer steps begin or end where the checkpoint has another number of steps than the Engine. One that cannot be loaded changes nothing:
+/// `load` says why. The path to load from.
+std::string EngineCheckpoints::follow_sync(Engine& engine, const std::string& path) {
   State& s = *engine.state_;
-  if (s.strategy.sync.start_step == 0 || s.microbatch > 0 || s.open_guards > 0 || s.shows_ema) return;  // load refuses
-  const auto look = [&]() -> absl::StatusOr<std::string> {
-    if (s.mesh.rank() != 0) return "";
-    TESSERA_ASSIGN_OR_RETURN(const std::string found,
-                             find_checkpoint(std::filesystem::absolute(path).string(), "rank 0"));
-    TESSERA_ASSIGN_OR_RETURN(const auto checkpoint, SavedCheckpoint::open(found, "rank 0"));
-    return std::to_string(checkpoint->manifest().step);
-  };
-  const auto steps = s.or_abort("load_checkpoint", [&] { return share_outcomes(*s.whole.control, "its step", look); });
-  if (steps.ok()) State::follow_sync(engine.state_, std::stoll(steps->front()));  // else load says why
-}
-
-void EngineCheckpoints::follow_own_sync(Engine& engine) {
-  State& s = *engine.state_;
-  if (!s.failed && !s.half_loaded) State::follow_sync(engine.state_, s.attempts);
+  if (s.strategy.sync.start_step == 0 || s.microbatch > 0 || s.open_guards > 0 || s.shows_ema) return path;
+  Load load(s, path, LoadKind::kAll);
+  const absl::StatusOr<std::int64_t> step = s.or_abort("load_checkpoint", [&] { return load.examine(); });
+  if (!step.ok()) return path;
+  State::follow_sync(engine.state_, *step);
+  return load.path();
 }
 
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {
-  EngineCheckpoints::follow_sync(engine, path.string());
-  try {
-    return EngineCheckpoints(engine).load(path.string());
-  } catch (const Error&) {
-    EngineCheckpoints::follow_own_sync(engine);
-    throw;
-  }
+  const std::string found = EngineCheckpoints::follow_sync(engine, path.string());
+  return EngineCheckpoints(engine).load(found);
 }
 
 }  // namespace tessera

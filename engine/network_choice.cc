@@ -14,11 +14,6 @@ namespace {
 
 constexpr char kFitKey[] = "network_fit", kAgreedKey[] = "network_fit/agreed";
 
-const char* fit_file() {
-  const char* const path = std::getenv(kNetworkFitVariable);
-  return path && *path ? path : nullptr;
-}
-
 absl::Status differs(const Topology& topology, const std::string& why) {
   return make_error(ExitCode::kConfig, "rank " + std::to_string(topology.rank) + "/" +
                                            std::to_string(topology.world_size) + ": " + kNetworkFitVariable + ": " +
@@ -27,21 +22,20 @@ absl::Status differs(const Topology& topology, const std::string& why) {
 
 }  // namespace
 
-absl::StatusOr<ChooseAlgorithm> choice_of_environment() {
-  const char* const path = fit_file();
-  if (!path) return ChooseAlgorithm();
+absl::StatusOr<NetworkChoice> choice_of_environment() {
+  const char* const path = std::getenv(kNetworkFitVariable);
+  if (!path || !*path) return NetworkChoice();
   TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, read_link_fit(path));
-  return choose_by(fit);
+  return NetworkChoice{choose_by(fit), to_json(fit)};
 }
 
-absl::Status agree_on_choice(const Topology& topology, KeyValueStore& store, double timeout_s) {
+absl::Status agree_on_choice(const NetworkChoice& own, const Topology& topology, KeyValueStore& store,
+                             double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_s * 1000));
-  if (!fit_file() || topology.world_size == 1) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, read_link_fit(fit_file()));
-  const std::string own = to_json(fit);
+  if (own.fit.empty() || topology.world_size == 1) return absl::OkStatus();
   if (topology.rank == 0) {
-    TESSERA_RETURN_IF_ERROR(store.set(kFitKey, own));
+    TESSERA_RETURN_IF_ERROR(store.set(kFitKey, own.fit));
     for (const auto end = Clock::now() + timeout;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const std::int64_t agreed, store.add(kAgreedKey, 0));
       if (agreed == topology.world_size - 1) return absl::OkStatus();
@@ -52,7 +46,7 @@ absl::Status agree_on_choice(const Topology& topology, KeyValueStore& store, dou
   }
   const auto first = store.get(kFitKey, timeout);
   if (!first.ok()) return differs(topology, "rank 0 has none");
-  if (*first != own) return differs(topology, "rank 0 has another");
+  if (*first != own.fit) return differs(topology, "rank 0 has another");
   return store.add(kAgreedKey, 1).status();
 }
 

@@ -1,5 +1,6 @@
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -46,7 +47,12 @@ std::string EngineCheckpoints::save(const std::string& folder, const CheckpointI
     return s_.saving->progress().path;
   }));
   if (!s_.saving) note_last(path);
-  if (!pruned.empty()) s_.removal = std::jthread([pruned = std::move(pruned)] { remove_old_checkpoints(pruned); });
+  if (pruned.empty()) return path;
+  try {
+    s_.removal = std::jthread([pruned] { remove_old_checkpoints(pruned); });
+  } catch (const std::system_error&) {  // no more threads
+    remove_old_checkpoints(pruned);
+  }
   return path;
 }
 

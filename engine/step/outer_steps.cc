@@ -1,6 +1,7 @@
 #include "engine/step/outer_steps.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "engine/memory/master_weights.h"
@@ -12,6 +13,21 @@
 #include "tessera/span.h"
 
 namespace tessera {
+
+namespace {
+
+/// Multiplies each parameter's elements of `values`, which are `run` of the group, by its factor.
+void scale_parameters(const FlatGroup& group, Extent run, std::span<const double> factors, float* values) {
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const Extent own = intersect(group.layout.extent(i), run);
+    if (own.numel <= 0 || factors[i] == 1) continue;
+    float* const begin = values + (own.offset - run.offset);
+    const auto factor = static_cast<float>(factors[i]);
+    std::for_each(begin, begin + own.numel, [factor](float& value) { value = factor == 0 ? 0 : value * factor; });
+  }
+}
+
+}  // namespace
 
 OuterSteps::OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
                        std::shared_ptr<Collectives> replicate)
@@ -122,7 +138,10 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       const auto count = static_cast<std::size_t>(part.numel);
-      work = replicate_->all_reduce(outer.group->unit->name, at, DType::kF32, at, count, nullptr, options());
+      ReduceOptions beside = options();
+      // In shared memory a sum is no wait worth hiding, and few may be under way.
+      if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
+      work = replicate_->all_reduce(outer.group->unit->name, at, DType::kF32, at, count, nullptr, beside);
     }
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
@@ -206,42 +225,55 @@ void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) const {
 
 void OuterSteps::meet(Step& inner) {
   if (is_due_) step();
-  average_states();
-  agree_on_counts(inner);
-}
-
-/// All are fp32: strategy_rules.cc.
-void OuterSteps::average_states() {
-  for (const Outer& outer : groups_) {
-    const FlatGroup& group = *outer.group;
-    for_each_state(
-        group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kUpdateStates, [&](const StateView& view) {
-          for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
-            mean_over_replicas(group.unit->name, reinterpret_cast<float*>(view.state[state].data), view.run.numel);
-          }
-        });
-  }
-}
-
-/// Replicas that skipped a step, or did not use a parameter, have smaller ones.
-void OuterSteps::agree_on_counts(Step& inner) {
   StepProgress progress = inner.progress();
   std::vector<std::int64_t*> counts = {&progress.applied};
   for (const Outer& outer : groups_) {
-    for (const FlatParameter& parameter : outer.group->parameters) {
+    for (const FlatParameter& parameter : outer.group->parameters)
       counts.push_back(&progress.updates[parameter.tensor.unsafeGetTensorImpl()]);
-    }
   }
+  const std::vector<double> shares = agree_on_counts(counts);
+  average_states(std::span(shares).subspan(1));
+  inner.resume(progress);
+}
+
+/// Of each count the largest becomes everybody's: replicas that skipped a step, or did not use a parameter, have smaller ones. Returns by how
+/// much a replica's states count in their sum for it to become the mean over the replicas that made updates: the number of replicas by
+/// that of these; 0 where this one made none, and its states say nothing; 1 where none did.
+std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(replicate_->size()));
+  const auto replicas = static_cast<std::size_t>(replicate_->size());
+  std::vector<std::int64_t> all(own.size() * replicas);
   throw_if_error(
       replicate_->all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    std::int64_t& count = *counts[i % counts.size()];
-    count = std::max(count, all[i]);
+  std::vector<double> shares;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    std::size_t updated = 0;
+    for (std::size_t r = 0; r < replicas; ++r) {
+      const std::int64_t count = all[r * counts.size() + i];
+      updated += count > 0 ? 1 : 0;
+      *counts[i] = std::max(*counts[i], count);
+    }
+    shares.push_back(updated == 0 ? 1 : own[i] == 0 ? 0 : static_cast<double>(replicas) / static_cast<double>(updated));
   }
-  inner.resume(progress);
+  return shares;
+}
+
+/// All are fp32: strategy_rules.cc. `shares`: of each parameter (agree_on_counts), in the order of groups.
+void OuterSteps::average_states(std::span<const double> shares) {
+  for (const Outer& outer : groups_) {
+    const FlatGroup& group = *outer.group;
+    const std::span<const double> of_group = shares.first(group.parameters.size());
+    shares = shares.subspan(group.parameters.size());
+    for_each_state(group, StateKind::kMastersAndStates, group.optimizer_part, StateUse::kUpdateStates,
+                   [&](const StateView& view) {
+                     for (std::size_t state = 0; state < group.records.state().states.size(); ++state) {
+                       auto* const values = reinterpret_cast<float*>(view.state[state].data);
+                       scale_parameters(group, view.run, of_group, values);
+                       mean_over_replicas(group.unit->name, values, view.run.numel);
+                     }
+                   });
+  }
 }
 
 absl::Status OuterSteps::for_each_momentum(const VisitMomentum& visit) const {

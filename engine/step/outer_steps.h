@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,8 @@ class OuterSteps {
   void step();
   /// Whether replicas may differ: inner steps were made since the last outer one.
   bool is_due() const { return is_due_; }
-  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over replicas, and of each
-  /// count of updates the largest is everybody's. Collective over the mesh.
+  /// So that one state stands for all: an outer step if one is due; then optimizer states are averaged over the replicas that have updated
+  /// the parameter, and of each count of updates the largest is everybody's. Collective over the mesh.
   void meet(Step& step);
   /// Masters were written, the same in all replicas: outer weights are these, and a fragment on its way is dropped. Momentum stays.
   void adopt();
@@ -87,8 +88,8 @@ class OuterSteps {
   void publish(FlatGroup& group, const at::Tensor& flat);
   void wait_until_published();
   ReduceOptions options() const;
-  void average_states();
-  void agree_on_counts(Step& step);
+  std::vector<double> agree_on_counts(std::span<std::int64_t* const> counts);
+  void average_states(std::span<const double> shares);
   void mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
                           const ReduceOptions& options = {});
   void divide_by_replicas(float* values, std::int64_t numel) const;

@@ -41,7 +41,8 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   TESSERA_ASSIGN_OR_RETURN(const SavedFile file, writer->finish());
   manifest.files = {file};
   TESSERA_ASSIGN_OR_RETURN(std::string path, unfinished->commit(write_manifest(manifest), is_best));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> pruned, unfinished->prune(keep));
+  std::vector<std::string> pruned;
+  TESSERA_RETURN_IF_ERROR(unfinished->prune(keep, pruned));
   TESSERA_RETURN_IF_ERROR(remove_pruned(pruned, "rank 0"));
   return path;
 }
@@ -137,7 +138,8 @@ TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
   auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 7, "rank 0");
   std::filesystem::create_directory(folder.file("step-000000000008"));
   write_content(folder.file("step-000000000008/manifest.json"), "");
-  ASSERT_TRUE((*unfinished)->prune(1).ok());
+  std::vector<std::string> pruned;
+  ASSERT_TRUE((*unfinished)->prune(1, pruned).ok());
   EXPECT_EQ(latest_step(folder.path()), 6);
 }
 

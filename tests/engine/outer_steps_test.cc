@@ -10,6 +10,8 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,7 @@
 #include "sharding/partition.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "tessera/weights.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
@@ -243,18 +246,20 @@ TEST(OuterSteps, AStreamBesideComputeHasTheSameValues) {
 /// Calls and bytes of the groups of one rank, by the end of their names.
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
+  std::int64_t later = 0;  ///< sums that may be made beside compute
 };
 using CallsOfGroups = std::map<std::string, Calls>;
 
 class CountedCollectives final : public Collectives {
  public:
-  CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls) : inner_(std::move(inner)), calls_(calls) {}
+  CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, bool in_background)
+      : inner_(std::move(inner)), calls_(calls), in_background_(in_background) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   TransportKind kind() const override { return inner_->kind(); }
   std::string transport() const override { return inner_->transport(); }
-  bool reduces_in_background() const override { return inner_->reduces_in_background(); }
+  bool reduces_in_background() const override { return in_background_; }
   int compressed_part() const override { return inner_->compressed_part(); }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   bool shares_memory() const override { return inner_->shares_memory(); }
@@ -290,6 +295,7 @@ class CountedCollectives final : public Collectives {
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, const ReduceOptions& options) override {
     note(numel * size_of(dtype));
+    calls_.later += options.waits == Waits::kLater ? 1 : 0;
     return inner_->all_reduce(label, input, dtype, output, numel, visitor, options);
   }
 
@@ -301,6 +307,7 @@ class CountedCollectives final : public Collectives {
 
   const std::shared_ptr<Collectives> inner_;
   Calls& calls_;
+  const bool in_background_;
 };
 
 /// Counts calls of this rank's groups by the last word of their names: "gather", "reduce", "replicate", "world", "replica".
@@ -312,7 +319,8 @@ class CountedGroups final : public GroupFactory {
                                                     GroupUse use) override {
     auto made = factory_->make(name, world_ranks, use);
     if (!made.ok()) return made;
-    return std::make_shared<CountedCollectives>(*std::move(made), counts_[name.substr(name.rfind('.') + 1)]);
+    const std::string last = name.substr(name.rfind('.') + 1);
+    return std::make_shared<CountedCollectives>(*std::move(made), counts_[last], last == "replicate");
   }
 
  private:
@@ -358,6 +366,7 @@ TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes
             continue;
           }
           bytes += sent;
+          EXPECT_EQ(of("replicate").later, streams ? of("replicate").calls : 0) << i;
           const bool sharded = shape.placed.kind != ShardingStrategy::kNoShard;
           const std::int64_t parts = sharded ? shape.shards : 1;
           EXPECT_GE(bytes * parts, masters * 4) << i;  // exactly, but for the padding of units
@@ -580,6 +589,123 @@ TEST(OuterSteps, TheNextEngineBeginsWithReplicaZerosValues) {
     EXPECT_FALSE(all_same_bits(left[0], left.back()));
     for (const Values& values : taken) EXPECT_TRUE(all_same_bits(values, left[0]));
   }
+}
+
+TEST(OuterSteps, WeightsThatAreSavedUnderEmaWeightsChangeNothing) {
+  for (const Shape& shape : kShapes) {
+    for (const SyncType type : {SyncType::kLocalSgd, SyncType::kDiloco}) {
+      const Strategy strategy = with_sync(shape, type, 4, [](Strategy& s) { s.ema.decay = 0.9; });
+      const TestFolder folder;
+      run_ranks({.ranks = shape.ranks()}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy);
+        for (std::size_t i = 0; i < 6; ++i) {
+          session.train(i);
+          if (i != 1) continue;
+          const EmaWeights averages(session.engine);
+          save_weights(session.engine, folder / "weights.pt");
+        }
+        EXPECT_TRUE(all_same_bits(session.values(), trained(mesh, strategy, 6))) << text_of(shape, type);
+      });
+    }
+  }
+}
+
+TEST(OuterSteps, AReplicaThatMadeNoUpdatesSaysNothingOfStates) {
+  const Shape shape{2, 1, ShardingStrategy::kNoShard};
+  const TestFolder folder;
+  Values before, after[2];
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, with_sync(shape, SyncType::kLocalSgd, 8, [](Strategy& s) { s.ema.decay = 0.9; }));
+    for (std::size_t i = 0; i < 3; ++i) {
+      const double factor = mesh.rank() == 1 ? std::numeric_limits<double>::infinity() : 1;
+      session.engine.backward(session.loss(i) * factor);
+      EXPECT_EQ(session.engine.step().overflow, mesh.rank() == 1);
+    }
+    const auto averages = [&] {
+      const EmaWeights shown(session.engine);
+      return session.values();
+    };
+    const Values own = averages();
+    if (mesh.rank() == 0) before = own;
+    save_checkpoint(session.engine, folder.path());
+    after[mesh.rank()] = averages();
+    EXPECT_EQ(session.engine.steps_applied(), 3);
+  });
+  for (const Values& values : after) expect_close(values, before, 1e-6, "averages");
+}
+
+TEST(OuterSteps, AMemoryLimitThatTheirPlanExceedsIsKnownAtTheStart) {
+  const Shape shape{2, 1, ShardingStrategy::kNoShard};
+  for (const bool fits : {false, true}) {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = with_sync(shape, SyncType::kDiloco, 2);
+      strategy.sync.start_step = 3;
+      Tiny model = make_tiny({}, false);
+      const std::int64_t needed = plan_memory(*model, strategy, mesh.topology()).use.limited();
+      strategy.memory.limit_bytes = fits ? needed : needed - 1;
+      const std::string told = error_of([&] { Session(mesh, strategy).train(0); });
+      EXPECT_EQ(told.find("/memory/limit") == std::string::npos, fits) << told;
+      EXPECT_EQ(told.empty(), fits);
+    });
+  }
+}
+
+TEST(OuterSteps, WhereTheyBeginBuffersStayEachRanksOwn) {
+  const Shape shape{2, 2, ShardingStrategy::kHybridShard};
+  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+    Tiny model = make_tiny({}, false);
+    const at::Tensor buffer = model->register_buffer("own", at::zeros({1}));
+    Engine engine(model, post_local_sgd(shape), mesh);
+    buffer.fill_(mesh.rank());
+    const std::vector<Batch> batches = make_batches(4, 24, 5, TinyOptions().vocab);
+    for (const Batch& batch : batches) {
+      engine.backward(model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh)));
+      engine.step();
+    }
+    EXPECT_EQ(buffer.item<float>(), static_cast<float>(mesh.rank()));
+  });
+}
+
+TEST(OuterSteps, ACheckpointThatIsRefusedChangesNothing) {
+  const Shape shape{2, 2, ShardingStrategy::kHybridShard};
+  Strategy strategy = post_local_sgd(shape);
+  strategy.sync.type = SyncType::kDiloco;
+  const TestFolder folder;
+  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy);
+    session.train(0);
+    const std::string path = save_checkpoint(session.engine, folder.path());
+    if (mesh.is_main()) {  // a byte of the last chunk
+      std::fstream file(path + "/rank-00000.safetensors", std::ios::in | std::ios::out);
+      file.seekp(-1, std::ios::end);
+      file.put('x');
+    }
+    for (std::size_t i = 1; i < 5; ++i) session.train(i);
+    EXPECT_NE(error_of([&] { load_checkpoint(session.engine, path); }), "");
+    for (std::size_t i = 5; i < 7; ++i) session.train(i);
+    Session other(mesh, strategy);
+    for (std::size_t i = 0; i < 7; ++i) {
+      other.train(i);
+      if (i == 0) save_checkpoint(other.engine, folder.path());
+    }
+    EXPECT_TRUE(all_same_bits(session.values(), other.values()));
+  });
+}
+
+TEST(OuterSteps, MomentumThatAnEngineDoesNotKeepIsNamed) {
+  const Shape shape{2, 1, ShardingStrategy::kNoShard};
+  const TestFolder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, with_sync(shape, SyncType::kDiloco, 2));
+    for (std::size_t i = 0; i < 2; ++i) session.train(i);
+    save_checkpoint(session.engine, folder.path());
+    for (const SyncType type : {SyncType::kEachStep, SyncType::kLocalSgd}) {
+      Strategy strategy = with_sync(shape, type, type == SyncType::kEachStep ? 0 : 2);
+      Session other(mesh, strategy);
+      EXPECT_THAT(load_checkpoint(other.engine, folder.path()).inexact,
+                  ::testing::Contains(HasSubstr("momentum of outer steps was left out")));
+    }
+  });
 }
 
 TEST(OuterSteps, WhatTheyDoNotGoWithIsRefused) {

@@ -14,8 +14,8 @@ struct StepCollective {
   std::string axis;        ///< "shard" or "replicate"
   std::string what;        ///< "parameters before use", ...
   std::int64_t calls = 0;  ///< units, however many flat groups they have
-  std::int64_t every = 1;  ///< steps from one to the next
   std::int64_t bytes = 0;  ///< of the whole buffers, summed over calls: a rank sends less, by its transport
+  std::int64_t every = 1;  ///< steps from one to the next
 };
 
 /// The collectives of one step of a rank that uses its units in the order of their definition, forward and then

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <numeric>
 #include <thread>
 
 #include "tests/comm/collectives_properties.h"
+#include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
 
 namespace tessera {
@@ -19,25 +19,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-Group group_of(int rank, int ranks, double timeout_s = 30) {
-  Group group;
-  group.name = "world";
-  group.rank = rank;
-  group.world_ranks.resize(ranks);
-  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
-  group.world_size = ranks;
-  group.timeout_s = timeout_s;
-  group.init_timeout_s = 20;
-  return group;
-}
-
-void expect_all_ok(const std::vector<RankEnd>& ends) {
-  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
-    EXPECT_EQ(ends[rank].exit_code, ExitCode::kOk) << "rank " << rank << ": " << ends[rank].message;
-    EXPECT_EQ(ends[rank].signal, 0) << "rank " << rank;
-  }
-}
 
 std::size_t shared_memory_files() {
   const std::filesystem::directory_iterator folder("/dev/shm");
@@ -49,7 +30,7 @@ class HostCollectives : public testing::TestWithParam<int> {};
 TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
   const int ranks = GetParam();
   expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, ranks), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, ranks), store));
     check_all_operations(*group, true, 20001);
     check_all_operations(*group, false, 20001);
     return absl::OkStatus();
@@ -60,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, testing::Values(2, 3, 4, 8));
 
 TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
   expect_all_ok(fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     constexpr std::size_t kLarge = 700'003;  // 2.8 MB of fp32: three windows
     check_all_gather(*group, 4 * kLarge, false, false);
     check_reduce_scatter(*group, DType::kF32, kLarge, false, true);
@@ -80,7 +61,7 @@ std::string maps_of_this_process() {
 TEST(HostCollectivesTest, CommonMemoryIsOneNamelessSegmentThatGoesWithItsBuffers) {
   const std::size_t files = shared_memory_files();
   expect_all_ok(fork_ranks(3, [files](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 3), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
     check_common_memory(*group, 700'003);
     TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate_common(5000));
     require(maps_of_this_process().find("tessera.common") != std::string::npos, "it is mapped");
@@ -93,7 +74,7 @@ TEST(HostCollectivesTest, CommonMemoryIsOneNamelessSegmentThatGoesWithItsBuffers
 
 TEST(HostCollectivesTest, RanksMayDifferInWhereTheirBuffersAre) {
   expect_all_ok(fork_ranks(3, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 3), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
     constexpr std::size_t kNumel = 50'000;
     TESSERA_ASSIGN_OR_RETURN(auto shared, group->allocate(4 * kNumel));
     std::vector<float> own(kNumel);
@@ -108,7 +89,7 @@ TEST(HostCollectivesTest, RanksMayDifferInWhereTheirBuffersAre) {
 TEST(HostCollectivesTest, MoreRanksThanCoresIsNotSlow) {
   const auto begin = Clock::now();
   expect_all_ok(fork_ranks(8, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 8), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 8), store));
     for (int i = 0; i < 500; ++i) TESSERA_RETURN_IF_ERROR(group->barrier("many").wait());
     return absl::OkStatus();
   }));
@@ -117,7 +98,7 @@ TEST(HostCollectivesTest, MoreRanksThanCoresIsNotSlow) {
 
 /// Ranks that make barriers until they fail.
 absl::Status work_until_failure(int rank, int ranks, KeyValueStore& store, double timeout_s) {
-  TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, ranks, timeout_s), store));
+  TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, ranks, timeout_s), store));
   TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
   auto* data = reinterpret_cast<float*>(buffer->data());
   for (int i = 0;; ++i) {
@@ -147,7 +128,7 @@ TEST(HostFailures, OthersNameAKilledRankWithinTwoSecondsAndNothingIsLeft) {
 
 TEST(HostFailures, OthersNameAKilledRankWhoseReductionsAreUnderWay) {
   ForkedRanks ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     TESSERA_ASSIGN_OR_RETURN(auto buffer, group->allocate(1 << 20));
     auto* data = reinterpret_cast<float*>(buffer->data());
     const auto start = [&] {
@@ -187,7 +168,7 @@ TEST(HostFailures, OthersNameAStoppedRankAtTheTimeLimit) {
 
 TEST(HostFailures, AMissingRankIsNamedAtStart) {
   ForkedRanks ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    Group group = group_of(rank, 3);
+    Group group = world_of(rank, 3);
     group.init_timeout_s = 0.3;
     return host_collectives(group, store).status();
   });
@@ -199,7 +180,7 @@ TEST(HostFailures, AMissingRankIsNamedAtStart) {
 
 TEST(HostFailures, ALeftRankIsNamed) {
   const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return rank == 1 ? absl::OkStatus() : group->barrier("alone").wait();
   });
   EXPECT_EQ(ends[0].exit_code, ExitCode::kCorruptData);
@@ -208,12 +189,12 @@ TEST(HostFailures, ALeftRankIsNamed) {
 
 TEST(HostFailures, TooMuchMemoryIsAnErrorOnAllRanksNotASignal) {
   const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return group->allocate(std::size_t{1} << 50).status();
   });
   for (const auto& end : ends) EXPECT_EQ(end.exit_code, ExitCode::kOsResource) << end.message;
   const auto common = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(group_of(rank, 2), store));
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 2), store));
     return group->allocate_common(std::size_t{1} << 50).status();
   });
   for (const auto& end : common) EXPECT_EQ(end.exit_code, ExitCode::kOsResource) << end.message;

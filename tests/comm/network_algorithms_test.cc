@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <numeric>
 #include <thread>
 
 #include "runtime/comm/c10d/c10d_collectives.h"
@@ -17,6 +16,7 @@
 #include "runtime/comm/rounds/halving_rounds.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "tests/comm/collectives_properties.h"
+#include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/mailbox_backend.h"
@@ -27,18 +27,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-Group world_of(int rank, int ranks, double timeout_s) {
-  Group group;
-  group.name = "world";
-  group.rank = rank;
-  group.world_ranks.resize(ranks);
-  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
-  group.world_size = ranks;
-  group.timeout_s = timeout_s;
-  group.init_timeout_s = 20;
-  return group;
-}
 
 /// A group over Gloo whose calls go as `now` says.
 absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
@@ -52,12 +40,6 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int 
   TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology, 20));
   return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", store,
                           [now](Operation, int, DType, std::size_t) { return *now; });
-}
-
-void expect_all_ok(const std::vector<RankEnd>& ends) {
-  for (std::size_t rank = 0; rank < ends.size(); ++rank)
-    EXPECT_TRUE(ends[rank].exit_code == ExitCode::kOk && ends[rank].signal == 0)
-        << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
 }
 
 /// What one rank has of a reduction, and what its visitor saw.

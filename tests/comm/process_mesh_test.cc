@@ -16,6 +16,7 @@
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/wire_codec.h"
 #include "tests/comm/collectives_properties.h"
+#include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 
@@ -43,12 +44,6 @@ Topology topology_of(int rank, int ranks, int hosts, int port) {
 
 CommConfig quick(TransportChoice transport = TransportChoice::kAuto, double timeout_s = 30) {
   return {.transport = transport, .timeout_s = timeout_s, .init_timeout_s = 20};
-}
-
-void expect_all_ok(const std::vector<RankEnd>& ends) {
-  for (std::size_t rank = 0; rank < ends.size(); ++rank)
-    EXPECT_TRUE(ends[rank].exit_code == ExitCode::kOk && ends[rank].signal == 0)
-        << "rank " << rank << ": " << ends[rank].message << ", signal " << ends[rank].signal;
 }
 
 struct World {

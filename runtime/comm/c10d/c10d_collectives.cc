@@ -472,8 +472,7 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   const WireForm form = options.contributions, sums_form = options.sums;
-  const bool is_compressed = form != WireForm::kPlain || sums_form != WireForm::kPlain;
-  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_compressed ? kCodecBlock : 1;
+  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_compressed(options) ? kCodecBlock : 1;
   const std::size_t most = piece_numel(numel, element, ranks);
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "runtime/comm/group.h"
+#include "tests/support/fork_ranks.h"
+
+namespace tessera {
+
+/// The group of all of `ranks` forked ranks.
+inline Group world_of(int rank, int ranks, double timeout_s = 30) {
+  Group group;
+  group.name = "world";
+  group.rank = rank;
+  group.world_ranks.resize(ranks);
+  std::iota(group.world_ranks.begin(), group.world_ranks.end(), 0);
+  group.world_size = ranks;
+  group.timeout_s = timeout_s;
+  group.init_timeout_s = 20;
+  return group;
+}
+
+inline void expect_all_ok(const std::vector<RankEnd>& ends) {
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_EQ(ends[rank].exit_code, ExitCode::kOk) << "rank " << rank << ": " << ends[rank].message;
+    EXPECT_EQ(ends[rank].signal, 0) << "rank " << rank;
+  }
+}
+
+}  // namespace tessera

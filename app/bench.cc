@@ -149,9 +149,10 @@ std::string table_of(const AlgorithmsReport& report) {
   for (const TimedAlgorithm& timing : report.timings) {
     const std::string note = std::string(timing.is_chosen ? "chosen" : "") +
                              (timing.is_chosen && timing.is_fastest ? ", " : "") + (timing.is_fastest ? "fastest" : "");
-    table.add_row({std::string(name_of(timing.operation)), std::string(name_of(timing.dtype)),
-                   format_bytes(static_cast<std::int64_t>(timing.bytes)), std::string(name_of(timing.algorithm)),
-                   microseconds(timing.call.median_s()), microseconds(timing.by_fit_s), note});
+    table.add_row({std::string(name_of(timing.call.operation)), std::string(name_of(timing.call.dtype)),
+                   format_bytes(static_cast<std::int64_t>(timing.call.bytes)),
+                   std::string(name_of(timing.call.algorithm)), microseconds(timing.call.median_s()),
+                   microseconds(timing.by_fit_s), note});
   }
   return table.to_string();
 }
@@ -161,12 +162,9 @@ std::string text_of(const AlgorithmsReport& report) {
   std::vector<double> ratios = report.chosen_of_fastest();
   std::sort(ratios.begin(), ratios.end());
   const auto right = std::count(ratios.begin(), ratios.end(), 1.0);
-  const LinkFit& fit = report.fit;
-  return "a round costs " + microseconds(fit.round_s) + " us, a message " + microseconds(fit.message_s) + " us, a GB " +
-         number_text(fit.byte_s * 1e9, "%.3f") + " s, 1e9 additions " + number_text(fit.add_s * 1e9, "%.3f") +
-         " s\nthe choice is the fastest in " + std::to_string(right) + " of " + std::to_string(ratios.size()) +
-         "; it takes " + number_text(ratios[ratios.size() / 2], "%.2f") + " times as long by median, " +
-         number_text(ratios.back(), "%.2f") + " at most\n";
+  return text_of(report.fit) + "\nthe choice is the fastest in " + std::to_string(right) + " of " +
+         std::to_string(ratios.size()) + "; it takes " + number_text(ratios[ratios.size() / 2], "%.2f") +
+         " times as long by median, " + number_text(ratios.back(), "%.2f") + " at most\n";
 }
 
 int run_bench_algorithms(const BenchCommand& command) {

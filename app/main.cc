@@ -372,7 +372,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
                         "and show the choice");
   collectives
       ->add_option("--fit-file", bench.fit_file,
-                   "file that gets the fit, for TESSERA_NETWORK_FIT, which names it to training")
+                   "file that gets the fit, which \"comm\": {\"network_fit\": FILE} names to training")
       ->check(not_empty())
       ->needs("--fit");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");

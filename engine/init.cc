@@ -38,9 +38,9 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
 
 Mesh init(const CommConfig& comm) {
   return join_job([&](const Topology& topology) -> absl::StatusOr<Mesh> {
-    TESSERA_ASSIGN_OR_RETURN(const NetworkChoice choice, choice_of_environment());
-    TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choice.choose));
-    TESSERA_RETURN_IF_ERROR(agree_on_choice(choice, topology, groups_of(mesh).store(), comm.init_timeout_s));
+    NetworkChoice choice(comm);
+    TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choice.choose()));
+    TESSERA_RETURN_IF_ERROR(choice.agree(topology, groups_of(mesh).store()));
     return mesh;
   });
 }
@@ -52,6 +52,9 @@ Mesh init(const Strategy& strategy) {
 
 Mesh init(const CommConfig& comm, const MakeBackend& make) {
   if (!make) throw Error(ExitCode::kUsage, "tessera::init wants a MakeBackend, got an empty function");
+  if (!comm.network_fit.empty())
+    throw Error(ExitCode::kConfig, "comm.network_fit is \"" + comm.network_fit +
+                                       "\", but the program brings its own transport. hint: leave it out");
   const double timeout = comm.init_timeout_s;
   return join_job([&](const Topology& topology) {
     return make_process_mesh(topology, comm,

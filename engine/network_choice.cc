@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <string>
-#include <thread>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/rounds/link_fit.h"
@@ -12,42 +11,53 @@
 namespace tessera {
 namespace {
 
-constexpr char kFitKey[] = "network_fit", kAgreedKey[] = "network_fit/agreed";
+constexpr char kWantedKey[] = "network_fit", kCostsKey[] = "network_fit/costs", kFailedKey[] = "network_fit/failed";
 
-absl::Status differs(const Topology& topology, const std::string& why) {
-  return make_error(ExitCode::kConfig, "rank " + std::to_string(topology.rank) + "/" +
-                                           std::to_string(topology.world_size) + ": " + kNetworkFitVariable + ": " +
-                                           why + ". hint: set it on all ranks, to equal files, or on none");
+bool is_file(const CommConfig& comm) {
+  return !comm.network_fit.empty() && comm.network_fit != CommConfig::kMeasuredNetwork;
+}
+
+/// What rank 0 has read: its costs as JSON, or an exit code (0: none) and what it belongs to.
+absl::Status publish(const std::string& path, KeyValueStore& store) {
+  const absl::StatusOr<LinkFit> fit = read_link_fit(path);
+  const int code = fit.ok() ? 0 : static_cast<int>(exit_code_of(fit.status()));
+  TESSERA_RETURN_IF_ERROR(store.set(kCostsKey, fit.ok() ? to_json(*fit) : message_of(fit.status())));
+  return store.set(kFailedKey, std::to_string(code));
 }
 
 }  // namespace
 
-absl::StatusOr<NetworkChoice> choice_of_environment() {
-  const char* const path = std::getenv(kNetworkFitVariable);
-  if (!path || !*path) return NetworkChoice();
-  TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, read_link_fit(path));
-  return NetworkChoice{choose_by(fit), to_json(fit)};
+NetworkChoice::NetworkChoice(const CommConfig& comm)
+    : comm_(comm), by_(is_file(comm) ? std::make_shared<ChooseAlgorithm>() : nullptr) {}
+
+ChooseAlgorithm NetworkChoice::choose() const {
+  if (!by_) return nullptr;
+  return [by = by_](Operation operation, int ranks, DType dtype, std::size_t bytes) {
+    return *by ? (*by)(operation, ranks, dtype, bytes) : Algorithm::kDirect;
+  };
 }
 
-absl::Status agree_on_choice(const NetworkChoice& own, const Topology& topology, KeyValueStore& store,
-                             double timeout_s) {
-  using Clock = std::chrono::steady_clock;
-  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(timeout_s * 1000));
-  if (own.fit.empty() || topology.world_size == 1) return absl::OkStatus();
+absl::Status NetworkChoice::agree(const Topology& topology, KeyValueStore& store) {
+  if (topology.world_size == 1) return absl::OkStatus();
+  const std::string own = '"' + comm_.network_fit + '"';
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(comm_.init_timeout_s * 1000));
   if (topology.rank == 0) {
-    TESSERA_RETURN_IF_ERROR(store.set(kFitKey, own.fit));
-    for (const auto end = Clock::now() + timeout;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
-      TESSERA_ASSIGN_OR_RETURN(const std::int64_t agreed, store.add(kAgreedKey, 0));
-      if (agreed == topology.world_size - 1) return absl::OkStatus();
-      if (Clock::now() > end)
-        return differs(topology,
-                       std::to_string(topology.world_size - 1 - agreed) + " of the other ranks have none, or another");
-    }
+    TESSERA_RETURN_IF_ERROR(store.set(kWantedKey, own));
+    if (by_) TESSERA_RETURN_IF_ERROR(publish(comm_.network_fit, store));
   }
-  const auto first = store.get(kFitKey, timeout);
-  if (!first.ok()) return differs(topology, "rank 0 has none");
-  if (*first != own.fit) return differs(topology, "rank 0 has another");
-  return store.add(kAgreedKey, 1).status();
+  TESSERA_ASSIGN_OR_RETURN(const std::string wanted, store.get(kWantedKey, timeout));
+  if (wanted != own)
+    return make_error(ExitCode::kConfig, "rank " + std::to_string(topology.rank) + "/" +
+                                             std::to_string(topology.world_size) + ": comm.network_fit is " + own +
+                                             " here, and " + wanted +
+                                             " on rank 0. hint: start all ranks with one strategy");
+  if (!by_) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::string failed, store.get(kFailedKey, timeout));
+  TESSERA_ASSIGN_OR_RETURN(const std::string costs, store.get(kCostsKey, timeout));
+  if (const int code = std::atoi(failed.c_str()); code != 0) return make_error(static_cast<ExitCode>(code), costs);
+  TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, parse_link_fit(costs, "rank 0's comm.network_fit"));
+  *by_ = choose_by(fit);
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

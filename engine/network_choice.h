@@ -1,30 +1,31 @@
 #pragma once
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
 
-#include <string>
+#include <memory>
 
 #include "runtime/comm/key_value_store.h"
 #include "runtime/comm/rounds/algorithm.h"
+#include "tessera/strategy.h"
 #include "tessera/topology.h"
 
 namespace tessera {
 
-/// Names the file of a LinkFit (sharding/timing/link_fit_file.h), by which calls over gloo choose their algorithms. Set on all ranks, to
-/// files that say the same, or on none: then all calls go directly.
-inline constexpr const char* kNetworkFitVariable = "TESSERA_NETWORK_FIT";
+/// How the calls over gloo of a job go whose comm.network_fit is a file of costs: by what rank 0 reads of it.
+class NetworkChoice {
+ public:
+  explicit NetworkChoice(const CommConfig& comm);
 
-/// What a rank has read.
-struct NetworkChoice {
-  ChooseAlgorithm choose;  ///< null where kNetworkFitVariable is not set
-  std::string fit;         ///< as JSON; empty likewise
+  /// For make_process_mesh; null where no file is named. Known when agree() has returned, which is before groups are made.
+  ChooseAlgorithm choose() const;
+
+  /// Collective over all ranks of the job. 78 where this rank's comm.network_fit is not rank 0's. What is wrong with the file (those of
+  /// read_link_fit) is an error on all ranks.
+  absl::Status agree(const Topology& topology, KeyValueStore& store);
+
+ private:
+  const CommConfig& comm_;
+  const std::shared_ptr<ChooseAlgorithm> by_;
 };
-/// Reads the file that kNetworkFitVariable names. Errors: those of read_link_fit.
-absl::StatusOr<NetworkChoice> choice_of_environment();
-
-/// Collective over the ranks that have a choice, before they make groups: OK where all ranks of the world have the same. Otherwise 78
-/// (rank 0 waits `timeout_s` for the others, and they for it).
-absl::Status agree_on_choice(const NetworkChoice& own, const Topology& topology, KeyValueStore& store,
-                             double timeout_s);
 
 }  // namespace tessera

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/native/samples.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/rounds/link_fit.h"
+#include "runtime/comm/rounds/timed_calls.h"
 
 namespace tessera {
 
@@ -22,13 +22,9 @@ struct AlgorithmsBenchOptions {
   int most_calls = 40;                ///< no more than this, and once at least
 };
 
-/// One collective by one algorithm. A sample is the slowest rank's.
+/// A call with what is said of it.
 struct TimedAlgorithm {
-  Operation operation = Operation::kAllGather;
-  DType dtype = DType::kU8;
-  std::size_t bytes = 0;
-  Algorithm algorithm = Algorithm::kDirect;
-  Samples call = {};
+  TimedCall call;
   bool is_chosen = false;   ///< by the fit
   bool is_fastest = false;  ///< of those measured
   double by_fit_s = 0;

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "benchmarks/native/memory_traffic.h"
-#include "benchmarks/native/slowest_rank.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/rounds/timed_calls.h"
 
 namespace tessera {
 namespace {
@@ -231,11 +231,11 @@ absl::Status measure_once(Collectives& group, Bench& bench, const CollectivesBen
 
 absl::StatusOr<CollectiveTiming> timing_of(Collectives& group, const CollectiveCase& what, Measured& measured) {
   CollectiveTiming timing{what, {}, {}};
-  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.call));
+  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.call.ns));
   timing.call = std::move(measured.call);
   if (measured.plain_limit.empty()) return timing;
-  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.plain_limit));
-  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.streamed_limit));
+  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.plain_limit.ns));
+  TESSERA_RETURN_IF_ERROR(take_slowest(group, measured.streamed_limit.ns));
   const bool streamed = measured.streamed_limit.median_s() < measured.plain_limit.median_s();
   timing.limit = std::move(streamed ? measured.streamed_limit : measured.plain_limit);
   return timing;

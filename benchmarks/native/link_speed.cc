@@ -43,7 +43,7 @@ class LinkMeter {
     links.ranks = ranks_;
     links.hosts = options_.hosts;
     links.reduces_in_background = reduce_.reduces_in_background();
-    links.gathers_in_background = gather_.kind() == TransportKind::kGloo;
+    links.gathers_in_background = gather_.gathers_in_background();
     TESSERA_ASSIGN_OR_RETURN(MeasuredOperation small,
                              measure("small", {ranks_ * kSmallBytes}, 1, &LinkMeter::all_gather));
     links.small = {.alpha_s = small.points.front().seconds, .beta_s_per_byte = 0};

@@ -205,6 +205,10 @@ struct CommConfig {
   NcclBuffers nccl_buffers = NcclBuffers::kRegistered;
   double timeout_s = 600.0;       ///< a collective that takes longer is an error
   double init_timeout_s = 300.0;  ///< rendezvous
+  /// How calls over gloo find their way (ring, doubling, halving): empty: directly; kMeasuredNetwork: by what each group's own calls
+  /// were measured to cost when it was joined; else rank 0's file of such costs, which `tessera bench collectives --fit-file` writes.
+  std::string network_fit = {};
+  static constexpr const char* kMeasuredNetwork = "measured";
 };
 
 /// Checks that cost something, for finding mistakes and broken machines.
@@ -315,6 +319,8 @@ struct SyncConfig {
   double mix =
       0.5;  ///< of a replica's own weights in its new ones; the rest is of the outer weights. 0: outer weights alone
 
+  /// This where it is in effect after `steps` steps, else what each_step is.
+  SyncConfig after(std::int64_t steps) const { return steps >= start_step ? *this : SyncConfig{}; }
   bool makes_outer_steps() const { return type != SyncType::kEachStep; }
   bool has_outer_optimizer() const { return type == SyncType::kDiloco || type == SyncType::kStreamingDiloco; }
 };

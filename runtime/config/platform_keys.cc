@@ -14,6 +14,12 @@ Condition with_replicas() {
           }};
 }
 
+Condition over_gloo() {
+  return {"comm.transport auto or gloo", {"/comm/transport"}, [](const Strategy& s) {
+            return s.comm.transport == TransportChoice::kAuto || s.comm.transport == TransportChoice::kGloo;
+          }};
+}
+
 }  // namespace
 
 std::vector<StrategyKey> platform_keys() {
@@ -88,6 +94,17 @@ std::vector<StrategyKey> platform_keys() {
        .example_json = "120",
        .doc = "How long ranks wait for each other at the start.",
        .cost = "A rank that never started is noticed later."},
+      {.pointer = "/comm/network_fit",
+       .field = plain_field<ValueKind::kName, std::string>(AT(comm.network_fit)),
+       .default_json = R"("")",
+       .example_json = R"("measured")",
+       .doc =
+           "How all-gathers and reductions over gloo go. Empty: directly, a message from each rank to each other one. "
+           "measured: when a group of ranks is joined, its calls are timed, and from then on each goes by the "
+           "algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 reads, "
+           "and tessera bench collectives --fit-file writes. Changes no bits.",
+       .cost = "measured: a second or two for each set of ranks, once.",
+       .only_if = over_gloo()},
   };
 }
 

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -102,30 +104,36 @@ TEST_F(BenchTables, FitOfCollectivesIsWrittenAndTrainingGoesByIt) {
   EXPECT_EQ(chosen, 4 * 5) << "sizes, collectives";
 
   // Ways change nothing but time: with three ranks, which are no power of two, losses have the same bits.
-  const std::string three = strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo"})");
-  const auto train_by = [&](const std::string& file) {
-    return Words{"env", "TESSERA_NETWORK_FIT=" + path(file)} + launch(3) + train(three, file + " metrics");
+  const auto train_by = [&](const std::string& fit) {
+    const std::string three =
+        strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})");
+    return launch(3) + train(three, std::filesystem::path(fit).filename().string() + " metrics");
   };
-  run(launch(3) + train(three, "direct"));
+  run(train_by(""));
+  EXPECT_EQ(losses(" metrics").size(), 3u);
   write_file(path("few messages"), R"({"round_s": 0, "message_s": 1, "byte_s": 0, "add_s": 0})");
-  run(train_by("few messages"));
-  EXPECT_EQ(losses("few messages metrics"), losses("direct"));
-  EXPECT_EQ(losses("direct").size(), 3u);
+  run(train_by(path("few messages")));
+  EXPECT_EQ(losses("few messages metrics"), losses(" metrics"));
+  const Ended measured = run(train_by("measured"));
+  EXPECT_EQ(losses("measured metrics"), losses(" metrics"));
+  EXPECT_THAT(measured.err, AllOf(HasSubstr("[0,1,2]: measured: a round costs"), HasSubstr("a GB")));
   write_file(path("wrong"), R"({"round_s": 0, "message_s": -1, "byte_s": 0})");
-  const Ended ended = run_program(train_by("wrong"), path("run"));
+  const Ended ended = run_program(train_by(path("wrong")), path("run"));
   EXPECT_EQ(ended.code, 65) << ended.err;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("message_s"), HasSubstr("add_s")));
 }
 
 TEST_F(BenchTables, RanksThatWouldChooseDifferentlyAreRefused) {
-  write_file(path("1.json"), R"({"round_s": 0, "message_s": 1, "byte_s": 0, "add_s": 0})");
-  write_file(path("0.json"), R"({"round_s": 1, "message_s": 0, "byte_s": 0, "add_s": 0})");
-  const Ended ended = run_program({TESSERA_PROGRAM, "launch", "-n", "2", "--", "sh", "-c",
-                                   "TESSERA_NETWORK_FIT=" + path("$RANK.json") +
-                                       " exec " TESSERA_PROGRAM " bench collectives --quick --transport gloo"},
-                                  path("run"));
+  const auto transport = [](const std::string& fit) {
+    return R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})";
+  };
+  std::filesystem::rename(strategy("FULL_SHARD", transport("measured")), path("0.json"));
+  std::filesystem::rename(strategy("FULL_SHARD", transport("")), path("1.json"));
+  std::string command = "exec";
+  for (const std::string& word : train(path("$RANK.json"), "metrics")) command += " " + word;
+  const Ended ended = run_program(launch(2) + Words{"sh", "-c", command}, path("run"));
   EXPECT_EQ(ended.code, 78) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("TESSERA_NETWORK_FIT: rank 0 has another"));
+  EXPECT_THAT(ended.err, HasSubstr(R"(comm.network_fit is "" here, and "measured" on rank 0)"));
 }
 
 TEST_F(BenchTables, OneRankIsRefused) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <set>
 #include <thread>
 
 #include "runtime/comm/c10d/c10d_collectives.h"
@@ -14,6 +15,7 @@
 #include "runtime/comm/rounds/algorithm.h"
 #include "runtime/comm/rounds/call_work.h"
 #include "runtime/comm/rounds/halving_rounds.h"
+#include "runtime/comm/rounds/measured_groups.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/forked_world.h"
@@ -28,16 +30,20 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-/// A group over Gloo whose calls go as `now` says.
-absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
-                                                       double timeout_s = 30) {
+Topology topology_of(int rank, int ranks, int port) {
   Topology topology;
   topology.rank = topology.local_rank = rank;
   topology.world_size = topology.local_world_size = ranks;
   topology.launcher = "tessera";
   topology.master_port = port;
   topology.run_id = "test";
-  TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology, 20));
+  return topology;
+}
+
+/// A group over Gloo whose calls go as `now` says.
+absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
+                                                       double timeout_s = 30) {
+  TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, ranks, port), 20));
   return gloo_collectives(world_of(rank, ranks, timeout_s), "127.0.0.1", store,
                           [now](Operation, int, DType, std::size_t) { return *now; });
 }
@@ -126,6 +132,26 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
   for (std::size_t call = 0; call < all.size(); ++call)
     for (std::size_t i = 0; i < all[call].size(); ++i)
       require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
+}
+
+// Over Gloo calls do ask: while a group is measured, for all there is, and after it by what all ranks have found.
+TEST(MeasuredNetwork, IsAskedForEachCallAndHasTheSameSums) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, port), 20));
+    std::set<Algorithm> used;
+    const auto join = measured_groups([&](const Group& group, ChooseAlgorithm choose) {
+      return gloo_collectives(group, "127.0.0.1", store, [&used, choose](auto... call) {
+        const Algorithm chosen = choose(call...);
+        used.insert(chosen);
+        return chosen;
+      });
+    });
+    TESSERA_ASSIGN_OR_RETURN(const auto group, join(world_of(rank, 3)));
+    require(used.size() == 4, "all algorithms are timed");
+    check_all_operations(*group, false, 8200);
+    return group->barrier("end").wait();
+  }));
 }
 
 class AllOperationsInRounds : public ::testing::TestWithParam<int> {};

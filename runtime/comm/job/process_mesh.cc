@@ -12,6 +12,7 @@
 #include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/staged_collectives.h"
 #include "runtime/comm/nccl/nccl_transport.h"
+#include "runtime/comm/rounds/measured_groups.h"
 #include "runtime/comm/shared/host_transport.h"
 
 namespace tessera {
@@ -110,9 +111,12 @@ absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfi
   }
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, tcp_store(topology, comm.init_timeout_s));
   const JoinGroup host = [store](const Group& group) { return host_collectives(group, *store); };
-  const JoinGroup gloo = [store, address, choose](const Group& group) {
-    return gloo_collectives(group, address, store, choose);
+  const JoinAndChoose join_gloo = [store, address](const Group& group, ChooseAlgorithm by) {
+    return gloo_collectives(group, address, store, std::move(by));
   };
+  const JoinGroup gloo = comm.network_fit == CommConfig::kMeasuredNetwork
+                             ? measured_groups(join_gloo)
+                             : [join_gloo, choose](const Group& group) { return join_gloo(group, choose); };
   std::shared_ptr<GroupFactory> factory;
   switch (comm.transport) {
     case TransportChoice::kAuto:

@@ -23,7 +23,7 @@ namespace tessera {
 /// | nccl           | nccl              | nccl                                 |
 /// | cuda_host      | cuda_host         | error 78                             |
 ///
-/// `choose`, where it is not null, says how calls over gloo go (c10d_collectives).
+/// `choose`, where it is not null, says how calls over gloo go (c10d_collectives), unless comm.network_fit has groups measured.
 ///
 /// A world of one rank needs neither store nor sockets. Errors: those of tcp_store and of the transports.
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,

@@ -1,5 +1,7 @@
 #include "runtime/comm/rounds/link_fit.h"
 
+#include <fmt/format.h>
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +17,11 @@ struct Chosen {
 };
 
 }  // namespace
+
+std::string text_of(const LinkFit& fit) {
+  return fmt::format("a round costs {:.1f} us, a message {:.1f} us, a GB {:.3f} s, 1e9 additions {:.3f} s",
+                     fit.round_s * 1e6, fit.message_s * 1e6, fit.byte_s * 1e9, fit.add_s * 1e9);
+}
 
 Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes, const LinkFit& fit) {
   Algorithm best = Algorithm::kDirect;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "runtime/comm/rounds/algorithm.h"
 #include "runtime/comm/rounds/call_work.h"
@@ -20,6 +21,9 @@ struct LinkFit {
     return round_s * work.rounds + message_s * work.messages + byte_s * work.bytes + add_s * work.adds;
   }
 };
+
+/// "a round costs 40.0 us, a message 5.0 us, a GB 0.800 s, 1e9 additions 0.200 s".
+std::string text_of(const LinkFit& fit);
 
 /// The algorithm that takes least time by `fit`, of those that the call has; kDirect where others are not faster. Operation, ranks, dtype
 /// and bytes as in ChooseAlgorithm.

@@ -1,4 +1,4 @@
-#include "benchmarks/native/fit_links.h"
+#include "runtime/comm/rounds/fit_links.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,108 @@
+#include "runtime/comm/rounds/measured_groups.h"
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/rounds/link_fit.h"
+#include "runtime/comm/rounds/timed_calls.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kFirstBytes = 512, kMostBytes = 2 << 20, kNextTimes = 8;
+constexpr double kMostSeconds = 0.05;  // of a call that is timed
+constexpr int kTimes = 4;
+
+/// What a group's calls go by: one algorithm while they are timed, and then a fit.
+class Choice {
+ public:
+  void use(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    algorithm_ = algorithm;
+  }
+  void use(const LinkFit& fit) {
+    const std::lock_guard lock(mutex_);
+    by_fit_ = choose_by(fit);
+  }
+  Algorithm operator()(Operation operation, int ranks, DType dtype, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    return by_fit_ ? by_fit_(operation, ranks, dtype, bytes) : algorithm_;
+  }
+
+ private:
+  std::mutex mutex_;
+  Algorithm algorithm_ = Algorithm::kDirect;
+  ChooseAlgorithm by_fit_;
+};
+
+/// Times of every algorithm, the same on all ranks.
+absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& choice) {
+  std::vector<TimedCall> timed;
+  for (std::size_t bytes = kFirstBytes; bytes <= kMostBytes; bytes *= kNextTimes) {
+    std::vector<TimedCall> calls = calls_to_time(group.size(), bytes);
+    TESSERA_RETURN_IF_ERROR(time_calls(
+        group, calls, [&](Algorithm algorithm) { choice.use(algorithm); }, [](const TimedCall&) { return kTimes; }));
+    double slowest = 0;
+    for (TimedCall& call : calls) {
+      slowest = std::max(slowest, call.median_s());
+      timed.push_back(std::move(call));
+    }
+    if (slowest * kNextTimes > kMostSeconds) break;
+  }
+  return timed;
+}
+
+/// Collective: the fit of the group's first rank, since processors may differ in the last bits of theirs.
+absl::StatusOr<LinkFit> measure(Collectives& group, Choice& choice) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<TimedCall> timed, time_network(group, choice));
+  LinkFit fit = fit_calls(group.size(), timed);
+  TESSERA_RETURN_IF_ERROR(group.broadcast("fit", &fit, sizeof(fit), 0).wait());
+  return fit;
+}
+
+class MeasuredGroups {
+ public:
+  explicit MeasuredGroups(JoinAndChoose join) : join_(std::move(join)) {}
+
+  absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group) {
+    if (const std::optional<LinkFit> known = fit_of(group.world_ranks)) return join_(group, choose_by(*known));
+    const auto choice = std::make_shared<Choice>();
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Collectives> joined,
+                             join_(group, [choice](Operation operation, int ranks, DType dtype, std::size_t bytes) {
+                               return (*choice)(operation, ranks, dtype, bytes);
+                             }));
+    TESSERA_ASSIGN_OR_RETURN(const LinkFit fit, measure(*joined, *choice));
+    choice->use(fit);
+    {
+      const std::lock_guard lock(mutex_);
+      fits_.emplace(group.world_ranks, fit);
+    }
+    if (group.rank == 0) log_info(group.key() + ": measured: " + text_of(fit));
+    return joined;
+  }
+
+ private:
+  std::optional<LinkFit> fit_of(const std::vector<int>& world_ranks) {
+    const std::lock_guard lock(mutex_);
+    const auto known = fits_.find(world_ranks);
+    return known == fits_.end() ? std::nullopt : std::optional(known->second);
+  }
+
+  const JoinAndChoose join_;
+  std::mutex mutex_;
+  std::map<std::vector<int>, LinkFit> fits_;  // by world ranks
+};
+
+}  // namespace
+
+std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group)> measured_groups(JoinAndChoose join) {
+  return
+      [groups = std::make_shared<MeasuredGroups>(std::move(join))](const Group& group) { return groups->join(group); };
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/rounds/algorithm.h"
+#include "runtime/comm/rounds/link_fit.h"
+
+namespace tessera {
+
+/// One collective by one algorithm, and how long it took.
+struct TimedCall {
+  Operation operation = Operation::kAllGather;
+  DType dtype = DType::kU8;
+  std::size_t bytes = 0;  ///< that a rank gives: its shard of all_gather, its input of a reduction
+  Algorithm algorithm = Algorithm::kDirect;
+  std::vector<std::int64_t> ns = {};  ///< of each time the slowest rank's
+
+  double median_s() const;  ///< 0 without times
+};
+
+/// Each of `ns` becomes the slowest rank's. Collective; every rank has as many.
+absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
+
+/// The all-gathers of `bytes` a rank, and the reductions of fp32 and bf16 of as many or a few more (ranks get equal parts), by all
+/// algorithms that they have. Those of one collective follow each other.
+std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
+
+/// Makes each of `calls` once, and then `times(call)` times more, which are added to `TimedCall::ns`. `use` says how the calls of `group`
+/// go from then on. Collective; every rank gets the same times. Errors: those of the group.
+absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const std::function<void(Algorithm)>& use,
+                        const std::function<int(const TimedCall&)>& times);
+
+/// fit_links of the medians of calls of `ranks` ranks that have been timed.
+LinkFit fit_calls(int ranks, std::span<const TimedCall> calls);
+
+}  // namespace tessera

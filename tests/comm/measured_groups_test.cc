@@ -1,0 +1,83 @@
+#include "runtime/comm/rounds/measured_groups.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <vector>
+
+#include "runtime/base/status.h"
+#include "runtime/comm/mesh_groups.h"
+#include "runtime/comm/rounds/timed_calls.h"
+#include "runtime/comm/shared/run_ranks.h"
+
+namespace tessera {
+namespace {
+
+/// What `choose` says of calls of 4 ranks.
+std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
+  std::vector<Algorithm> chosen;
+  for (std::size_t bytes = 16; bytes <= 1 << 24; bytes *= 4)
+    for (const Operation operation : {Operation::kAllGather, Operation::kReduceScatter, Operation::kAllReduce})
+      chosen.push_back(choose(operation, 4, DType::kF32, bytes));
+  return chosen;
+}
+
+// Threads ask nobody how their calls go, so the test asks.
+TEST(MeasuredGroups, ChooseAlikeOnAllRanksAndAreMeasuredOnce) {
+  constexpr int kRanks = 4;
+  std::mutex mutex;
+  std::vector<std::vector<Algorithm>> of_ranks;
+  run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
+    const auto axes = groups_of(mesh).axes(1, kRanks);
+    ASSERT_TRUE(axes.ok());
+    std::vector<ChooseAlgorithm> given;
+    const auto join = measured_groups(
+        [&](const Group& group, ChooseAlgorithm choose) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+          given.push_back(std::move(choose));
+          return group.name == "first" ? axes->world : nullptr;  // nobody can measure the second one
+        });
+    Group group;
+    group.name = "first";
+    group.rank = mesh.rank();
+    group.world_ranks = {0, 1, 2, 3};
+    group.world_size = kRanks;
+    ASSERT_TRUE(join(group).ok());
+    group.name = "second";
+    ASSERT_TRUE(join(group).ok());
+    ASSERT_EQ(given.size(), 2u);
+    EXPECT_EQ(choices(given[0]), choices(given[1]));
+    const std::lock_guard lock(mutex);
+    of_ranks.push_back(choices(given[0]));
+  });
+  ASSERT_EQ(of_ranks.size(), 4u);
+  for (const auto& chosen : of_ranks) EXPECT_EQ(chosen, of_ranks.front());
+}
+
+TEST(MeasuredGroups, TellWhatTheirFirstGroupMet) {
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const auto join = measured_groups([](const Group& group, ChooseAlgorithm) {
+      return absl::StatusOr<std::shared_ptr<Collectives>>(
+          make_error(ExitCode::kPeerLost, group.self() + " cannot be reached"));
+    });
+    Group group;
+    group.rank = mesh.rank();
+    group.world_ranks = {0, 1};
+    group.world_size = 2;
+    EXPECT_EQ(exit_code_of(join(group).status()), ExitCode::kPeerLost);
+  });
+}
+
+TEST(TimedCalls, AreAllAlgorithmsOfAllCollectives) {
+  // Of few bytes 3 + 2 (2 + 3) calls; of many, where no all_reduce goes by doubling, 3 + 2 (2 + 2).
+  EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
+  const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
+  EXPECT_EQ(calls.size(), 11u);
+  for (const TimedCall& call : calls) {
+    const std::size_t even = call.operation == Operation::kAllGather ? 1 : 3 * size_of(call.dtype);
+    EXPECT_EQ(call.bytes % even, 0u);
+    EXPECT_EQ(call.median_s(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

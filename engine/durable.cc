@@ -321,7 +321,7 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
     s_.expect_parameters();
     Resume resume(s_, *s_.durable->last());
     for (auto& unit : s_.units) {
-      if (unit->residency()) unit->residency()->drop(*unit);
+      if (unit->keeper()) unit->keeper()->drop(*unit);
     }
     // No rank may be reading parts that others write.
     TESSERA_RETURN_IF_ERROR(share_status(*s_.whole.control, "commit found", absl::OkStatus()));

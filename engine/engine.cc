@@ -260,6 +260,7 @@ void Engine::enter_forked_process() {
   if (s.durable) s.durable->enter_forked_process();
   static_cast<void>(s.durable.release());
   if (s.activations) s.activations->enter_forked_process();
+  if (s.publication) s.publication->give_up();
   if (!s.residency && !s.plan.input().placement.shared) return;  // private memory, which fork has copied
   for (auto& unit : s.units) {
     unit->poison("unit " + unit->name +

@@ -17,10 +17,8 @@ class EngineCheckpoints {
   explicit EngineCheckpoints(Engine& engine) : s_(*engine.state_) {}
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
-  LoadedCheckpoint load(const std::string& path);
-  /// Before `load`: outer steps begin or end where the checkpoint at `path` has another number of steps than `engine`, and can be loaded. No
-  /// EngineCheckpoints of `engine` is of use after it. The path to give to `load`. Collective.
-  static std::string follow_sync(Engine& engine, const std::string& path);
+  /// No EngineCheckpoints of `engine` is of use after it, since it may plan anew (SyncConfig::start_step).
+  static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
   /// After step number `step`, which was skipped for its loss: gives parameters and all that updates them the values of the last
   /// checkpoint that was saved or loaded; step numbers, generators and rates set by hand go on. Waits for a save under way, whose error

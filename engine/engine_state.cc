@@ -124,11 +124,6 @@ WantedTransport wanted_transport(TransportChoice choice) {
 /// c10::Error puts its stack below the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// `sync` where it is in effect after `steps` steps.
-SyncConfig sync_after(const SyncConfig& sync, std::int64_t steps) {
-  return steps >= sync.start_step ? sync : SyncConfig{};
-}
-
 }  // namespace
 
 Engine::State::~State() = default;
@@ -138,7 +133,7 @@ Engine::State::State(std::shared_ptr<torch::nn::Module> module_given, std::share
     : module(std::move(module_given)),
       given_strategy(std::move(strategy_given)),
       strategy(*given_strategy),
-      sync(sync_after(strategy.sync, continues_after.value_or(0))),
+      sync(strategy.sync.after(continues_after.value_or(0))),
       continues(continues_after.has_value()),
       mesh(mesh_given),
       own_rules(std::move(own_rules_given)) {
@@ -221,7 +216,10 @@ void Engine::State::set_up() {
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, accelerator);
   } else {
-    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules);
+    const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
+    if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, on_failure);
+    step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
+                                     publication ? &*publication : nullptr);
   }
   if (sync.makes_outer_steps()) {
     outer = std::make_unique<OuterSteps>(units, plan, axes, whole.replicate);
@@ -244,6 +242,8 @@ void Engine::State::set_up() {
         shards ? &*shards : nullptr);
     if (strategy.check.values && !device.is_queued) residency->check_values();
     watch.emplace();
+  } else if (publication) {
+    watch.emplace();
   } else if (strategy.check.as_across_hosts && plan.input().placement.shared) {
     for (auto& unit : units) unit->use_log = &*log;
     watch.emplace();
@@ -255,6 +255,15 @@ void Engine::State::set_up() {
   if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;
   if (accelerator.forget_peak) accelerator.forget_peak();
   last_step_end = std::chrono::steady_clock::now();
+}
+
+/// Where ranks hold whole parameters that others update, and the transport carries gathers by itself. What looks at all values after each
+/// step would wait for them there.
+bool Engine::State::publishes_behind() const {
+  const Placement& placement = plan.input().placement;
+  return !accelerator.device.is_queued && placement.optimizer.shard && !placement.optimizer.replicate &&
+         !placement.parameters.shard && axes.shard_size > 1 && axes.gather->gathers_in_background() &&
+         !sync.makes_outer_steps() && !strategy.check.values;
 }
 
 /// The mesh was made before the Engine saw the strategy; what the file says of transports must have reached it.
@@ -347,6 +356,7 @@ void Engine::State::detach_parameters() {
   hooks.reset();
   watch.reset();
   residency.reset();
+  publication.reset();
   for (auto& unit : units) unit->reopen();
   const bool several = plan.input().mesh.shard_size > 1 || plan.parameters_below();
   const bool sharded = placement_of(strategy.strategy, false).parameters.shard && several;
@@ -387,7 +397,7 @@ void Engine::State::end_backward(const at::Tensor& loss, const MicrobatchInfo& i
 
 double Engine::State::communication_seconds() const {
   if (accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
-  const double gathers = residency ? residency->counts().gather_seconds : 0;
+  const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   return gathers + reducer->counts().reduction_seconds + step->communication_seconds();
 }
 
@@ -408,6 +418,7 @@ StepResult Engine::State::take_step() {
   if (outer) outer->after(attempts);
   if (const std::int64_t every = strategy.check.replica_hash_every; every > 0 && attempts % every == 0) {
     const Span span("compare replicas");
+    if (publication) publication->finish();
     if (accelerator.device.is_queued) static_cast<void>(step->progress());  // waits for the steps under way
     expect_equal_replicas(units, plan, *whole.control, attempts);
   }
@@ -449,11 +460,11 @@ void Engine::State::bring_replicas_together(const char* what) {
     expect_parameters();
     // Others of this replica may still be reading the copy that they share.
     if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("outer step").wait());
-    outer->step();
     for (auto& unit : units) {
-      if (unit->residency()) unit->residency()->drop(*unit);
+      if (unit->keeper()) unit->keeper()->drop(*unit);
       unit->gathered_hash = 0;
     }
+    outer->step();
     accept_new_values();
   });
 }
@@ -495,6 +506,7 @@ void Engine::State::begin_next_step() {
   if (used) reducer->expect(*used);
   for (auto& unit : units) unit->reopen();
   accept_new_values();
+  if (residency) residency->gather_ahead();
 }
 
 void Engine::State::accept_new_values() {

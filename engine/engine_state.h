@@ -26,6 +26,7 @@
 #include "optim/optimizer.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/op_watch.h"
+#include "sharding/publication.h"
 #include "sharding/reducer.h"
 #include "sharding/residency.h"
 #include "sharding/use_times.h"
@@ -47,8 +48,8 @@ struct Engine::State {
   /// A State over the same module, planned anew after `change`: it goes on with the values, optimizer states and counts of this one,
   /// which is of no more use. Between steps. Collective.
   std::unique_ptr<State> planned_anew(std::int64_t steps, const std::function<void()>& change);
-  /// Plans `state` anew where outer steps begin or end with `steps`. Between steps. Collective where it does.
-  static void follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
+  /// Plans `state` anew where outer steps begin or end with `steps`, and says whether it has. Between steps. Collective where it does.
+  static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
   void look_at_module();
   MeshShape shape_of_mesh() const;
@@ -60,12 +61,15 @@ struct Engine::State {
   void detach_parameters();
 
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
-  /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may.
-  void expect_parameters() const {
+  /// Throws if a program did to parameters what it may not (ParameterChecks). Under Gathered(kWrite) it may. Waits for values that are
+  /// on their way.
+  void expect_parameters() {
     if (open_writes > 0) return;
+    if (publication) publication->finish();
     if (residency) residency->expect_values();
     checks->expect_accepted();
   }
+  bool publishes_behind() const;
   bool updates_in_backward() const { return plan.input().updates_in_backward; }
   /// Throws tessera::Error (64) between backward and step where backward has updated units already. `what`: the call.
   void expect_not_updated(const char* what) const;
@@ -138,6 +142,7 @@ struct Engine::State {
   std::optional<Reducer> reducer;
   std::optional<ParameterChecks> checks;
   std::optional<GradientHooks> hooks;
+  std::optional<Publication> publication;  ///< where values are published behind the update
   std::unique_ptr<Step> step;
   std::unique_ptr<OuterSteps> outer;   ///< null where "sync" is not in effect
   std::optional<GatherLog> log;        ///< of this step

@@ -26,6 +26,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
   s.expect_not_updated("evaluate");
   return s.or_abort("evaluate", [&] {
     const at::NoGradGuard no_grad;
+    if (s.publication) s.publication->finish();  // compiled code reads without operators
     Collectives& control = *s.whole.control;
     std::vector<EvaluationRound> rounds(static_cast<std::size_t>(control.size()));
     EvaluationRound own;

@@ -76,7 +76,7 @@ struct Gathered::State {
       if (mode == kWrite) engine.settle_commit();
       for (Unit* unit : units) {
         engine.log->note_guard(unit->index);
-        if (unit->residency()) unit->residency()->hold(*unit);  // others are always there
+        if (unit->keeper()) unit->keeper()->hold(*unit);  // others are always there
       }
       if (mode == kWrite && engine.plan.input().placement.shared) {
         copies.emplace(units, *engine.axes.gather);
@@ -93,7 +93,7 @@ struct Gathered::State {
     --engine.open_guards;
     if (mode == kWrite) --engine.open_writes;
     for (Unit* unit : units) {
-      if (unit->residency()) unit->residency()->unpin(*unit);
+      if (unit->keeper()) unit->keeper()->unpin(*unit);
     }
   }
   void store();
@@ -133,7 +133,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mo
 void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *engine.whole.control);
   for (Unit* unit : units) {
-    if (unit->residency()) unit->residency()->drop(*unit);  // other ranks' gathered copies are stale
+    if (unit->keeper()) unit->keeper()->drop(*unit);  // other ranks' gathered copies are stale
   }
   if (copies) copies->close();
   for (Unit* unit : units) engine.checks->accept(*unit);

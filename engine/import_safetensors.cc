@@ -47,7 +47,7 @@ class ImportToEngine {
   absl::Status run() {
     // Gathered values are stale soon, and no rank may be reading parts that others write: the outcome is a meeting.
     for (auto& unit : s_.units)
-      if (unit->residency()) unit->residency()->drop(*unit);
+      if (unit->keeper()) unit->keeper()->drop(*unit);
     TESSERA_RETURN_IF_ERROR(share("safetensors looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !s_.half_loaded;
     s_.half_loaded = true;

@@ -54,7 +54,7 @@ class Load {
     path_ = paths[0];
     // Gathered values are stale soon, and no rank may be reading parts that others write: `looked at` is a meeting.
     for (auto& unit : s_.units) {
-      if (unit->residency()) unit->residency()->drop(*unit);
+      if (unit->keeper()) unit->keeper()->drop(*unit);
     }
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
                              share("checkpoint looked at", [&] { return look(); }));
@@ -63,8 +63,8 @@ class Load {
   }
   const std::string& path() const { return path_; }
 
+  /// Takes what was examined.
   absl::StatusOr<LoadedCheckpoint> run() {
-    TESSERA_RETURN_IF_ERROR(examine().status());
     s_.half_loaded = true;
     const auto applied = share("checkpoint loaded", [&] { return apply(); });
     if (!applied.ok())
@@ -314,17 +314,31 @@ class Load {
 
 }  // namespace
 
-LoadedCheckpoint EngineCheckpoints::load(const std::string& path) {
-  expect(s_.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
-  s_.expect_weights("load_checkpoint");
-  expect(s_.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
-  finish();
-  LoadedCheckpoint loaded = value_or_throw(s_.or_abort("load_checkpoint", [&] {
-    s_.expect_parameters();
-    s_.settle_commit();
-    return Load(s_, path, LoadKind::kAll).run();
-  }));
-  note_last(loaded.path);
+LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path) {
+  const auto examined = [&engine](const std::string& at) {
+    State& s = *engine.state_;
+    auto load = std::make_unique<Load>(s, at, LoadKind::kAll);
+    const std::int64_t step = value_or_throw(s.or_abort("load_checkpoint", [&] {
+      s.expect_parameters();
+      s.settle_commit();
+      return load->examine();
+    }));
+    return std::pair(std::move(load), step);
+  };
+  {
+    const State& s = *engine.state_;
+    expect(s.microbatch == 0, "load_checkpoint between backward and step: call step() or zero_grad() first");
+    s.expect_weights("load_checkpoint");
+    expect(s.open_guards == 0, "load_checkpoint under a Gathered guard: close that guard first");
+    EngineCheckpoints(engine).finish();
+  }
+  auto [load, step] = examined(path);
+  // Outer steps begin or end where the checkpoint has another number of steps; then it is another Engine that loads.
+  const std::string found = load->path();
+  if (State::follow_sync(engine.state_, step)) load = examined(found).first;
+  State& s = *engine.state_;
+  LoadedCheckpoint loaded = value_or_throw(s.or_abort("load_checkpoint", [&] { return load->run(); }));
+  EngineCheckpoints(engine).note_last(loaded.path);
   return loaded;
 }
 
@@ -345,7 +359,11 @@ void EngineCheckpoints::go_back(std::int64_t step) {
   }
   if (!goes) return;
   ++last.returns;
-  throw_if_error(s_.or_abort("on_spike", [&] { return Load(s_, last.path, LoadKind::kBackInTime).run(); }).status());
+  throw_if_error(s_.or_abort("on_spike", [&]() -> absl::StatusOr<LoadedCheckpoint> {
+                     Load load(s_, last.path, LoadKind::kBackInTime);
+                     TESSERA_RETURN_IF_ERROR(load.examine().status());
+                     return load.run();
+                   }).status());
 }
 
 /// The times that a spike went back to a checkpoint count until there is another one.
@@ -353,21 +371,8 @@ void EngineCheckpoints::note_last(const std::string& path) {
   if (path != s_.last_checkpoint.path) s_.last_checkpoint = {path};
 }
 
-/// Outer steps begin or end where the checkpoint has another number of steps than the Engine. One that cannot be loaded changes nothing:
-/// `load` says why. The path to load from.
-std::string EngineCheckpoints::follow_sync(Engine& engine, const std::string& path) {
-  State& s = *engine.state_;
-  if (s.strategy.sync.start_step == 0 || s.microbatch > 0 || s.open_guards > 0 || s.shows_ema) return path;
-  Load load(s, path, LoadKind::kAll);
-  const absl::StatusOr<std::int64_t> step = s.or_abort("load_checkpoint", [&] { return load.examine(); });
-  if (!step.ok()) return path;
-  State::follow_sync(engine.state_, *step);
-  return load.path();
-}
-
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path) {
-  const std::string found = EngineCheckpoints::follow_sync(engine, path.string());
-  return EngineCheckpoints(engine).load(found);
+  return EngineCheckpoints::load(engine, path.string());
 }
 
 }  // namespace tessera

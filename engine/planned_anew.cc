@@ -23,11 +23,10 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
   return next;
 }
 
-void Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t steps) {
+bool Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t steps) {
   State& s = *state;
-  const SyncConfig& wanted = s.strategy.sync;
-  const bool begins = wanted.makes_outer_steps() && steps >= wanted.start_step;
-  if (begins == s.sync.makes_outer_steps()) return;
+  const bool begins = s.strategy.sync.after(steps).makes_outer_steps();
+  if (begins == s.sync.makes_outer_steps()) return false;
   std::unique_ptr<State> replaced;  // goes when nothing refers to it any more
   s.or_abort("\"sync\"", [&] {
     s.expect_parameters();
@@ -39,6 +38,7 @@ void Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t step
     log_info("after step " + std::to_string(steps) +
              (begins ? " replicas train by themselves between outer steps"
                      : " gradients are summed over replicas in every step"));
+  return true;
 }
 
 }  // namespace tessera

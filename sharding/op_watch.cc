@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "sharding/gather_log.h"
-#include "sharding/residency.h"
 #include "sharding/unit.h"
+#include "sharding/unit_keeper.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +38,7 @@ class SpareBlocks {
 /// The units that a running operator reads. One comes and goes with every operator that reads any.
 struct PinnedUnits : at::ObserverContext {
   ~PinnedUnits() override {
-    for (Unit* unit : units) unit->residency()->unpin(*unit);
+    for (Unit* unit : units) unit->keeper()->unpin(*unit);
   }
   static void* operator new(std::size_t);
   static void operator delete(void* block);
@@ -54,14 +54,14 @@ void PinnedUnits::operator delete(void* block) { spare_blocks.give_back(block); 
 void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
   if (!pinned) pinned = std::make_unique<PinnedUnits>();
   pinned->units.push_back(&unit);
-  unit.residency()->use_or_poison(unit);
+  unit.keeper()->use_or_poison(unit);
 }
 
 void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
   if (value.isTensor()) {
     Unit* const unit = unit_of(value.toTensor());
     if (!unit) return;
-    if (unit->residency()) gather_and_pin(*unit, pinned);
+    if (unit->keeper()) gather_and_pin(*unit, pinned);
     if (unit->use_log) unit->use_log->note_use(unit->index);
   } else if (value.isList()) {
     if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;

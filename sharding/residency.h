@@ -16,6 +16,7 @@
 #include "sharding/layout/schedule.h"
 #include "sharding/shard_source.h"
 #include "sharding/unit.h"
+#include "sharding/unit_keeper.h"
 
 namespace tessera {
 
@@ -43,7 +44,7 @@ struct ResidencyCounts {
 ///
 /// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
 /// gathering is a collective; a transport that sees a difference reports both units.
-class Residency {
+class Residency final : public UnitKeeper {
  public:
   using OnFailure = std::function<void(const Error&)>;
 
@@ -56,14 +57,12 @@ class Residency {
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
   void use(Unit& unit);
-  void unpin(Unit& unit) { --unit.pins; }
-  /// As `use`, but for an operator's callback, which must not throw. On failure the unit is poisoned, so that the operator
-  /// itself throws. A poisoned storage carries a text only, so `on_failure` is told of the failure with its exit code.
-  void use_or_poison(Unit& unit) noexcept;
-  /// Gathers and pins `unit` outside the schedule, beyond the plan's slots if they are taken. Pair with `unpin`.
-  void hold(Unit& unit);
-  /// Gives `unit`'s gathered values up, unless it is pinned.
-  void drop(Unit& unit);
+  void unpin(Unit& unit) override { --unit.pins; }
+  /// As `use`. A poisoned storage carries a text only, so `on_failure` is told of the failure with its exit code.
+  void use_or_poison(Unit& unit) noexcept override;
+  /// Outside the schedule, beyond the plan's slots if they are taken.
+  void hold(Unit& unit) override;
+  void drop(Unit& unit) override;
 
   /// From now on gathered values must be, when they are given up, what they were when they came (unless
   /// Unit::gathered_hash is 0): else tessera::Error (64). On the CPU.
@@ -75,6 +74,11 @@ class Residency {
   void end_round() {
     schedule_.end_round();
     last_ = nullptr;  // the next round's first use is an entry of its record, though it were of the same unit
+  }
+  /// Begins the next round's first gathers, where the transport goes on with them by itself: before the program comes to its forward.
+  /// Between rounds; all ranks call it.
+  void gather_ahead() {
+    if (group_.gathers_in_background()) prefetch();
   }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();

@@ -42,7 +42,8 @@ void FlatGroup::make_storage() {
                                                   /*allocator=*/nullptr, /*resizable=*/false);
   const std::string first = parameters.empty() ? std::string() : " (" + parameters[0].name + ", ...)";
   refusal = "the parameters of unit " + unit->name + first +
-            " are sharded, and not gathered now. hint: make a tessera::Gathered guard on all ranks around "
+            " are sharded, or on their way from other ranks after a step, and not gathered now. hint: make a "
+            "tessera::Gathered guard on all ranks around "
             "code that reads parameters outside operators (data_ptr, accessors, torch::save)";
   set_refusal(*storage, refusal);
 }

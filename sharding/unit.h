@@ -16,9 +16,9 @@
 namespace tessera {
 
 class GatherLog;
-class Residency;
 class StateRecords;
 class Unit;
+class UnitKeeper;
 
 /// A parameter of the user's module and where it lives now.
 struct FlatParameter {
@@ -119,7 +119,7 @@ struct FlatGroup {
 /// | kGathering| being filled | Residency::wait -> kGathered              |
 /// | kGathered | valid        | Residency::release -> kReleased           |
 ///
-/// Units whose parameters are replicated are kGathered for good and never meet a Residency.
+/// Units whose parameters are replicated are kGathered for good and never meet a Residency. (A Publication may bring their updates.)
 class Unit {
  public:
   enum class State : std::uint8_t { kReleased, kGathering, kGathered };
@@ -140,9 +140,9 @@ class Unit {
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Who gathers this unit. Null: nobody, its parameters are always there.
-  void watch(Residency* residency) { residency_ = residency; }
-  Residency* residency() const { return residency_; }
+  /// Who brings this unit's values. Null: nobody, its parameters are always there.
+  void watch(UnitKeeper* keeper) { keeper_ = keeper; }
+  UnitKeeper* keeper() const { return keeper_; }
   /// Notes the operators that read this unit, where nobody gathers it.
   GatherLog* use_log = nullptr;
   /// Of the gathered values, under "check.values"; 0: they may change.
@@ -163,7 +163,7 @@ class Unit {
   State state_ = State::kReleased;
   bool is_closed_ = false;
   std::string closed_text_;  ///< made when it is first needed
-  Residency* residency_ = nullptr;
+  UnitKeeper* keeper_ = nullptr;
 };
 
 std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units);

@@ -70,6 +70,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.input().placement;
   kept->mesh = mesh;
   kept->group = group.without_module();
+  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not have come
   std::byte* values = is_readable ? group.full : nullptr;
   // What other ranks read, or what masters were split from, is not the program's to write.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();

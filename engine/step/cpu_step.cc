@@ -55,7 +55,7 @@ namespace {
 
 CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                  const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-                 const OwnRules& own_rules)
+                 const OwnRules& own_rules, Publication* behind)
     : strategy_(strategy),
       units_(units),
       speaks_(axes.world->rank() == 0),
@@ -64,7 +64,7 @@ CpuStep::CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPl
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
       agreement_(units, plan, axes, reducer, norm),
       stragglers_(static_cast<std::size_t>(axes.world->size())),
-      update_(units, strategy, plan, axes, memory, own_rules),
+      update_(units, strategy, plan, axes, memory, own_rules, behind),
       scaler_(strategy.mixed_precision.loss_scale) {
   if (strategy.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy.on_spike);
 }

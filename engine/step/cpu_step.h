@@ -18,7 +18,7 @@ class CpuStep final : public Step {
   /// `norm` sees the gradients that `reducer` makes.
   CpuStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
           const Reducer& reducer, GradientNorm& norm, const Strategy& strategy, const TrainingMemory& memory,
-          const OwnRules& own_rules);
+          const OwnRules& own_rules, Publication* behind);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;

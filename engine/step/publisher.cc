@@ -6,6 +6,7 @@
 namespace tessera {
 
 void Publisher::publish(FlatGroup& group) {
+  if (behind_) return behind_->start(group);
   const Placement& placement = plan_.input().placement;
   const bool over_replicas = placement.optimizer.replicate && axes_.replicate_size > 1;
   const bool over_shards = placement.optimizer.shard && !placement.parameters.shard && axes_.shard_size > 1;

@@ -4,6 +4,7 @@
 
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/compute_device.h"
+#include "sharding/publication.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -11,21 +12,32 @@ namespace tessera {
 /// Makes updated values known to the ranks that hold copies of them. Collective.
 class Publisher {
  public:
-  Publisher(const MemoryPlan& plan, const MeshAxes& axes, QueueClock* waits = nullptr)
-      : plan_(plan), axes_(axes), waits_(waits) {}
+  /// `behind`: carries what is published over the shard axis into the next forward; null: `finish` waits for it.
+  Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
+      : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
+
+  bool is_behind() const { return behind_ != nullptr; }
+  /// Before values change, of all units or of `unit`: what was published before has come to all ranks.
+  void begin() {
+    if (behind_) behind_->finish();
+  }
+  void begin(Unit& unit) {
+    if (behind_) behind_->drop(unit);
+  }
 
   /// Starts to make a group's values known. Over the replicate axis first, since its parts lie inside those of the shard
   /// axis.
   void publish(FlatGroup& group);
-  /// Ends what was started for all groups. Ranks that share one copy wait for each other once.
+  /// Ends what was started for all groups, but what goes on behind. Ranks that share one copy wait for each other once.
   void finish();
 
-  /// Seconds spent here so far.
+  /// Seconds spent here so far, but for what goes on behind.
   double seconds() const { return seconds_; }
 
  private:
   const MemoryPlan& plan_;
   const MeshAxes& axes_;
+  Publication* const behind_;
   QueueClock* const waits_;
   std::deque<Work> under_way_;  ///< all-gathers whose transport goes on by itself
   double seconds_ = 0;

@@ -53,7 +53,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       exposed_(*accelerator.exposed),
       device_(accelerator.device),
       scales_loss_(strategy.mixed_precision.param == DType::kF16),
-      publisher_(plan, axes, accelerator.device.waits),
+      publisher_(plan, axes, nullptr, accelerator.device.waits),
       rates_(strategy.optimizer),
       stream_(stream_of(plan, memory, kernels_)),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),

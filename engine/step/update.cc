@@ -10,14 +10,14 @@
 namespace tessera {
 
 Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules)
+               const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind)
     : units_(units),
       learning_rates_(strategy.optimizer),
       averages_(strategy.ema.decay > 0.0),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       gradients_(memory.gradient_records.get()),
-      publisher_(plan, axes) {
+      publisher_(plan, axes, behind) {
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   const auto add = [&](const OptimizerConfig& config) {
     optimizers_.push_back(make_optimizer(config, strategy.ema, own_rules));
@@ -76,6 +76,7 @@ void Update::expect(std::span<const int> order) {
 
 void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares) {
   const Span span("update");
+  publisher_.begin();
   runs_.clear();
   for (Group& group : groups_) find_runs(group, std::span(used).subspan(group.first_parameter));
   if (layers_) return update_layerwise(rates, squares);
@@ -173,7 +174,7 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
   }
   layers_->agree(squares, rates.gradient_scale);
   end_records();
-  turn_round();
+  if (alternates()) turn_round();
   announce_runs();
   in_direction(0, groups_.size(), [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
@@ -185,8 +186,9 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
   end_pass();
 }
 
-void Update::apply(const Unit& unit, const Rates& rates, std::span<const char> used) {
+void Update::apply(Unit& unit, const Rates& rates, std::span<const char> used) {
   const Span span("update", unit.name);
+  publisher_.begin(unit);
   runs_.clear();
   for (Group& group : groups_of(unit)) {
     find_runs(group, used);
@@ -216,6 +218,7 @@ void Update::turn_round() {
 
 void Update::swap_averages() {
   const Span span("averages");
+  publisher_.begin();
   runs_.clear();
   const std::vector<char> unused(steps_.size());
   for (Group& group : groups_) find_runs(group, unused);
@@ -228,10 +231,13 @@ void Update::swap_averages() {
   end_pass();
 }
 
+/// Passes go forward and backward by turns, but where nothing lies in records and values are wanted in forward's order.
+bool Update::alternates() const { return passes_[0].records || passes_[1].records || !publisher_.is_behind(); }
+
 /// The next step goes the other way, but where gradients lie in records.
 void Update::end_pass() {
   finish();
-  if (!gradients_) turn_round();
+  if (!gradients_ && alternates()) turn_round();
 }
 
 /// Calls `visit(slice, run)` for a group's runs, in this step's direction, and publishes what became of them.

@@ -27,12 +27,13 @@ namespace tessera {
 /// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
 /// used last are those that the next one uses first. Groups of matrices come behind all others: a step that goes forward ends, and one that
 /// goes backward begins, with both passes over them. Where gradients lie in records, all steps go forward: backward left those of the
-/// first units in memory.
+/// first units in memory. So do they where nothing lies in records and values are published behind the update: the next forward wants
+/// those of the first units first.
 class Update {
  public:
-  /// `memory`: has the records of what lies below memory.
+  /// `memory`: has the records of what lies below memory. `behind`: for the Publisher.
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-         const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules);
+         const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind);
 
   /// What every element's update depends on beside its own values.
   struct Rates {
@@ -54,7 +55,7 @@ class Update {
   void apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: of its trainable parameters. After the last one: `finish`.
-  void apply(const Unit& unit, const Rates& rates, std::span<const char> used);
+  void apply(Unit& unit, const Rates& rates, std::span<const char> used);
   /// All units are updated, and their values known to all ranks.
   void finish();
 
@@ -102,6 +103,7 @@ class Update {
   void visit_runs_of(const Group& group, StateUse use, const Visit& visit, StateKind kind = StateKind::kAll);
   void end_records();
   void turn_round();
+  bool alternates() const;
   void end_pass();
   bool needs_gradients(const Group& group) const;
   void begin_gradients();

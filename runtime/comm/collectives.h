@@ -168,6 +168,9 @@ class Collectives {
   /// nothing.
   virtual bool reduces_in_background() const { return false; }
 
+  /// Whether all_gather, broadcast and all_to_all go on by themselves between the call and the wait for it, while the caller computes.
+  virtual bool gathers_in_background() const { return false; }
+
   /// How much of the input of a reduction this rank rounds where ReduceOptions say so: 1: all of it, L: the L-th part, rounded up
   /// (ranks of a host were summed before). 0: nothing, since the transport ignores these options.
   virtual int compressed_part() const { return 0; }

@@ -48,6 +48,7 @@ class RecordedCollectives final : public Collectives {
   std::string transport() const override { return group_->transport(); }
   int gpu() const override { return group_->gpu(); }
   bool reduces_in_background() const override { return group_->reduces_in_background(); }
+  bool gathers_in_background() const override { return group_->gathers_in_background(); }
   int compressed_part() const override { return group_->compressed_part(); }
   bool shares_memory() const override { return group_->shares_memory(); }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override {

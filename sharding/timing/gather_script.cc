@@ -29,6 +29,10 @@ void GatherScript::end_round() {
   schedule_.end_round();
 }
 
+void GatherScript::gather_ahead(ScriptWriter& writer) {
+  if (is_needed_ && writer.links(Axis::kShard).gathers_in_background && !plan_.input().is_queued) prefetch(writer);
+}
+
 void GatherScript::release_all(ScriptWriter& writer) {
   last_ = -1;
   for (std::size_t i = 0; i < units_.size(); ++i) {

@@ -19,6 +19,8 @@ class GatherScript {
   /// Unit `index` is used: it is waited for, and what follows it is gathered ahead.
   void use(int index, ScriptWriter& writer);
   void end_round();
+  /// The first gathers of a step are begun at the end of the one before, where the transport goes on with them by itself.
+  void gather_ahead(ScriptWriter& writer);
   /// The step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
 

@@ -38,7 +38,7 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// A step from its first microbatch to the next step's.
+/// A step from its first microbatch to the next step's; or from its update, which is then that of the step before.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units)
@@ -51,20 +51,23 @@ class WholeStep {
   void write(ScriptWriter& writer) {
     UpdateScript update(plan_, profile_, writer);
     ReductionScript reductions(plan_, writer, [&](int unit) { update.update(unit); });
+    if (update.publishes_behind()) update.update_all();  // of the step before
+    gathers_.gather_ahead(writer);
     writer.work(Spending::kRest, profile_.rest_seconds, "rest");
     const std::int64_t rounds = plan_.input().accumulation;
-    for (std::int64_t round = 0; round < rounds; ++round) write_round(writer, reductions, round + 1 == rounds);
+    for (std::int64_t round = 0; round < rounds; ++round) write_round(writer, update, reductions, round + 1 == rounds);
     update.agree();
-    update.update_all();
+    if (!update.publishes_behind()) update.update_all();
     update.finish();
     gathers_.release_all(writer);
   }
 
  private:
-  void write_round(ScriptWriter& writer, ReductionScript& reductions, bool is_last) {
+  void write_round(ScriptWriter& writer, UpdateScript& update, ReductionScript& reductions, bool is_last) {
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const ProfileEntry& entry = profile_.entries[i];
       gathers_.use(units_[i], writer);
+      update.use(units_[i]);
       const char* const pass = entry.pass == RoundPass::kForward ? "forward" : "backward";
       writer.work(Spending::kCompute, entry.seconds, pass, units_[i]);
       if (completes_[i]) reductions.complete(units_[i]);

@@ -3,6 +3,24 @@
 #include "sharding/layout/placement.h"
 
 namespace tessera {
+namespace {
+
+/// As Engine::State::publishes_behind.
+bool publishes_behind(const PlanInput& input, const Links& links) {
+  const Placement& placement = input.placement;
+  return placement.optimizer.shard && !placement.parameters.shard && !placement.shared && input.mesh.shard_size > 1 &&
+         links.gathers_in_background && !input.is_queued && !input.outer.makes_outer_steps() &&
+         !input.updates_in_backward;
+}
+
+}  // namespace
+
+UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, ScriptWriter& writer)
+    : plan_(plan),
+      profile_(profile),
+      writer_(writer),
+      publishes_behind_(tessera::publishes_behind(plan.input(), writer.links(Axis::kShard))),
+      behind_(plan.input().units.size()) {}
 
 /// About: the numbers of engine/step/step_agreement.cc, and for each trainable parameter a flag and a sum of squares.
 std::int64_t UpdateScript::agreement_bytes() const {
@@ -58,6 +76,7 @@ void UpdateScript::publish(const GroupShape& group, int unit) {
   const Links& links = writer_.links(Axis::kShard);
   const CallCost cost = links.all_gather_cost(shards, group.layout.numel() / shards * element);
   const int call = writer_.post(Channel::kGather, cost, "publish", unit);
+  if (publishes_behind_) return behind_[static_cast<std::size_t>(unit)].push_back(call);
   if (!links.gathers_in_background) return writer_.wait(call, Spending::kPublish);
   under_way_.push_back(call);
   if (static_cast<std::int64_t>(under_way_.size()) <= MemoryPlan::kMostUnderWay) return;
@@ -65,7 +84,14 @@ void UpdateScript::publish(const GroupShape& group, int unit) {
   under_way_.pop_front();
 }
 
+void UpdateScript::use(int unit) {
+  std::vector<int>& calls = behind_[static_cast<std::size_t>(unit)];
+  for (const int call : calls) writer_.wait(call, Spending::kPublish);
+  calls.clear();
+}
+
 void UpdateScript::finish() {
+  for (std::size_t unit = 0; unit < behind_.size(); ++unit) use(static_cast<int>(unit));  // which nothing has read
   for (const int call : under_way_) writer_.wait(call, Spending::kPublish);
   under_way_.clear();
   const int shards = writer_.ranks(Axis::kShard);

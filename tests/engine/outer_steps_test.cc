@@ -25,6 +25,7 @@
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
+#include "tests/support/wrapped_groups.h"
 
 namespace tessera::testing {
 namespace {
@@ -250,53 +251,40 @@ struct Calls {
 };
 using CallsOfGroups = std::map<std::string, Calls>;
 
-class CountedCollectives final : public Collectives {
+class CountedCollectives final : public ForwardingCollectives {
  public:
   CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, bool in_background)
-      : inner_(std::move(inner)), calls_(calls), in_background_(in_background) {}
+      : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  TransportKind kind() const override { return inner_->kind(); }
-  std::string transport() const override { return inner_->transport(); }
   bool reduces_in_background() const override { return in_background_; }
-  int compressed_part() const override { return inner_->compressed_part(); }
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  bool shares_memory() const override { return inner_->shares_memory(); }
-  absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
-    return inner_->allocate_common(bytes);
-  }
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
     note(bytes);
-    return inner_->all_gather(label, shard, full, bytes);
+    return ForwardingCollectives::all_gather(label, shard, full, bytes);
   }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     note(bytes);
-    return inner_->broadcast(label, data, bytes, root);
+    return ForwardingCollectives::broadcast(label, data, bytes, root);
   }
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
     note(bytes);
-    return inner_->all_to_all(label, input, output, bytes);
+    return ForwardingCollectives::all_to_all(label, input, output, bytes);
   }
   Work barrier(std::string_view label) override {
     note(0);
-    return inner_->barrier(label);
+    return ForwardingCollectives::barrier(label);
   }
-  void abort(const absl::Status& reason) override { inner_->abort(reason); }
-  void leave() override { inner_->leave(); }
-  absl::Status status() const override { return inner_->status(); }
 
  protected:
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     note(numel * size_of(dtype) * static_cast<std::size_t>(size()));
-    return inner_->reduce_scatter(label, input, dtype, output, numel, visitor, options);
+    return ForwardingCollectives::do_reduce_scatter(label, input, dtype, output, numel, visitor, options);
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, const ReduceOptions& options) override {
     note(numel * size_of(dtype));
     calls_.later += options.waits == Waits::kLater ? 1 : 0;
-    return inner_->all_reduce(label, input, dtype, output, numel, visitor, options);
+    return ForwardingCollectives::do_all_reduce(label, input, dtype, output, numel, visitor, options);
   }
 
  private:
@@ -305,27 +293,8 @@ class CountedCollectives final : public Collectives {
     calls_.bytes += static_cast<std::int64_t>(bytes);
   }
 
-  const std::shared_ptr<Collectives> inner_;
   Calls& calls_;
   const bool in_background_;
-};
-
-/// Counts calls of this rank's groups by the last word of their names: "gather", "reduce", "replicate", "world", "replica".
-class CountedGroups final : public GroupFactory {
- public:
-  CountedGroups(std::shared_ptr<GroupFactory> factory, CallsOfGroups& counts)
-      : factory_(std::move(factory)), counts_(counts) {}
-  absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, const std::vector<int>& world_ranks,
-                                                    GroupUse use) override {
-    auto made = factory_->make(name, world_ranks, use);
-    if (!made.ok()) return made;
-    const std::string last = name.substr(name.rfind('.') + 1);
-    return std::make_shared<CountedCollectives>(*std::move(made), counts_[last], last == "replicate");
-  }
-
- private:
-  const std::shared_ptr<GroupFactory> factory_;
-  CallsOfGroups& counts_;
 };
 
 TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes) {
@@ -340,11 +309,13 @@ TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes
         const std::lock_guard lock(mutex);
         counts.push_back(std::make_unique<CallsOfGroups>());
         own = counts.back().get();
-        return std::make_shared<CountedGroups>(std::move(factory), *own);
+        return wrapped_groups(std::move(factory), [counted = own](const std::string& use, auto group) {
+          return std::make_shared<CountedCollectives>(std::move(group), (*counted)[use], use == "replicate");
+        });
       };
       run_ranks({.ranks = shape.ranks(), .wrap_groups = wrap}, [&](const Mesh& mesh) {
         Session session(mesh, with_sync(shape, type, 3));
-        const auto of = [](const char* name) { return own->at(name); };
+        const auto of = [](const char* name) { return (*own)[name]; };
         std::int64_t masters = 0;  // of this rank's part
         for (const auto& [name, value] : session.values()) masters += value.numel();
         const bool streams = type == SyncType::kStreamingDiloco;

@@ -61,6 +61,7 @@ TEST(PredictedStep, APrefetchHidesGathersBehindAUnitsCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.prefetch = 1;
+    timed.profile.rest_seconds = 0;  // beside which the first unit would be gathered
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
     EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // of the first unit
@@ -109,13 +110,17 @@ TEST(PredictedStep, AccumulationMultipliesWhatItMust) {
   }
 }
 
-TEST(PredictedStep, PublishingGoesOnWhileTheNextGroupIsUpdated) {
+TEST(PredictedStep, PublishingGoesOnWhileTheNextGroupsAreUpdatedAndForwardBegins) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 4);
   timed.profile.update_seconds = 4 * 4;  // a second a block
   timed.links.shard = links_of(0);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
-  const PredictedStep step = timed.predicted();
-  EXPECT_NEAR(step.exposed_publish_s, 0.75, 0.01);  // of the last one
+  EXPECT_NEAR(timed.predicted().exposed_publish_s, 0, 0.01);
+  // The last of four gathers one after the other has come after 1 + 4 x 3.5 seconds; the update takes 4, and forward wants the last block
+  // after the root and three blocks, of a second each.
+  timed.links.shard.all_gather = links_for(3.5).all_gather;
+  EXPECT_NEAR(timed.predicted().exposed_publish_s, 1 + 4 * 3.5 - (4 + timed.profile.rest_seconds + 4), 0.02);
+  timed.links.shard.all_gather = links_for(0.75).all_gather;
   timed.links.shard.gathers_in_background = false;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 4 * 0.75, 0.01);
 }

@@ -75,6 +75,7 @@ class C10dCollectives : public Collectives {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size(); }
   TransportKind kind() const override { return kind_; }
+  bool gathers_in_background() const override { return means_ == Transfers::Means::kMessages; }
   int compressed_part() const override { return 1; }
   std::string transport() const override { return name_; }
 

@@ -108,6 +108,7 @@ class BackgroundCollectives final : public Collectives {
   std::string transport() const override { return group_->transport(); }
   int gpu() const override { return group_->gpu(); }
   bool reduces_in_background() const override { return true; }
+  bool gathers_in_background() const override { return group_->gathers_in_background(); }
   int compressed_part() const override { return group_->compressed_part(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return idle().allocate(bytes); }

@@ -58,8 +58,7 @@ struct Links {
   /// core of its own.
   double cpu_s_per_byte = 0;
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
-  /// Whether an all-gather goes on while its rank computes. Not so in shared memory, nor where one transport is inside
-  /// hosts and another across (runtime/comm/compose/hierarchical.h): there the call is over when it returns.
+  /// Collectives::gathers_in_background. Not so in shared memory: there the call is over when it returns.
   bool gathers_in_background = true;
 
   /// Of a call of `of_ranks` ranks, each of which sends `sent_bytes`. Nothing where a rank is alone.

@@ -127,6 +127,26 @@ TEST_F(Background, AWorkThatIsDroppedWaitsForItsMemory) {
   EXPECT_THAT(slow->calls(), ElementsAre("a"));
 }
 
+// Reductions and gathers of one thread keep their order, and what is not for the thread comes behind them.
+TEST_F(Background, GathersAreMadeByTheThreadWhereTheTransportHasNoneOfItsOwn) {
+  EXPECT_FALSE(group->gathers_in_background());
+  const auto both = working_in_background(slow);
+  EXPECT_TRUE(both->gathers_in_background());
+  Work a = both->reduce_scatter("a", input[0].data(), DType::kF32, output[0].data(), 3000, nullptr, Waits::kLater);
+  std::vector<float> gathered(3000);
+  Work b = both->all_gather("b", input[1].data(), gathered.data(), 3000 * sizeof(float));
+  EXPECT_EQ(gathered[0], 0) << "the reduction before it has not been made";
+  slow->let_go(1);
+  EXPECT_TRUE(b.wait().ok());
+  EXPECT_EQ(gathered, input[1]);
+  EXPECT_TRUE(a.wait().ok());
+  slow->fail_at("c");
+  slow->let_go(1);
+  Work c = both->reduce_scatter("c", input[2].data(), DType::kF32, output[2].data(), 3000, nullptr, Waits::kLater);
+  EXPECT_EQ(exit_code_of(both->all_gather("d", input[1].data(), gathered.data(), 4).wait()), ExitCode::kPeerLost);
+  EXPECT_EQ(exit_code_of(c.wait()), ExitCode::kPeerLost);
+}
+
 TEST_F(Background, TheGroupCanGoWithoutEverHavingReduced) { group.reset(); }
 
 class BackgroundRanks : public testing::TestWithParam<int> {};
@@ -135,9 +155,12 @@ TEST_P(BackgroundRanks, EveryOperationIsExact) {
   run_ranks({.ranks = GetParam()}, [](const Mesh& mesh) {
     const auto axes = groups_of(mesh).axes(1, mesh.world_size());
     require_ok(axes.status());
-    const auto group = reducing_in_background(axes->world);
-    require(group->reduces_in_background() && !group->shares_memory(), "as over a network");
-    check_all_operations(*group, false, 20001);
+    for (const bool gathers : {false, true}) {
+      const auto group = gathers ? working_in_background(axes->world) : reducing_in_background(axes->world);
+      require(group->reduces_in_background() && !group->shares_memory(), "as over a network");
+      require(group->gathers_in_background() == gathers, "gathers");
+      check_all_operations(*group, false, 20001);
+    }
   });
 }
 

@@ -15,7 +15,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
-#include "runtime/comm/c10d/call_thread.h"
+#include "runtime/comm/compose/call_thread.h"
 #include "runtime/comm/c10d/failure_report.h"
 #include "runtime/comm/c10d/run_rounds.h"
 #include "runtime/comm/c10d/transfers.h"

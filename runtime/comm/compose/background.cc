@@ -1,106 +1,27 @@
 #include "runtime/comm/compose/background.h"
 
-#include <condition_variable>
-#include <deque>
-#include <mutex>
+#include <functional>
+#include <future>
 #include <string>
-#include <thread>
 #include <utility>
 
-#include "runtime/base/status.h"
-#include "runtime/comm/call.h"
+#include "runtime/comm/compose/call_thread.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
 namespace {
 
-/// A reduction that was asked for.
-struct Reduction {
-  Operation operation;
-  std::string label;
-  void* input;
-  DType dtype;
-  float* output;
-  std::size_t numel;
-  ReduceOptions options;  ///< but for `waits`: the thread waits at once
-};
-
-/// Reductions of one group, made in their order by a thread that begins with the first and ends with the object.
-class ReductionThread {
- public:
-  explicit ReductionThread(Collectives& group) : group_(group) {}
-  ~ReductionThread() {
-    {
-      const std::lock_guard lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-  }
-  ReductionThread(const ReductionThread&) = delete;
-  ReductionThread& operator=(const ReductionThread&) = delete;
-
-  /// Its number. Ends of reductions are asked for in their order.
-  std::uint64_t push(Reduction reduction) {
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
-    waiting_.push_back(std::move(reduction));
-    changed_.notify_all();
-    return pushed_++;
-  }
-
-  /// Of a reduction that is over. The first failure is everybody's after it.
-  absl::Status wait(std::uint64_t number) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ > number; });
-    return number < failed_from_ ? absl::OkStatus() : failure_;
-  }
-
-  void wait_for_all() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ == pushed_; });
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      const Reduction next = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      const absl::Status status = make(next);
-      lock.lock();
-      if (!status.ok() && failure_.ok()) {
-        failure_ = status;
-        failed_from_ = done_;
-      }
-      ++done_;
-      changed_.notify_all();
-    }
-  }
-
-  absl::Status make(const Reduction& next) {
-    ReduceOptions options = next.options;
-    options.waits = Waits::kAtOnce;
-    if (next.operation == Operation::kAllReduce)
-      return group_.all_reduce(next.label, next.input, next.dtype, next.output, next.numel, nullptr, options).wait();
-    return group_.reduce_scatter(next.label, next.input, next.dtype, next.output, next.numel, nullptr, options).wait();
-  }
-
-  Collectives& group_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Reduction> waiting_;
-  std::uint64_t pushed_ = 0, done_ = 0, failed_from_ = ~std::uint64_t{0};
-  absl::Status failure_;
-  bool ends_ = false;
-  std::jthread thread_;  // last: it is joined first
+/// Who sees which sums when they are waited for.
+struct Sums {
+  SumVisitor* visitor = nullptr;
+  const float* values = nullptr;
+  std::size_t numel = 0;
 };
 
 class BackgroundCollectives final : public Collectives {
  public:
-  explicit BackgroundCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}
+  BackgroundCollectives(std::shared_ptr<Collectives> group, bool gathers)
+      : group_(std::move(group)), gathers_(gathers) {}
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -108,12 +29,15 @@ class BackgroundCollectives final : public Collectives {
   std::string transport() const override { return group_->transport(); }
   int gpu() const override { return group_->gpu(); }
   bool reduces_in_background() const override { return true; }
-  bool gathers_in_background() const override { return group_->gathers_in_background(); }
+  bool gathers_in_background() const override { return gathers_ || group_->gathers_in_background(); }
   int compressed_part() const override { return group_->compressed_part(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return idle().allocate(bytes); }
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override {
-    return idle().all_gather(label, shard, full, bytes_per_rank);
+    if (!gathers_) return idle().all_gather(label, shard, full, bytes_per_rank);
+    return start([group = group_.get(), name = std::string(label), shard, full, bytes_per_rank] {
+      return group->all_gather(name, shard, full, bytes_per_rank).wait();
+    });
   }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return idle().broadcast(label, data, bytes, root);
@@ -131,62 +55,75 @@ class BackgroundCollectives final : public Collectives {
                          SumVisitor* visitor, const ReduceOptions& options) override {
     if (options.waits == Waits::kAtOnce)
       return idle().reduce_scatter(label, input, dtype, output, numel_per_rank, visitor, options);
-    return start({Operation::kReduceScatter, std::string(label), input, dtype, output, numel_per_rank, options},
-                 visitor);
+    const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel_per_rank,
+                       at_once = at_once(options)] {
+      return group->reduce_scatter(name, input, dtype, output, numel_per_rank, nullptr, at_once).wait();
+    };
+    return start(call, {visitor, output, numel_per_rank});
   }
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                      SumVisitor* visitor, const ReduceOptions& options) override {
     if (options.waits == Waits::kAtOnce) return idle().all_reduce(label, input, dtype, output, numel, visitor, options);
-    return start({Operation::kAllReduce, std::string(label), input, dtype, output, numel, options}, visitor);
+    const auto call = [group = group_.get(), name = std::string(label), input, dtype, output, numel,
+                       at_once = at_once(options)] {
+      return group->all_reduce(name, input, dtype, output, numel, nullptr, at_once).wait();
+    };
+    return start(call, {visitor, output, numel});
   }
 
  private:
   class Started;
-
-  Work start(Reduction reduction, SumVisitor* visitor);
+  /// On the thread nothing waits later.
+  static ReduceOptions at_once(ReduceOptions options) {
+    options.waits = Waits::kAtOnce;
+    return options;
+  }
+  Work start(std::function<absl::Status()> call, const Sums& sums = {});
   Collectives& idle() {
     thread_.wait_for_all();
     return *group_;
   }
 
   const std::shared_ptr<Collectives> group_;
-  ReductionThread thread_{*group_};
+  const bool gathers_;
+  absl::Status failure_;  // the thread's: the first one is that of all that follow
+  CallThread thread_;     // last: what runs on it needs the others
 };
 
 class BackgroundCollectives::Started final : public Work::State {
  public:
-  Started(ReductionThread& thread, Reduction reduction, SumVisitor* visitor)
-      : thread_(thread), output_(reduction.output), numel_(reduction.numel), visitor_(visitor) {
-    number_ = thread.push(std::move(reduction));
-  }
+  Started(std::future<absl::Status> end, const Sums& sums) : end_(std::move(end)), sums_(sums) {}
   ~Started() override {
-    if (!is_over_) thread_.wait(number_).IgnoreError();
+    if (end_.valid()) end_.wait();
   }
 
   absl::Status wait() override {
-    const absl::Status status = thread_.wait(number_);
-    is_over_ = true;
-    if (status.ok()) visit_sums(visitor_, 0, output_, numel_);
+    const absl::Status status = end_.get();
+    if (status.ok()) visit_sums(sums_.visitor, 0, sums_.values, sums_.numel);
     return status;
   }
 
  private:
-  ReductionThread& thread_;
-  const float* const output_;
-  const std::size_t numel_;
-  SumVisitor* const visitor_;
-  std::uint64_t number_ = 0;
-  bool is_over_ = false;
+  std::future<absl::Status> end_;
+  const Sums sums_;
 };
 
-Work BackgroundCollectives::start(Reduction reduction, SumVisitor* visitor) {
-  return Work(std::make_unique<Started>(thread_, std::move(reduction), visitor));
+Work BackgroundCollectives::start(std::function<absl::Status()> call, const Sums& sums) {
+  std::future<absl::Status> end = thread_.push([this, call = std::move(call)] {
+    if (failure_.ok()) failure_ = call();
+    return failure_;
+  });
+  return Work(std::make_unique<Started>(std::move(end), sums));
 }
 
 }  // namespace
 
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group) {
-  return std::make_shared<BackgroundCollectives>(std::move(group));
+  return std::make_shared<BackgroundCollectives>(std::move(group), /*gathers=*/false);
+}
+
+std::shared_ptr<Collectives> working_in_background(std::shared_ptr<Collectives> group) {
+  return std::make_shared<BackgroundCollectives>(std::move(group), /*gathers=*/true);
 }
 
 }  // namespace tessera

@@ -17,4 +17,7 @@ namespace tessera {
 /// caller waits, on the caller's thread. Bits are those of `group`.
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group);
 
+/// The same, and all-gathers are made by that thread too. For transports whose gathers do not go on by themselves.
+std::shared_ptr<Collectives> working_in_background(std::shared_ptr<Collectives> group);
+
 }  // namespace tessera

@@ -185,7 +185,7 @@ absl::Status HierarchicalCollectives::meet(std::string_view label) {
 
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,
                                                       std::shared_ptr<Collectives> across) {
-  return reducing_in_background(std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across)));
+  return working_in_background(std::make_shared<HierarchicalCollectives>(std::move(inside), std::move(across)));
 }
 
 }  // namespace tessera

@@ -179,7 +179,7 @@ std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> ru
   // Hosts that are not there have a network between them, as far as the Engine can tell.
   const JoinGroup across = [join](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(auto joined, join(group));
-    return reducing_in_background(std::move(joined));
+    return working_in_background(std::move(joined));
   };
   return composed_group_factory(defaults, join, across);
 }

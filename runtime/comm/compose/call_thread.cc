@@ -1,4 +1,4 @@
-#include "runtime/comm/c10d/call_thread.h"
+#include "runtime/comm/compose/call_thread.h"
 
 #include <utility>
 
@@ -15,9 +15,15 @@ CallThread::~CallThread() {
 std::future<absl::Status> CallThread::push(std::function<absl::Status()> call) {
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
+  ++left_;
   std::future<absl::Status> status = waiting_.emplace_back(std::move(call)).get_future();
   changed_.notify_all();
   return status;
+}
+
+void CallThread::wait_for_all() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return left_ == 0; });
 }
 
 void CallThread::run() {
@@ -30,6 +36,7 @@ void CallThread::run() {
     lock.unlock();
     call();
     lock.lock();
+    if (--left_ == 0) changed_.notify_all();
   }
 }
 

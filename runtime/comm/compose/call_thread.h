@@ -3,6 +3,7 @@
 #include <absl/status/status.h>
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <future>
@@ -22,6 +23,8 @@ class CallThread {
 
   /// `call` does not throw.
   std::future<absl::Status> push(std::function<absl::Status()> call);
+  /// Until all that were pushed have ended.
+  void wait_for_all();
 
  private:
   void run();
@@ -29,6 +32,7 @@ class CallThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::packaged_task<absl::Status()>> waiting_;
+  std::size_t left_ = 0;  ///< that have not ended
   bool ends_ = false;
   std::jthread thread_;  // last: it is joined first
 };

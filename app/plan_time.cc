@@ -22,7 +22,8 @@ std::vector<Part> parts_of(const PredictedStep& step) {
           {"exposed_gather_s", "waiting for parameters", step.exposed_gather_s},
           {"exposed_reduction_s", "waiting for sums of gradients", step.exposed_reduction_s},
           {"exposed_publish_s", "waiting for updated values", step.exposed_publish_s},
-          {"agreement_s", "the step's agreement", step.agreement_s}};
+          {"agreement_s", "the step's agreement", step.agreement_s},
+          {"exposed_outer_s", "waiting for other replicas, of a step", step.exposed_outer_s}};
 }
 
 nlohmann::ordered_json json_of(const PredictedWire& wire) {
@@ -46,15 +47,16 @@ TimingFiles read_timing(const TimingOptions& options) {
 }
 
 // Ranks of a shard group are neighbours, those of a replica group a shard group apart.
-MeshLinks TimingFiles::links_of(const MeshPosition& mesh, int ranks_per_host) const {
+MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) const {
+  const MeshPosition& mesh = input.mesh;
   MeshLinks of_axes{links, links};
   if (links_inside && mesh.shard_size <= ranks_per_host) of_axes.shard = *links_inside;
-  if (links_inside && mesh.world_size() <= ranks_per_host) of_axes.replicate = *links_inside;
+  if (links_inside && mesh.world_size() * input.replicas <= ranks_per_host) of_axes.replicate = *links_inside;
   return of_axes;
 }
 
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {
-  return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.input().mesh, ranks_per_host)));
+  return value_or_throw(predict_step(plan, files.profile, files.links_of(plan.input(), ranks_per_host)));
 }
 
 std::string to_text(const PredictedStep& step) {

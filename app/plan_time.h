@@ -16,8 +16,8 @@ struct TimingFiles {
   Links links;
   std::optional<Links> links_inside;
 
-  /// `mesh`: of a plan. An axis whose ranks are all on one host takes `links_inside`, where those are given, the other `links`.
-  MeshLinks links_of(const MeshPosition& mesh, int ranks_per_host) const;
+  /// `input`: of a plan. An axis whose ranks are all on one host takes `links_inside`, where those are given, the other `links`.
+  MeshLinks links_of(const PlanInput& input, int ranks_per_host) const;
 };
 /// Throws tessera::Error.
 TimingFiles read_timing(const TimingOptions& options);

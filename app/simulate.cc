@@ -48,8 +48,13 @@ int run_simulate(const SimulateCommand& command) {
                                  {{"--links", command.timing.links, {}}, {"--profile", command.timing.profile, {}}},
                                  existing));
     const PlannedWorld world = plan_of_world(command.world);
+    if (world.strategy.sync.makes_outer_steps())
+      throw Error(
+          ExitCode::kConfig,
+          "/sync/type: replicas that meet every now and then are not simulated. hint: tessera plan --links predicts "
+          "the mean of their steps; or leave \"sync\" out of the strategy");
     const TimingFiles files = read_timing(command.timing);
-    const MeshLinks links = files.links_of(world.plan.input().mesh, world.topology.local_world_size);
+    const MeshLinks links = files.links_of(world.plan.input(), world.topology.local_world_size);
     const SimulatedWorld simulated =
         value_or_throw(simulate_world(world.plan, files.profile, links, options_of(command)));
     const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "runtime/base/status.h"
+#include "sharding/timing/outer_cost.h"
 #include "sharding/timing/step_clock.h"
 
 namespace tessera {
@@ -10,6 +11,11 @@ namespace {
 
 PredictedWire wire_of(const AxisUse& use, double busy_s) {
   return {busy_s + use.own_work_s, use.calls, use.sent_bytes, use.latency_s, use.transfer_s};
+}
+
+PredictedWire operator+(const PredictedWire& a, const PredictedWire& b) {
+  return {a.busy_s + b.busy_s, a.calls + b.calls, a.sent_bytes + b.sent_bytes, a.latency_s + b.latency_s,
+          a.transfer_s + b.transfer_s};
 }
 
 StepBound bound_of(const PredictedStep& step, const StepScript& script) {
@@ -37,11 +43,6 @@ std::string name_of(StepBound bound) {
 }
 
 absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links) {
-  if (plan.input().outer.makes_outer_steps())
-    return make_error(
-        ExitCode::kConfig,
-        "/sync/type: the time of steps whose replicas meet every now and then is not predicted yet. hint: "
-        "leave \"sync\" out of the strategy, or the links out of the command");
   TESSERA_ASSIGN_OR_RETURN(const StepScript script, script_of_step(plan, profile, links));
   StepClock clock(script, /*replicas=*/1, /*shards=*/1);
   const double start_s = 0;
@@ -59,8 +60,15 @@ absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepPro
   step.agreement_s = times.spent(Spending::kAgreement);
   step.shard = wire_of(script.shard, clock.busy_s(Axis::kShard, 0));
   step.replicate = wire_of(script.replicate, clock.busy_s(Axis::kReplicate, 0));
+  const OuterCost outer = outer_cost(plan, step.seconds, links);
+  step.exposed_outer_s = outer.exposed_s;
+  step.seconds += outer.exposed_s;
+  step.shard = step.shard + outer.shard;
+  step.replicate = step.replicate + outer.replicate;
   step.bound = bound_of(step, script);
   step.left_out = script.left_out;
+  if (plan.input().outer.start_step > 0)
+    step.left_out.push_back("the steps before sync.start_step, which sum gradients over replicas");
   return step;
 }
 

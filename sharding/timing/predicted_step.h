@@ -38,6 +38,7 @@ struct PredictedStep {
   double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
   double exposed_publish_s = 0;    ///< waiting for updated values, behind the update and inside it
   double agreement_s = 0;          ///< the step's agreement on loss and norm
+  double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
   PredictedWire shard, replicate;  ///< the agreement is in neither
   StepBound bound = StepBound::kCompute;
   std::vector<std::string> left_out;  ///< what the plan has and no time was found for; for people
@@ -53,7 +54,8 @@ struct PredictedStep {
 /// **In it**: gathers on demand and ahead of use, with the plan's slots and the choice of which unit loses its slot;
 /// reductions in the background, in shared memory or in the call, with the plan's lags; both on one wire, in fair
 /// shares; a second axis; all-gathers of updated values while the update goes on; microbatches; updates in backward;
-/// fewer bits, PowerSGD and top-k by their bytes; one copy in shared memory.
+/// fewer bits, PowerSGD and top-k by their bytes; one copy in shared memory; outer steps (outer_cost.h), as those make them that come
+/// after sync.start_step.
 ///
 /// **Not in it**: disks; the exchange of matrices (`left_out` says so); saves, commits and broadcasts of buffers; what
 /// ranks compute for compressed gradients; a wire that both axes share, or that another job uses; operators that read

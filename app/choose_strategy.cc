@@ -59,6 +59,7 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
           if (compression.gradients != like.compression.gradients && gets_whole_sums(candidate))
             candidate.compression.sums = WireForm::kInt8;
           candidate.prefetch = prefetch;
+          if (prefetch != like.prefetch) candidate.prefetch_bytes = 0;
           if (!gathers_by_unit(kind)) break;
         }
       }
@@ -115,6 +116,10 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
   return tried;
 }
 
+std::string text_of_prefetch(const Strategy& strategy) {
+  return strategy.prefetch_bytes > 0 ? format_bytes(strategy.prefetch_bytes) : std::to_string(strategy.prefetch);
+}
+
 std::string to_text(std::span<const TriedStrategy> tried) {
   using Align = TextTable::Align;
   constexpr std::size_t kMost = 12;
@@ -129,8 +134,7 @@ std::string to_text(std::span<const TriedStrategy> tried) {
                    {"fits"}});
   for (const TriedStrategy& each : tried.first(std::min(kMost, tried.size()))) {
     const Strategy& strategy = each.strategy;
-    table.add_row({name_of(strategy.strategy),
-                   gathers_by_unit(strategy.strategy) ? std::to_string(strategy.prefetch) : "",
+    table.add_row({name_of(strategy.strategy), gathers_by_unit(strategy.strategy) ? text_of_prefetch(strategy) : "",
                    std::to_string(strategy.gradient_accumulation), text_of(strategy.compression),
                    number_text(each.step.seconds, "%.4f"), number_text(each.seconds_a_microbatch(), "%.4f"),
                    format_bytes(each.bytes), name_of(each.step.bound), each.fits ? "yes" : "no"});

@@ -233,7 +233,7 @@ void Engine::State::set_up() {
       if (strategy.check.values) checks->accept(unit);
     });
   }
-  log.emplace(static_cast<std::size_t>(strategy.prefetch) + 1);
+  log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records) shards.emplace(memory.parameter_records);
     residency.emplace(

@@ -1,5 +1,7 @@
 // DeepSpeed: "zero_optimization", but for offload.
 
+#include <algorithm>
+
 #include "app/import/import_formats.h"
 
 namespace tessera::app {
@@ -54,7 +56,12 @@ void prefetch_size(ImportSession& session, const ConfigKey& key) {
     session.put(key, "/prefetch", 0);
     return;
   }
-  session.ignored(key, "Tessera counts units, not elements: prefetch says how many are gathered ahead, and is 1");
+  const std::optional<std::int64_t> elements = integer_of(*key.node);
+  if (!elements)
+    return session.ignored(key, "prefetch says how many units are gathered ahead, and is 1; or prefetch_bytes does");
+  const bool is_narrow = deepspeed_trains_in(session, "bf16") || deepspeed_trains_in(session, "fp16");
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  session.put(key, "/prefetch_bytes", std::min(*elements, kMost) * (is_narrow ? 2 : 4));
 }
 
 ImportRow zero_ignores(const std::string& name, const std::string& why) { return ignores(kZero + name, why); }
@@ -101,7 +108,8 @@ std::vector<ImportRow> stage3_rows() {
     rows = std::move(rows) +
            std::vector<ImportRow>{
                by_rule(kZero + prefix + "prefetch_bucket_size",
-                       "0: `prefetch` 0; else ignored, as `prefetch` counts units", prefetch_size),
+                       "0: `prefetch` 0; a number of elements: `prefetch_bytes`, what they take; \"auto\": ignored",
+                       prefetch_size),
                zero_ignores(prefix + "param_persistence_threshold",
                             "small parameters belong to a unit as others do, and cost no call of their own"),
                zero_ignores(prefix + "model_persistence_threshold",

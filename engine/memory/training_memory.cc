@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -424,6 +426,15 @@ bool has_method(const CompressionConfig& compression) {
   return method_kind(compression) != MethodKind::kNone || compression.hook;
 }
 
+/// PlanInput::prefetch.
+std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
+  if (strategy.prefetch_bytes == 0) return strategy.prefetch;
+  std::int64_t largest = 1;
+  for (const UnitShape& unit : units.subspan(1)) largest = std::max(largest, unit.gathered_bytes());
+  return std::clamp<std::int64_t>(strategy.prefetch_bytes / largest, 1,
+                                  std::max<std::int64_t>(std::ssize(units) - 1, 1));
+}
+
 }  // namespace
 
 bool compresses(const CompressionConfig& compression) {
@@ -449,7 +460,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.is_queued = scene.is_queued;
   input.reduces_in_background = scene.reduces_in_background;
   input.reductions_ahead = strategy.reductions_ahead;
-  input.prefetch = strategy.prefetch;
+  input.prefetch = units_ahead(strategy, input.units);
   input.reduce = strategy.mixed_precision.reduce;
   input.accumulation = strategy.gradient_accumulation;
   input.sync = strategy.gradient_sync;

@@ -339,6 +339,8 @@ struct Strategy {
   MeshConfig mesh;
   UnitsConfig units;
   std::int64_t prefetch = 1;  ///< units gathered ahead of use
+  std::int64_t prefetch_bytes =
+      0;  ///< above 0, in place of `prefetch`: as many units as hold so many bytes, and one at least
   /// Units whose reductions are under way while gradients of others are made; empty: as many as the transport has use for.
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< ranks of one host hold one copy of sharded parameters together, and gather nothing

@@ -88,6 +88,17 @@ std::vector<StrategyKey> sharding_keys() {
        .example_json = "2",
        .doc = "At most so many units are gathered ahead of their use.",
        .cost = "Memory: one more gathered unit each."},
+      {.pointer = "/prefetch_bytes",
+       .field = bytes_field(AT(prefetch_bytes)),
+       .range = {0, 4611686018427387904.0},
+       .unit = "bytes",
+       .default_json = "0",
+       .example_json = R"("64MiB")",
+       .doc =
+           "Above 0, in place of prefetch: units are gathered ahead as long as they hold no more than so many bytes, "
+           "counted as if each were as large as the largest but the root; one at least.",
+       .cost = "Memory: so much more, and a unit.",
+       .only_if = {"prefetch 1", {"/prefetch"}, [](const Strategy& s) { return s.prefetch == 1; }}},
       {.pointer = "/reductions_ahead",
        .field = optional_integer_field(AT(reductions_ahead)),
        .range = {0, 16},

@@ -68,7 +68,7 @@ const BadFile kSyntax[] = {
     {"LoneSurrogate", "{\"strategy\": \"\\ud800\"}",
      R"(s.json:1:14: /: not JSON: in value: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF)"},
     {"NotAnObject", "[1, 2]",
-     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm), got a list of 2)"},
+     R"(s.json:1:1: /: must be an object (keys: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm), got a list of 2)"},
     {"DuplicateKeys", "{\"prefetch\": 1,\n \"optimizer\": {\"lr\": 1, \"lr\": 2},\n \"prefetch\": 1}",
      R"(s.json:2:25: /optimizer/lr: given twice; first given at 2:16)"
      "\n"
@@ -92,7 +92,7 @@ const BadFile kValues[] = {
     {"UnknownKeyWithoutGuess", R"({"memory": {"zzz": 1}})",
      R"(s.json:1:13: /memory/zzz: unknown key; known here: limit, tensor_heap)"},
     {"KeysAreEscaped", "{\"a/b~c\\n\": 1}",
-     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm)"},
+     R"(s.json:1:2: /a~1b~0c\n: unknown key; known here: strategy, mesh, units, prefetch, prefetch_bytes, reductions_ahead, host_sharing, mixed_precision, gradient_accumulation, gradient_sync, gradient_clipping, gradient_clip_value, broadcast_buffers, optimizer, ema, lr_schedule, offload, compression, checkpoint, on_spike, durable, sync, memory, check, comm)"},
     {"NotAvailableYet", R"({"prefetch": 1, "reproducible": true})",
      R"(s.json:1:17: /reproducible: not available in this version (the same bits on any number of ranks); leave it out)"},
     {"UnknownChoice", R"({"strategy": "FULL_SHRAD", "comm": {"transport": "mpi"}})",

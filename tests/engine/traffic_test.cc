@@ -65,6 +65,29 @@ TEST(Traffic, CollectivesAreCountedAndPlannedExactly) {
   }
 }
 
+TEST(Traffic, APrefetchOfBytesIsOneOfAsManyOfTheLargestUnitsAsFit) {
+  constexpr std::int64_t kBlocks = 5;
+  const auto with = [&](std::int64_t prefetch, std::int64_t bytes) {
+    Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    strategy.prefetch = prefetch;
+    strategy.prefetch_bytes = bytes;
+    MemoryUse use;
+    TrafficCounts traffic;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy, {.blocks = kBlocks});
+      for (std::size_t i = 0; i < 3; ++i) session.train(i);
+      if (mesh.rank() == 0) use = session.engine.plan().use, traffic = session.engine.traffic();
+    });
+    return std::pair(use[MemoryCategory::kSlots], traffic.prefetched_gathers);
+  };
+  const std::int64_t block = with(2, 0).first - with(1, 0).first;
+  ASSERT_GT(block, 0);
+  EXPECT_EQ(with(1, 1), with(1, 0));
+  EXPECT_EQ(with(1, 2 * block - 1), with(1, 0));
+  EXPECT_EQ(with(1, 2 * block), with(2, 0));
+  EXPECT_EQ(with(1, std::int64_t{1} << 60), with(kBlocks, 0));
+}
+
 // Backward completes the last block first. A rank that has not begun to keeps the other from waiting for a reduction only
 // when that is MemoryPlan::reduction_lag() units ahead.
 TEST(Traffic, ARankRunsAheadOfAnotherByTheLagOfThePlan) {

@@ -281,7 +281,8 @@ int run_bench_overhead(const BenchCommand& command) {
 
 int run_bench_overlap(const BenchCommand& command) {
   return run_table("overlap", command, [&](const Mesh& mesh) {
-    OverlapStudyOptions options{.compute_s = command.compute_s};
+    OverlapStudyOptions options{
+        .units = command.units, .unit_numel = (24 << 20) / command.units, .compute_s = command.compute_s};
     if (command.quick) options = {.units = 3, .unit_numel = 1 << 12, .compute_s = 0.01, .rounds = 1};
     return study_overlap(mesh, options);
   });

@@ -35,6 +35,10 @@ int launch_ranks(const std::string& section, const BenchCommand& command) {
   add("--csv", command.csv);
   add("--cifar10", command.cifar10);
   add("--transport", command.transport);
+  if (section == "overlap") {
+    add("--compute", std::to_string(command.compute_s));
+    add("--units", std::to_string(command.units));
+  }
   return launch(launching);
 }
 

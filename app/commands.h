@@ -152,6 +152,7 @@ struct BenchCommand {
   std::string fit_file;                             ///< gets the fit (collectives); empty: none
   bool fit = false;                                 ///< the ways over a network, and a fit of their costs (collectives)
   double compute_s = 0.6;                           ///< of a step (overlap)
+  int units = 8;                                    ///< of the model (overlap)
   bool gpu = false;                                 ///< the optimizer's step on the GPU
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)

@@ -400,6 +400,9 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   overlap->add_option("--compute", bench.compute_s, "seconds of compute in a step")
       ->check(CLI::Range(0.001, 60.0))
       ->capture_default_str();
+  overlap->add_option("--units", bench.units, "units of equal size, of 24 Mi parameters together")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
   for (CLI::App* each : {collectives, checkpoint, buckets, step, memory, overhead, overlap}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->transform(integer_from(1, kMostLaunched))

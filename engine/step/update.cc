@@ -13,17 +13,11 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
                const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind)
     : units_(units),
       learning_rates_(strategy.optimizer),
-      averages_(strategy.ema.decay > 0.0),
+      elements_(strategy, own_rules, learning_rates_),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       gradients_(memory.gradient_records.get()),
       publisher_(plan, axes, behind) {
-  static_assert(FlatParameter::kNoGroup + 1 == 0);
-  const auto add = [&](const OptimizerConfig& config) {
-    optimizers_.push_back(make_optimizer(config, strategy.ema, own_rules));
-  };
-  add(strategy.optimizer);
-  for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
   if (adapts_layers(strategy.optimizer.type)) layers_.emplace(units, strategy, plan, axes);
   if (!plan.matrices().batches().empty()) {
     matrices_.emplace(units, strategy, plan, axes, memory, make_tensor_rule(strategy.optimizer, own_rules));
@@ -150,7 +144,7 @@ void Update::make_directions(const Rates& rates) {
   for (std::size_t g = first_of_matrices_; g < groups_.size(); ++g) {
     const FlatGroup& flat = *groups_[g].group;
     const auto visit = [&](const OptimizerSlice& slice, const Run& run) {
-      if (run.is_updated) matrices_->make_directions(flat, slice, scalars_of(rates, run), run.group);
+      if (run.is_updated) matrices_->make_directions(flat, slice, elements_.scalars_of(rates, run), run.group);
     };
     visit_runs_of(groups_[g], StateUse::kUpdateStates, visit, StateKind::kMastersAndStates);
   }
@@ -159,7 +153,7 @@ void Update::make_directions(const Rates& rates) {
 MatrixUpdate::Numbers Update::numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const {
   const auto [parameter, group] = dealt_[matrix];
   const Run run{{}, steps_[parameter], group};
-  return {used[parameter] != 0, scalars_of(rates, run), learning_rates_.of(rates.lr, group)};
+  return {used[parameter] != 0, elements_.scalars_of(rates, run), learning_rates_.of(rates.lr, group)};
 }
 
 /// Forward to measure, and backward to step: what lies on disk and was used last is used first.
@@ -169,7 +163,7 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
   for (const Group& group : groups_) {
     layers_->begin(*group.group);
     visit_runs_of(group, layers_->first_use(), [&](const OptimizerSlice& slice, const Run& run) {
-      if (run.is_updated) layers_->measure(*group.group, slice, scalars_of(rates, run), run.group);
+      if (run.is_updated) layers_->measure(*group.group, slice, elements_.scalars_of(rates, run), run.group);
     });
   }
   layers_->agree(squares, rates.gradient_scale);
@@ -180,7 +174,7 @@ void Update::update_layerwise(const Rates& rates, std::span<const double> square
     const FlatGroup& flat = *groups_[g].group;
     visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) {
       if (!run.is_updated) return optimizer_of(flat, run).average(slice);
-      layers_->step(flat, slice, scalars_of(rates, run), run.group);
+      layers_->step(flat, slice, elements_.scalars_of(rates, run), run.group);
     });
   });
   end_pass();
@@ -264,31 +258,9 @@ void Update::in_direction(std::size_t begin, std::size_t end, const Visit& visit
   for (std::size_t i = begin; i < end; ++i) visit(direction_ == Direction::kForward ? i : end - 1 - (i - begin));
 }
 
-/// Neighbours that have taken part in equally many steps are one run, with the padding up to the next run. `used`: of the group's
-/// parameters, and more.
 void Update::find_runs(Group& group, std::span<const char> used) {
-  const FlatGroup& flat = *group.group;
-  const std::size_t count = flat.parameters.size();
-  std::int64_t* const steps = steps_.data() + group.first_parameter;
-  const std::span<const char> takes_part = used.first(count);
-  for (std::size_t i = 0; i < count; ++i) steps[i] += takes_part[i] ? 1 : 0;
-  const auto is_visited = [&](std::size_t i) { return takes_part[i] || (averages_ && steps[i] > 0); };
-  const auto goes_with = [&](std::size_t i, std::size_t j) {
-    return is_visited(i) && is_visited(j) && takes_part[i] == takes_part[j] && steps[i] == steps[j] &&
-           flat.parameters[i].group == flat.parameters[j].group;
-  };
   group.begin = runs_.size();
-  for (std::size_t i = 0; i < count;) {
-    std::size_t end = i + 1;
-    while (end < count && goes_with(i, end)) ++end;
-    const std::int64_t begin = i == 0 ? 0 : flat.layout.extent(i).offset;
-    const std::int64_t next = end == count ? flat.layout.numel() : flat.layout.extent(end).offset;
-    const Extent run = intersect({begin, next - begin}, flat.optimizer_part);
-    if (is_visited(i) && run.numel > 0) {
-      runs_.push_back({run, steps[i], flat.parameters[i].group, takes_part[i] != 0});
-    }
-    i = end;
-  }
+  elements_.find_runs(*group.group, group.group->optimizer_part, used, steps_.data() + group.first_parameter, runs_);
   group.end = runs_.size();
 }
 
@@ -342,19 +314,11 @@ void Update::read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& c
 }
 
 const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {
-  if (group.matrices.empty()) return *optimizers_[run.group + 1];
-  return matrices_->optimizer_of(run.group);
-}
-
-StepScalars Update::scalars_of(const Rates& rates, const Run& run) const {
-  const double lr = learning_rates_.of(rates.lr, run.group);
-  return {rates.gradient_scale, rates.clip_value, static_cast<float>(lr), run.step};
+  return group.matrices.empty() ? elements_.optimizer_of(run) : matrices_->optimizer_of(run.group);
 }
 
 void Update::update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const {
-  const Optimizer& optimizer = optimizer_of(group, run);
-  if (!run.is_updated) return optimizer.average(slice);
-  optimizer.step(scalars_of(rates, run), slice);
+  elements_.update(optimizer_of(group, run), slice, rates, run);
 }
 
 }  // namespace tessera

@@ -11,10 +11,10 @@
 #include "engine/memory/state_records.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/element_update.h"
 #include "engine/step/layerwise_update.h"
 #include "engine/step/learning_rates.h"
 #include "engine/step/matrix_update.h"
-#include "engine/step/own_optimizer.h"
 #include "engine/step/publisher.h"
 #include "optim/optimizer.h"
 #include "sharding/unit.h"
@@ -35,12 +35,7 @@ class Update {
   Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
          const MeshAxes& axes, const TrainingMemory& memory, const OwnRules& own_rules, Publication* behind);
 
-  /// What every element's update depends on beside its own values.
-  struct Rates {
-    float gradient_scale = 1.0F;
-    float clip_value = 0.0F;  ///< StepScalars::clip_value
-    double lr = 0.0;          ///< what the schedule makes of everybody's
-  };
+  using Rates = UpdateRates;
 
   LearningRates& learning_rates() { return learning_rates_; }
   const LearningRates& learning_rates() const { return learning_rates_; }
@@ -70,14 +65,7 @@ class Update {
   double communication_seconds() const;
 
  private:
-  /// A run of elements that have taken part in equally many steps, and are updated with the same numbers. Or that this step
-  /// leaves alone, though their average goes on.
-  struct Run {
-    Extent extent;
-    std::int64_t step = 0;                        ///< this one, counted from 1
-    std::size_t group = FlatParameter::kNoGroup;  ///< FlatParameter::group
-    bool is_updated = true;
-  };
+  using Run = UpdateRun;
   struct Group {
     FlatGroup* group = nullptr;
     std::size_t first_parameter = 0;                 ///< among all trainable ones
@@ -109,26 +97,24 @@ class Update {
   void begin_gradients();
   void hold_gradients(const Group& group);
   void let_gradients_go();
-  StepScalars scalars_of(const Rates& rates, const Run& run) const;
-  void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
   void update_layerwise(const Rates& rates, std::span<const double> squares);
   void update_elements(const Rates& rates);
   void update_with_matrices(const Rates& rates, const std::vector<char>& used);
   void make_directions(const Rates& rates);
   MatrixUpdate::Numbers numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const;
   const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
+  void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
   template <class Visit>
   void in_direction(std::size_t begin, std::size_t end, const Visit& visit) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< of what is in no group, then of each group
-  std::optional<MatrixUpdate> matrices_;                ///< of groups of matrices, where there are some
-  std::optional<LayerwiseUpdate> layers_;               ///< lamb, lars
   LearningRates learning_rates_;
-  const bool averages_;         ///< strategy.ema
-  std::array<Pass, 2> passes_;  ///< records are null where there are none
-  GradientRecords* gradients_;  ///< likewise
-  Unit* held_ = nullptr;        ///< whose gradients are open
+  ElementUpdate elements_;
+  std::optional<MatrixUpdate> matrices_;   ///< of groups of matrices, where there are some
+  std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
+  std::array<Pass, 2> passes_;             ///< records are null where there are none
+  GradientRecords* gradients_;             ///< likewise
+  Unit* held_ = nullptr;                   ///< whose gradients are open
   Publisher publisher_;
   std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   std::vector<Group> groups_;               ///< trainable, in unit order, but those of matrices behind all others

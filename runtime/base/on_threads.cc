@@ -1,4 +1,4 @@
-#include "engine/init/on_threads.h"
+#include "runtime/base/on_threads.h"
 
 #include <algorithm>
 #include <atomic>

@@ -132,6 +132,7 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
                   {"durable_bytes", plan.disk().durable_bytes},
                   {"written_in_commit", plan.disk().written_in_commit}};
   json["streamed_bytes"] = plan.streamed_bytes();
+  json["host_step"] = {{"to_host", plan.host_step().to_host}, {"to_gpu", plan.host_step().to_gpu}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {
     json["units"].push_back({{"name", unit.name},

@@ -97,6 +97,8 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"disk_bytes_read", traffic.disk_bytes_read - before_.disk_bytes_read},
           {"disk_bytes_written", traffic.disk_bytes_written - before_.disk_bytes_written},
           {"streamed_bytes", traffic.streamed_bytes - before_.streamed_bytes},
+          {"bytes_to_host", traffic.host_step.to_host - before_.host_step.to_host},
+          {"bytes_to_gpu", traffic.host_step.to_gpu - before_.host_step.to_gpu},
           {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
 }
 

@@ -176,7 +176,7 @@ void Engine::zero_grad() {
 const Strategy& Engine::strategy() const { return state_->strategy; }
 PlannedMemory Engine::plan() const {
   const MemoryPlan& plan = state_->plan;
-  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.to_table()};
+  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.host_step(), plan.to_table()};
 }
 MemoryUse Engine::allocated() const { return state_->allocated(State::When::kNow); }
 void Engine::check() const {
@@ -244,6 +244,7 @@ TrafficCounts Engine::traffic() const {
   if (memory.state_records) add(memory.state_records->counters());
   if (memory.gradient_records) add(memory.gradient_records->counters());
   counts.streamed_bytes = state_->step ? state_->step->streamed_bytes() : 0;
+  if (state_->step) counts.host_step = state_->step->host_step();
   if (state_->activations) {
     const ActivationCounts disk = state_->activations->counts();
     counts.disk_bytes_read += disk.disk_bytes_read;
@@ -307,7 +308,7 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own) {
   const MemoryPlan plan = plan_in_detail(module, strategy, topology, own);
-  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.to_table()};
+  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.host_step(), plan.to_table()};
 }
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include "engine/same_start.h"
 #include "engine/step/cpu_step.h"
 #include "engine/step/gather_order.h"
+#include "engine/step/offloaded_step.h"
 #include "engine/step/outer_steps.h"
 #include "engine/step/own_optimizer.h"
 #include "engine/step/queued_step.h"
@@ -176,9 +177,10 @@ void Engine::State::set_up() {
   if (strategy.checkpoint.async) save_group = value_or_throw(groups_of(mesh).world("checkpoint"));
   shares_memory = !device.is_queued && axes.gather->shares_memory();
   const bool in_background = axes.reduce->reduces_in_background() || axes.replicate->reduces_in_background();
-  const PlanScene scene{
+  PlanScene scene{
       planned_position(sync, position),  shares_memory, device.is_queued, in_background, axes.reduce->compressed_part(),
       axes.replicate->compressed_part(), sync,          shape.replicate};
+  scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, accelerator, *whole.control);
   plan = make_plan(units, strategy, scene, *optimizer);
   if (mesh.rank() == 0) report_plan();
   check_memory_limit(plan, strategy, shares_memory);
@@ -221,6 +223,7 @@ void Engine::State::set_up() {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
                                      publication ? &*publication : nullptr);
   }
+  if (plan.steps_on_host()) reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (sync.makes_outer_steps()) {
     outer = std::make_unique<OuterSteps>(units, plan, axes, whole.replicate);
     memory_use[MemoryCategory::kOptimizer] += outer->memory_bytes();

@@ -191,6 +191,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0;
   entry.gradients.take(group, parameter, gradient, bucket_of(entry, group), is_usual_bucket);
   gradient.reset();
+  if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
   if (!entry.gradients.is_complete()) return;
   entry.gradients.flush();
   if (accumulates() || was_ready) return;
@@ -198,6 +199,18 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
   completed_.push_back(entry.unit->index);
   launch_ready();
+}
+
+/// Where nothing is reduced a unit is told of when as many gradients have come as it has parameters, and at the end of the round if
+/// others have come than that.
+void Reducer::tell(Entry& entry) {
+  if (!on_reduced_) return;
+  if (is_alone_in_place()) {
+    if (entry.told > 0 && entry.told == entry.taken) return;
+    entry.gradients.flush();
+    entry.told = entry.taken;
+  }
+  on_reduced_(*entry.unit);
 }
 
 void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const {
@@ -540,6 +553,7 @@ void Reducer::advance(GroupReduction& reduction) {
 
 void Reducer::complete(UnitReduction& reduction) {
   for (GroupReduction& group : reduction.groups) complete(group);
+  tell(*reduction.entry);
   if (updates_in_backward()) hand_over(reduction);
   if (memory_.store) memory_.store->close(*reduction.entry->unit, /*changed=*/true);
   reduction.groups.clear();
@@ -595,9 +609,11 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
 void Reducer::finish(bool reduce_now) {
   if (accumulates()) {
     for (Entry& entry : entries_) entry.gradients.flush();
-    if (!reduce_now) return;
-    for (int index : order_) reduce(entries_[index]);
-    end_reductions();
+    if (reduce_now) {
+      for (int index : order_) reduce(entries_[index]);
+      end_reductions();
+    }
+    for (Entry& entry : entries_) entry.taken = entry.told = 0;
     return;
   }
   // What is left, in order; a unit without a gradient takes part with zeros.
@@ -664,6 +680,7 @@ void Reducer::reset() {
         feedback.method->begin_step(0);  // what follows is a step's first, also where it has the same number
     }
     entry.has_sum = false;
+    entry.taken = entry.told = 0;
     entry.gradients.reset();
   }
 }

@@ -65,6 +65,10 @@ class Reducer {
   /// whether any rank used it; `ranks_agree`: all ranks of the shard axis gave the same digest (`begin_round`).
   using OnSummed = std::function<void(Unit& unit, std::span<const char> used, bool ranks_agree)>;
 
+  /// A unit whose sum of this round is there, or queued where work is: FlatGroup::gradient of its groups. Once more where a gradient comes
+  /// after that.
+  using OnReduced = std::function<void(const Unit& unit)>;
+
   /// Memory of the plan, on `device`: buckets and, where units are updated in backward, sums are shared with peers.
   struct Memory {
     Arena buckets, scratch, sums;
@@ -81,6 +85,9 @@ class Reducer {
 
   /// Who updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
+
+  /// Who is told of sums.
+  void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
 
   /// A program's rule makes the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook);
@@ -146,6 +153,8 @@ class Reducer {
     std::vector<Feedback> feedback;  ///< [group]
     bool reduced = false;            ///< this round
     bool has_sum = false;            ///< gradient holds a sum since reset, or will
+    std::int64_t taken = 0,
+                 told = 0;  ///< gradients of this round, where nothing is reduced; those of which `on_reduced` was told
   };
   class Accumulation;
   struct GroupReduction;
@@ -176,6 +185,7 @@ class Reducer {
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.
   std::byte* bucket_of(const Entry& entry, const FlatGroup& group) const;
   void launch_ready();
+  void tell(Entry& entry);
   void reduce_late();
   std::vector<char> late_anywhere() const;
   void note_overflow(const Arena& arena);
@@ -203,6 +213,7 @@ class Reducer {
   Memory memory_;
   UnitSlots buckets_, sums_;
   OnSummed on_summed_;
+  OnReduced on_reduced_;
   std::uint64_t digest_ = 0;
   std::vector<int> order_;      ///< unit indices
   std::vector<int> completed_;  ///< of this round, in this rank's order

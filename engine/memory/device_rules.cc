@@ -35,6 +35,14 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
            "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
            "leave it out");
   }
+  const bool on_host = offload.masters.tier == Tier::kHost || offload.moments.tier == Tier::kHost;
+  if (offload.step == OffloadedStep::kCpu && !on_host) {
+    throw Error(
+        ExitCode::kConfig,
+        "/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory; those in files "
+        "the GPU updates, and those in its own memory. hint: give masters and moments the tier \"host\", or leave it "
+        "out");
+  }
   if (!is_gpu) return;
   if (offload.parameters.tier != Tier::kMemory) {
     refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "

@@ -196,9 +196,13 @@ StateView states_in_memory(const FlatGroup& group) {
   return view_of_memory(group, {group.optimizer_part.offset, group.records.before_records()});
 }
 
-StateView states_in_record(const FlatGroup& group, std::int64_t chunk, std::byte* bytes) {
+Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk) {
   const Extent place = group.records.chunk(chunk);
-  StateView view = view_of_memory(group, {group.optimizer_part.offset + place.offset, place.numel});
+  return {group.optimizer_part.offset + place.offset, place.numel};
+}
+
+StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes) {
+  StateView view = view_of_memory(group, run);
   point_into_record(view, group, chunk, bytes, group.device);
   return view;
 }

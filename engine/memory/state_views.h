@@ -59,8 +59,11 @@ std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slic
 /// The first elements of a group's optimizer part, which lie in memory: all of them where it has no records.
 StateView states_in_memory(const FlatGroup& group);
 
-/// A chunk of the optimizer part that has a record, which begins at `bytes`: on the device that trains, where it was brought to.
-/// `chunk`: RecordLayout::first_record to chunks.
-StateView states_in_record(const FlatGroup& group, std::int64_t chunk, std::byte* bytes);
+/// The elements of the optimizer part that a chunk has, as a run of the flat buffer.
+Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
+
+/// `run`, some elements of a chunk that has a record, which begins at `bytes`: where it lies, or on the device that trains, where it was
+/// brought to. What has no record is where it is. `chunk`: RecordLayout::first_record to chunks.
+StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
 
 }  // namespace tessera

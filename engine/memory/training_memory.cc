@@ -392,6 +392,11 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
   memory.parameter_records = make_parameter_records(plan, units, paths, rank, durable);
   memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
+  memory.records_are_pinned = kernels != nullptr;
+  memory.host_copies_bytes = plan.host_copies_bytes();
+  if (plan.steps_on_host()) {
+    memory.host_copies = pinned_memory_of(*kernels, rank)(static_cast<std::size_t>(memory.host_copies_bytes));
+  }
   memory.gradient_records = make_gradient_records(plan, units, paths, rank);
   if (durable) durable->take_memory(memory, plan, units);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
@@ -412,14 +417,24 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kFeedback] = feedback.bytes();
   use[MemoryCategory::kRecords] = record_slots.bytes();
   if (parameter_records) use[MemoryCategory::kRecords] += parameter_records->memory_bytes();
-  const bool on_host = record_slots.bytes() > 0;
   if (state_records)
-    use[on_host ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += state_records->memory_bytes();
+    use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += state_records->memory_bytes();
+  use[MemoryCategory::kHostRecords] += host_copies_bytes;
   if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
   return use;
 }
 
 namespace {
+
+/// The CPU updates what lies in the host's memory, and nothing else.
+void expect_whole_records(const MemoryPlan& plan) {
+  if (plan.has_whole_records()) return;
+  throw Error(
+      ExitCode::kConfig,
+      "/offload/step: \"cpu\" updates elements whose masters and moments both lie in the host's memory, and here "
+      "some have one of them there and the other on the GPU. hint: give masters and moments the tier \"host\" and "
+      "one fraction, or take \"gpu\"");
+}
 
 /// A GradientMethod makes the sums.
 bool has_method(const CompressionConfig& compression) {
@@ -476,6 +491,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.first_pass_moves_states = type == OptimizerType::kLamb;
   input.offload = strategy.offload;
   input.offload.paths.clear();
+  if (scene.offloaded_step) input.offload.step = *scene.offloaded_step;
   input.updates_in_backward = strategy.optimizer.in_backward;
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
@@ -486,7 +502,15 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     if (axes != CompressedAxes::kShard) input.compressed_replicate_part = scene.replicate_compressed_part;
   }
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
-  return MemoryPlan(with_tiers_chosen(std::move(input), strategy.memory.limit_bytes));
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  MemoryPlan plan(with_tiers_chosen(std::move(input), limit));
+  if (plan.steps_on_host()) expect_whole_records(plan);
+  const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
+  if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.has_whole_records()) return plan;
+  PlanInput on_cpu = plan.input();  // which needs less memory of the GPU
+  on_cpu.offload.step = OffloadedStep::kCpu;
+  MemoryPlan smaller(std::move(on_cpu));
+  return smaller.use().limited() <= limit ? smaller : plan;
 }
 
 void store_parameters(Unit& unit, Collectives& control) {

@@ -25,6 +25,10 @@ struct TrainingMemory {
   Arena feedback;      ///< MemoryCategory::kFeedback
   Arena checkpoint;    ///< of the host: what an asynchronous save writes
   Arena record_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)
+  /// Of its host, pinned: MemoryPlan::host_copies_bytes; null where nothing is updated there.
+  std::shared_ptr<std::byte> host_copies;
+  std::int64_t host_copies_bytes = 0;
+  bool records_are_pinned = false;                    ///< those of states lie in the host's memory for its GPU
   std::shared_ptr<StateRecords> parameter_records;    ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;        ///< and no masters and states
   std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients
@@ -49,8 +53,9 @@ struct PlanScene {
   bool reduces_in_background = false;  ///< PlanInput::reduces_in_background
   /// Of each axis's group: Collectives::compressed_part.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
-  SyncConfig sync = {};  ///< in effect; then `mesh` is that of a replica
-  int replicas = 1;      ///< PlanInput::replicas, where there are outer steps
+  SyncConfig sync = {};                              ///< in effect; then `mesh` is that of a replica
+  int replicas = 1;                                  ///< PlanInput::replicas, where there are outer steps
+  std::optional<OffloadedStep> offloaded_step = {};  ///< what OffloadConfig::step "auto" was measured to be
 };
 /// Whether gradients go over a network in another form than they have.
 bool compresses(const CompressionConfig& compression);

@@ -29,7 +29,7 @@ const RuleOptimizer& rules_of(const Optimizer& optimizer) {
 }
 
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
-  if (!memory.state_records) return nullptr;
+  if (!memory.state_records || plan.steps_on_host()) return nullptr;
   const RecordPool& pool = plan.state_records();
   const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots};
   return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
@@ -78,6 +78,10 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   fill_tables();
   fill_group_numbers();
   plan_norm();
+  if (plan.steps_on_host()) {
+    host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels_, rates_);
+    direction_ = Direction::kBackward;  // in which gradients come
+  }
   if (stream_ && !stream_->are_in_files()) report_speed();
 }
 
@@ -222,26 +226,35 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
 }
 
 void QueuedStep::swap_averages() {
-  pass_over_runs([&](const DeviceRun& run) { kernels_.swap_averages(run, tables_); });
+  if (host_) {
+    host_->fetch_parameters();
+    host_->begin(std::vector<char>(parameters_));
+  }
+  pass_over_runs([&](const DeviceRun& run) { kernels_.swap_averages(run, tables_); },
+                 [&](std::size_t group) { host_->swap_averages(group); });
 }
 
-/// Calls `launch(run)` for all runs, each of which lies in the device's memory then, and publishes what became of the groups. Those
-/// in files are gone through in the other direction each time, since the last ones are in memory still.
-template <class Launch>
-void QueuedStep::pass_over_runs(const Launch& launch) {
+/// Calls `launch(run)` for all runs, each of which lies in the device's memory then, or `on_host(group)` for those of a group that the host
+/// updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the last ones
+/// are in memory still.
+template <class Launch, class OnHost>
+void QueuedStep::pass_over_runs(const Launch& launch, const OnHost& on_host) {
   const bool forward = direction_ == Direction::kForward;
   const auto at = [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
     return forward ? i : begin + end - 1 - i;
   };
   announce_records();
   for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const Group& g = groups_[forward ? i : groups_.size() - 1 - i];
+    const std::size_t index = forward ? i : groups_.size() - 1 - i;
+    const Group& g = groups_[index];
     const RecordLayout& records = g.group->records;
     launch(g.run);
-    for (std::int64_t c = records.first_record(); c < records.chunks(); ++c) {
+    if (host_) on_host(index);
+    for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
       const std::int64_t chunk = at(c, records.first_record(), records.chunks());
-      stream_->pass_through(g.group->first_record + chunk - records.first_record(),
-                            [&](std::byte* there) { launch(run_of(g, states_in_record(*g.group, chunk, there))); });
+      stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
+        launch(run_of(g, states_in_record(*g.group, chunk, run_of_chunk(*g.group, chunk), there)));
+      });
     }
     publisher_.publish(*g.group);
   }
@@ -261,9 +274,17 @@ void QueuedStep::announce_records() {
   stream_->begin_pass(order_);
 }
 
-void QueuedStep::expect_update(std::span<const int>) { announce_records(); }
+void QueuedStep::expect_update(std::span<const int>) {
+  announce_records();
+  if (host_) host_->expect(/*sums_of_step=*/true);
+}
+
+void QueuedStep::reduced(const Unit& unit) {
+  if (host_) host_->fetch(unit);
+}
 
 void QueuedStep::forget_losses() {
+  if (host_) host_->expect(/*sums_of_step=*/false);
   const Unrecorded unrecorded;
   loss_.zero_();
 }
@@ -313,12 +334,31 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
   forget_losses();
-  pass_over_runs([&](const DeviceRun& run) { kernels_.update(run, tables_); });
+  const std::optional<UpdateRates> rates = begin_on_host();
+  pass_over_runs([&](const DeviceRun& run) { kernels_.update(run, tables_); },
+                 [&](std::size_t group) {
+                   if (rates) host_->update(group, *rates);
+                 });
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   ++steps_;
   slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_);
   return slot.outcome;
+}
+
+/// Where the host updates: waits for the device's decision, and returns what it is, unless that is to skip the step.
+std::optional<UpdateRates> QueuedStep::begin_on_host() {
+  if (!host_) return std::nullopt;
+  const Span span("wait for the device's decision");
+  host_->fetch_parameters();
+  DeviceDecision decision{};
+  fetch_state(&decision, tables_.decision, sizeof decision, device_.device);
+  throw_if_error(axes_->status());
+  if (decision.is_skipped) return std::nullopt;
+  std::vector<char> used(parameters_);
+  fetch_state(used.data(), tables_.used, static_cast<std::int64_t>(used.size()), device_.device);
+  host_->begin(used);
+  return UpdateRates{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr};
 }
 
 /// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
@@ -383,6 +423,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   decision.applied = progress.applied;
   decision.scaler = progress.scaler;
   write_state(tables_.steps, counts.data(), bytes_of_counts(counts), device_.device);
+  if (host_) host_->resume(counts);
   write_state(tables_.decision, &decision, sizeof decision, device_.device);
   resumed_at_ = progress.applied;
   request_.known_skipped = steps_ = 0;

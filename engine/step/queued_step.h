@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "engine/memory/state_stream.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/host_update.h"
 #include "engine/step/learning_rates.h"
 #include "engine/step/publisher.h"
 #include "engine/step/step.h"
@@ -34,9 +36,10 @@ namespace tessera {
 /// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit.
 ///
 /// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
-/// skipped takes back what it brought. The device alone knows which step that is.
+/// skipped takes back what it brought. The device alone knows which step that is. Or the host updates them where they lie (HostUpdate):
+/// then it waits for the device's decision.
 ///
-/// The host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
+/// Else the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
@@ -47,6 +50,7 @@ class QueuedStep final : public Step {
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
   /// Begins to read the records in files.
   void expect_update(std::span<const int> order) override;
+  void reduced(const Unit& unit) override;
   /// On a GPU no plan has updates in backward (make_plan).
   void update(Unit&, std::span<const char>, bool) override;
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
@@ -66,6 +70,7 @@ class QueuedStep final : public Step {
   /// Unknown here: only the device knows, and StepResult::wait asks it.
   double communication_seconds() const override { return 0; }
   std::int64_t streamed_bytes() const override { return stream_ ? stream_->streamed_bytes() : 0; }
+  HostStepBytes host_step() const override { return host_ ? host_->copied() : HostStepBytes(); }
 
  private:
   struct Group {
@@ -90,8 +95,9 @@ class QueuedStep final : public Step {
   void fill_group_numbers();
   void plan_norm();
   DeviceRun run_of(const Group& group, const StateView& view) const;
-  template <class Launch>
-  void pass_over_runs(const Launch& launch);
+  std::optional<UpdateRates> begin_on_host();
+  template <class Launch, class OnHost>
+  void pass_over_runs(const Launch& launch, const OnHost& on_host);
   void announce_records();
   void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
@@ -115,7 +121,8 @@ class QueuedStep final : public Step {
   LearningRates rates_;
   double* group_lr_ = nullptr;  ///< StepTables::group_lr
   std::vector<Group> groups_;
-  std::unique_ptr<StateStream> stream_;        ///< null where all state is in the device's memory
+  std::unique_ptr<StateStream> stream_;  ///< null where all state is in the device's memory, or updated on the host
+  std::unique_ptr<HostUpdate> host_;     ///< null where no state is updated on the host
   Direction direction_ = Direction::kForward;  ///< of the next pass over records in files
   std::vector<std::int64_t> order_;            ///< of that pass
   std::vector<int> ranks_with_parts_;          ///< whose gradient parts make up the whole, each part once

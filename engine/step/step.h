@@ -49,6 +49,9 @@ class Step {
   /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
   virtual void expect_update(std::span<const int> order) = 0;
 
+  /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later (Reducer::OnReduced).
+  virtual void reduced(const Unit&) {}
+
   /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws tessera::Error: 65
   /// if a gradient is not finite, 70 if ranks gathered units in different orders.
   virtual void update(Unit& unit, std::span<const char> used, bool ranks_agree) = 0;
@@ -87,6 +90,8 @@ class Step {
   virtual double communication_seconds() const = 0;
   /// Of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }
+  /// TrafficCounts::host_step.
+  virtual HostStepBytes host_step() const { return {}; }
 };
 
 }  // namespace tessera

@@ -82,6 +82,7 @@ struct TrafficCounts {
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;  ///< of what lies on disk ("offload"), the set-up included
   double disk_wait_seconds = 0;                              ///< standing still for the disk
   std::int64_t streamed_bytes = 0;  ///< of records that were copied to the GPU to be updated; as many were copied back
+  HostStepBytes host_step;          ///< copied where the host's CPU updated them instead
 };
 
 /// Trains a module under a strategy.

@@ -22,8 +22,8 @@ enum class MemoryCategory {
   kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
   kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations")
   kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
-  kHostRecords,  ///< where a GPU trains: pinned memory of its host. All records with tier "host"; with "nvme" those that are on their
-                 ///< way to the disk or from it, or cached
+  kHostRecords,  ///< where a GPU trains: pinned memory of its host. All records with tier "host", and what gradients and parameters
+  ///< need there if the CPU updates them; with "nvme" those that are on their way to the disk or from it, or cached
 };
 constexpr std::size_t kMemoryCategories = 12;
 std::string name_of(MemoryCategory category);
@@ -50,11 +50,19 @@ struct DiskUse {
   friend bool operator==(const DiskUse&, const DiskUse&) = default;
 };
 
+/// What a step copies between a GPU and its host where the host's CPU updates what lies there (OffloadedStep::kCpu), in bytes.
+struct HostStepBytes {
+  std::int64_t to_host = 0;  ///< sums of gradients, and parameters that hold their masters or half of them
+  std::int64_t to_gpu = 0;   ///< new parameters
+  friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
+};
+
 /// The exact memory plan of one rank (every rank's is equal, since shards are).
 struct PlannedMemory {
   MemoryUse use;
   DiskUse disk;
   std::int64_t streamed_bytes = 0;  ///< of records in host memory that a step copies to its GPU; it copies as many back
+  HostStepBytes host_step;          ///< where the host's CPU updates them instead
   std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
 };
 

@@ -166,8 +166,15 @@ struct OffloadedState {
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
+/// Who updates a GPU's masters and moments that lie in its host's memory. Bits are the same.
+enum class OffloadedStep {
+  kAuto,  ///< "auto": who is faster by what is measured when the Engine is made; the log says it with the figures
+  kCpu,   ///< "cpu": the host's CPU, where they lie. Sums of gradients come there, and new parameters go to the GPU
+  kGpu,   ///< "gpu": each step brings their records to the GPU and takes them back
+};
+
 /// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again. Of a GPU's
-/// state masters and moments can lie there: each step brings their records to the GPU and takes them back.
+/// state masters and moments can lie there.
 struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
@@ -178,6 +185,7 @@ struct OffloadConfig {
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
   std::int64_t queue_depth = 4;         ///< records that are read ahead, and as many that are written behind
   bool verify = false;                  ///< records are hashed, and compared when they come back
+  OffloadedStep step = OffloadedStep::kAuto;  ///< of masters and moments on tier kHost
   /// What forward keeps for backward: kMemory, kHost or kNvme.
   Tier activations = Tier::kMemory;
   std::int64_t activations_min_bytes = 1 << 20;  ///< "min": saved tensors smaller than this stay where they are

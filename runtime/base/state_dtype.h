@@ -60,6 +60,11 @@ constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {
   return parameter == DType::kBF16 ? wanted : MasterKind::kF32;
 }
 
+/// Whether a parameter is its master, or half of it: then an update reads it.
+constexpr bool holds_masters(MasterKind wanted, DType parameter) {
+  return parameter == DType::kF32 || master_kind_of(wanted, parameter) == MasterKind::kSplitBF16;
+}
+
 /// Memory that masters need beside the parameters themselves.
 constexpr std::int64_t master_bytes(MasterKind wanted, DType parameter, std::int64_t numel) {
   if (parameter == DType::kF32) return 0;

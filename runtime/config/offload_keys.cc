@@ -40,10 +40,24 @@ Condition with_records_of_a_size() {
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
 
+bool has_state_on_host(const Strategy& s) {
+  return s.offload.masters.tier == Tier::kHost || s.offload.moments.tier == Tier::kHost;
+}
+
+Condition with_state_on_host() {
+  return {
+      "offload.masters or moments on tier host", {"/offload/masters/tier", "/offload/moments/tier"}, has_state_on_host};
+}
+
+/// What the host's CPU updates stays where it lies.
 Condition with_a_queue() {
-  return {"an offload tier other than memory, but of gradients",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
-          [](const Strategy& s) { return has_state_below(s) || s.offload.activations != Tier::kMemory; }};
+  return {"an offload tier other than memory, but of gradients, and of masters and moments on host with step cpu",
+          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier",
+           "/offload/step"},
+          [](const Strategy& s) {
+            const bool stays = has_state_on_host(s) && s.offload.step == OffloadedStep::kCpu;
+            return (has_state_below(s) && !stays) || s.offload.activations != Tier::kMemory;
+          }};
 }
 
 Condition with_narrow_parameters() {
@@ -86,7 +100,7 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = R"("nvme")",
        .doc = "Where masters lie. Parameters that are fp32 are the masters: they lie where parameters do.",
        .cost = "host, nvme: 2 or 4 bytes a parameter less memory of the device that trains; as many are read and "
-               "written a step, with host over the GPU's bus.",
+               "written a step; with host as offload.step says.",
        .only_if = with_narrow_parameters()},
       {.pointer = "/offload/masters/fraction",
        .field = number_field(AT(offload.masters.fraction)),
@@ -104,7 +118,7 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = R"("nvme")",
        .doc = "Where optimizer states lie.",
        .cost = "host, nvme: with adamw 8 bytes a parameter less memory of the device that trains (fp32), 4 (bf16), 2 "
-               "(8bit); as many are read and written a step, with host over the GPU's bus.",
+               "(8bit); as many are read and written a step; with host as offload.step says.",
        .only_if = with_states()},
       {.pointer = "/offload/moments/fraction",
        .field = number_field(AT(offload.moments.fraction)),
@@ -116,6 +130,19 @@ std::vector<StrategyKey> offload_keys() {
        .only_if = {"offload.moments.tier host or nvme",
                    {"/offload/moments/tier"},
                    [](const Strategy& s) { return takes_fraction(s.offload.moments); }}},
+      {.pointer = "/offload/step",
+       .field = choice_field(AT(offload.step), offloaded_steps()),
+       .default_json = R"("auto")",
+       .example_json = R"("cpu")",
+       .doc = "Who updates masters and moments on tier host. The bits are the same. What stays in the GPU's memory is "
+              "updated there. \"cpu\" needs an element's masters and moments on the same side: both tiers host, with "
+              "one fraction.",
+       .cost =
+           "cpu: of this rank's part on the tier, gradients (4 bytes a parameter) go to the host and new parameters to "
+           "the GPU; fp32 parameters and the upper halves of split masters go to the host too. So much more memory of "
+           "the host is pinned. The GPU needs no records on their way, and waits for the CPU, which updates on as many "
+           "threads as LibTorch has, 8 at most. gpu: masters and moments go there and back.",
+       .only_if = with_state_on_host()},
       {.pointer = "/offload/gradients/tier",
        .field = choice_field(AT(offload.gradients), gradient_tiers()),
        .default_json = R"("memory")",
@@ -171,9 +198,8 @@ std::vector<StrategyKey> offload_keys() {
               "one, or "
               "a piece of an activation.",
        .cost = "Memory: 2 x queue_depth + 1 records, of parameters, of states and of activations each; where a GPU "
-               "trains, so "
-               "many of states in its memory, and with nvme up to 4 x queue_depth + 1 in its host's. Smaller ones cost "
-               "time: a disk is fast from about 1 MiB on.",
+               "trains, so many of states in its memory, unless its host's CPU updates them, and with nvme up to "
+               "4 x queue_depth + 1 in its host's. Smaller ones cost time: a disk is fast from about 1 MiB on.",
        .only_if = with_records_of_a_size()},
       {.pointer = "/offload/cache",
        .field = bytes_field(AT(offload.cache_bytes)),

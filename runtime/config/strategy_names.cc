@@ -163,8 +163,7 @@ const std::vector<Named<Tier>>& tiers() {
 const std::vector<Named<Tier>>& state_tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kHost, "host",
-       "in pinned memory of the host whose GPU trains, brought there for the update and taken back behind it"},
+      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains, updated as offload.step says"},
       {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
       {Tier::kAuto, "auto",
        "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters; when the CPU "
@@ -235,6 +234,19 @@ const std::vector<Named<Tier>>& activation_tiers() {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
       {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
       {Tier::kNvme, "nvme", "in files of offload.paths, when the CPU trains"}};
+  return list;
+}
+
+const std::vector<Named<OffloadedStep>>& offloaded_steps() {
+  static const std::vector<Named<OffloadedStep>> list = {
+      {OffloadedStep::kAuto, "auto",
+       "cpu or gpu: what takes less time by what is measured when the Engine is made, the same on all ranks; the log "
+       "says which, with the figures. gpu where cpu is refused, and cpu where only its plan fits memory.limit. Else a "
+       "plan that is made without the GPU is that of gpu"},
+      {OffloadedStep::kCpu, "cpu",
+       "the host's CPU, with the kernel that the CPU trains with, where they lie. Sums of gradients come to the host "
+       "as soon as they are made, and new parameters go to the GPU"},
+      {OffloadedStep::kGpu, "gpu", "the GPU: each step brings all records there and takes them back"}};
   return list;
 }
 

@@ -31,6 +31,7 @@ const std::vector<Named<Tier>>& tiers();        ///< of parameters
 const std::vector<Named<Tier>>& state_tiers();  ///< of masters and moments
 const std::vector<Named<Tier>>& gradient_tiers();
 const std::vector<Named<Tier>>& activation_tiers();  ///< of OffloadConfig::activations
+const std::vector<Named<OffloadedStep>>& offloaded_steps();
 const std::vector<Named<WireForm>>& wire_forms();
 const std::vector<Named<CompressedAxes>>& compressed_axes();
 const std::vector<Named<SignForm>>& sign_forms();

@@ -339,8 +339,9 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::in
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
   if (bytes.empty()) return {};
   const auto records = static_cast<std::int64_t>(bytes.size());
-  const std::int64_t device_slots = std::min(slots_of_queue(), records);
   const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
+  const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
+  const std::int64_t device_slots = stays ? 0 : std::min(slots_of_queue(), records);
   RecordPool pool;
   if (on_host) {
     pool.records = records;
@@ -353,8 +354,36 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
   pool.device_slots = device_slots;
   use_[MemoryCategory::kRecords] += pool.device_bytes();
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
-  streamed_bytes_ = sum(bytes);
+  if (stays) {
+    plan_host_step();
+  } else {
+    streamed_bytes_ = sum(bytes);
+  }
   return pool;
+}
+
+void MemoryPlan::plan_host_step() {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const RecordLayout records = records_of(group);
+      const std::int64_t numel = records.numel() - records.before_records();
+      const std::int64_t gradients = 4 * numel, parameters = numel * static_cast<std::int64_t>(size_of(group.dtype));
+      host_copies_bytes_ += gradients + parameters;
+      host_step_.to_host += gradients + (holds_masters(input_.master, group.dtype) ? parameters : 0);
+      host_step_.to_gpu += parameters;
+    }
+  }
+  use_[MemoryCategory::kHostRecords] += host_copies_bytes_;
+}
+
+bool MemoryPlan::has_whole_records() const {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (group.trainable && !records_of(group).are_whole()) return false;
+    }
+  }
+  return true;
 }
 
 /// A pass over records reads all but those still in the slots from the last pass, and writes all that it changes. Passes go forward and
@@ -576,6 +605,17 @@ std::string MemoryPlan::to_table() const {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
             " bytes) of " + std::to_string(state_records_.records) + " records of at most " +
             format_bytes(state_records_.record_bytes) + " there, and as much back\n";
+    if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && has_whole_records()) {
+      text +=
+          "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
+          "which needs less memory of the GPU and more of the host\n";
+    }
+  }
+  if (steps_on_host()) {
+    text += "by the CPU of the host: a step copies " + format_bytes(host_step_.to_host) + " (" +
+            std::to_string(host_step_.to_host) + " bytes) there, updates " + std::to_string(state_records_.records) +
+            " records of at most " + format_bytes(state_records_.record_bytes) + ", and copies " +
+            format_bytes(host_step_.to_gpu) + " (" + std::to_string(host_step_.to_gpu) + " bytes) back\n";
   }
   const std::int64_t records = records_on_disk();
   if (records > 0) {

@@ -180,8 +180,15 @@ class MemoryPlan {
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU.
+  /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU, and where the host's CPU updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
+  /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
+  bool steps_on_host() const { return host_copies_bytes_ > 0; }
+  const HostStepBytes& host_step() const { return host_step_; }
+  /// Of its host's pinned memory: gradients of what has records, and parameters of as many elements.
+  std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
+  /// Whether the CPU could: of each element in a record, all of what the optimizer keeps is there.
+  bool has_whole_records() const;
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
   /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }
@@ -218,6 +225,7 @@ class MemoryPlan {
   void plan_outer();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
   RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
+  void plan_host_step();
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
   std::int64_t slots_of_queue() const { return 2 * input_.offload.queue_depth + 1; }
   /// Records that updates go through: those of what is updated element by element, and those of matrices.
@@ -241,6 +249,8 @@ class MemoryPlan {
   RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
   OuterNumel outer_numel_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0;
+  HostStepBytes host_step_;
+  std::int64_t host_copies_bytes_ = 0;
   DiskUse disk_;
 };
 

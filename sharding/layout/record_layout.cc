@@ -31,6 +31,10 @@ RecordLayout::RecordLayout(std::int64_t numel, const TieredState& state)
   put_below(std::min(first_master_, first_state_));
 }
 
+bool RecordLayout::are_whole() const {
+  return state_.master_bytes == 0 || state_.states.size() == 0 || first_master_ == first_state_;
+}
+
 RecordLayout::Record RecordLayout::record(std::int64_t chunk) const {
   const std::int64_t elements = this->chunk(chunk).numel;
   Record record;

@@ -34,6 +34,9 @@ class RecordLayout : public Chunks {
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
+  /// Whether each record has all that is kept of its elements.
+  bool are_whole() const;
+
   /// A piece of a record. `bytes` is 0 where the chunk keeps it in memory, or does not have it.
   struct Piece {
     std::int64_t offset = 0, bytes = 0;

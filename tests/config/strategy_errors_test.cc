@@ -328,6 +328,15 @@ const BadFile kCombinations[] = {
 INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombinations),
                          [](const auto& info) { return std::string(info.param.name); });
 
+const BadFile kOffloadedSteps[] = {
+    {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
+     R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host; leave it out, or change that)"},
+    {"QueueOfWhatStays", R"({"offload": {"moments": {"tier": "host"}, "step": "cpu", "queue_depth": 2}})",
+     R"(s.json:1:73: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, and of masters and moments on host with step cpu; leave it out, or change that)"},
+};
+INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, testing::ValuesIn(kOffloadedSteps),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 TEST(StrategyErrors, NulIsNotTheEndOfTheFile) {
   const auto strategy = parse_strategy(std::string("{}\0{\"offload\": 1}", 17), "s.json");
   EXPECT_EQ(message_of(strategy.status()), "s.json:1:3: /: a NUL byte: this is not a text file");

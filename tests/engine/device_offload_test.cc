@@ -1,5 +1,6 @@
 // A GPU's masters and optimizer states in its host's memory and on disk, on an emulated GPU: the bits of the CPU that has all in
-// memory, however late copies come; memory and traffic are the plan's; and what is done around a step finds the state where it lies.
+// memory, however late copies come, and whoever updates what lies in the host's; memory and traffic are the plan's; and what is done around
+// a step finds the state where it lies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
+#include "engine/step/offloaded_step.h"
 #include "offload/fault_plan.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
@@ -37,14 +39,19 @@ struct Tiered {
   std::int64_t queue_depth;
   std::int64_t record_bytes = 4096;
   std::int64_t cache_bytes = 0;  ///< in files
+  OffloadedStep step = OffloadedStep::kGpu;
+  bool is_by_cpu() const { return step == OffloadedStep::kCpu; }
 };
 constexpr Tiered kAllOnHost{Tier::kHost, 1, 1, 1}, kAllOnNvme{Tier::kNvme, 1, 1, 1},
-    kSomeOnHost{Tier::kHost, 0.3, 0.6, 2}, kSomeOnNvme{Tier::kNvme, 0.6, 0.3, 2, 8192, 20000};
-constexpr Tiered kTiered[] = {kAllOnHost, kSomeOnNvme, kSomeOnHost, kAllOnNvme};
+    kSomeOnHost{Tier::kHost, 0.3, 0.6, 2}, kSomeOnNvme{Tier::kNvme, 0.6, 0.3, 2, 8192, 20000},
+    kAllByCpu{Tier::kHost, 1, 1, 1, 4096, 0, OffloadedStep::kCpu},
+    kSomeByCpu{Tier::kHost, 0.4, 0.4, 1, 8192, 0, OffloadedStep::kCpu};
+constexpr Tiered kTiered[] = {kAllOnHost, kSomeOnNvme, kSomeOnHost, kAllOnNvme, kAllByCpu, kSomeByCpu};
 
 std::string name_of(const Tiered& tiered) {
   return std::string(tiered.tier == Tier::kHost ? "host " : "nvme ") + std::to_string(tiered.masters) + " " +
-         std::to_string(tiered.moments) + ", queue_depth " + std::to_string(tiered.queue_depth);
+         std::to_string(tiered.moments) + ", queue_depth " + std::to_string(tiered.queue_depth) +
+         (tiered.is_by_cpu() ? ", by the CPU" : "");
 }
 
 Strategy below(Strategy strategy, const Tiered& tiered) {
@@ -55,6 +62,7 @@ Strategy below(Strategy strategy, const Tiered& tiered) {
   strategy.offload.moments = state(tiered.moments);
   strategy.offload.queue_depth = tiered.queue_depth;
   strategy.offload.record_bytes = tiered.record_bytes;
+  if (tiered.tier == Tier::kHost) strategy.offload.step = tiered.step;
   if (tiered.tier != Tier::kNvme) return strategy;
   strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
   strategy.offload.cache_bytes = tiered.cache_bytes;
@@ -73,18 +81,25 @@ TrainOptions wide_run(const TinyOptions& model = kWide) {
 void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, std::span<const Tiered> all,
                           const TrainOptions& options, const std::string& what) {
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  const EmulatedGpus gpus;
   for (const Tiered& tiered : all) {
     const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
       const std::string which = what + ", " + name_of(tiered) + how;
       const Trained trained = train_on_threads(joined, below(strategy, tiered), options);
       expect_same_bits(trained, on_cpu, which);
       EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
-      EXPECT_GT(trained.traffic.streamed_bytes, 0) << which;
+      EXPECT_EQ(trained.traffic.streamed_bytes > 0, !tiered.is_by_cpu()) << which;
+      EXPECT_EQ(trained.traffic.host_step.to_host > 0, tiered.is_by_cpu()) << which;
+      EXPECT_EQ(trained.traffic.host_step.to_gpu > 0, tiered.is_by_cpu()) << which;
       EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tiered.tier == Tier::kNvme) << which;
     };
-    expect(late(ranks), "");
-    if (ranks.ranks > 1 && tests_are_long()) expect(on_one_gpu(ranks), " on one GPU");
+    {
+      const EmulatedGpus gpus;
+      expect(late(ranks), "");
+      if (ranks.ranks > 1 && tests_are_long()) expect(on_one_gpu(ranks), " on one GPU");
+    }
+    if (!tiered.is_by_cpu()) continue;
+    const EmulatedGpus gpus(CopiesRead::kAtOnce);
+    expect(late(ranks), ", copies read at once");
   }
 }
 
@@ -114,6 +129,7 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
         for (const std::int64_t depth : {1, 4}) all.push_back({tier, share, share, depth});
       }
     }
+    for (const Tiered& by_cpu : {kAllByCpu, kSomeByCpu}) all.push_back(by_cpu);
     expect_the_cpus_bits({.ranks = ranks}, adjusted(placed), all, wide_run(), name_of(placed));
   }
   if (ranks < 4) return;
@@ -194,9 +210,14 @@ TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
         Session session(mesh, below(strategy_of(kept, ShardingStrategy::kFullShard), tiered), kWide);
         const PlannedMemory plan = session.engine.plan();
         EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-        EXPECT_GT(plan.streamed_bytes, 0) << what;
+        EXPECT_EQ(plan.streamed_bytes > 0, !tiered.is_by_cpu()) << what;
+        EXPECT_EQ(plan.host_step != HostStepBytes{}, tiered.is_by_cpu()) << what;
         EXPECT_LT(plan.use.limited(), plan.use.total()) << what;
-        if (tiered.tier == Tier::kHost) {
+        if (tiered.is_by_cpu()) {
+          EXPECT_EQ(plan.use[MemoryCategory::kRecords], 0) << what;
+          EXPECT_EQ(plan.disk, DiskUse{}) << what;
+          EXPECT_THAT(plan.table, HasSubstr("by the CPU of the host: a step copies ")) << what;
+        } else if (tiered.tier == Tier::kHost) {
           EXPECT_EQ(plan.use[MemoryCategory::kHostRecords], plan.streamed_bytes) << what;
           EXPECT_EQ(plan.disk, DiskUse{}) << what;
           EXPECT_THAT(plan.table, HasSubstr("through the GPU: a step copies ")) << what;
@@ -208,9 +229,12 @@ TEST(DeviceOffload, MemoryAndTrafficAreThePlans) {
           EXPECT_EQ(plan.use[MemoryCategory::kOptimizer], 0) << what;
         }
         for (std::size_t i = 0; i < 3; ++i) {
-          const std::int64_t before = session.engine.traffic().streamed_bytes;
+          const TrafficCounts before = session.engine.traffic();
           session.train(i);
-          EXPECT_EQ(session.engine.traffic().streamed_bytes - before, plan.streamed_bytes) << what;
+          const TrafficCounts after = session.engine.traffic();
+          EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
+          EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+          EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
         }
         EXPECT_EQ(plan.use, session.engine.allocated()) << what;
       });
@@ -228,6 +252,162 @@ TEST(DeviceOffload, SaysHowFastRecordsGoThroughTheGpu) {
   });
   EXPECT_THAT(said,
               ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
+}
+
+/// All have begun to go there when backward has ended, and nothing else has: parameters may be written until the step.
+TEST(DeviceOffload, GradientsGoToTheHostDuringBackward) {
+  const EmulatedGpus gpus;
+  for (const int ranks : {1, 2}) {
+    for (const std::int64_t accumulation : {1, 3}) {
+      run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
+        Session session(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, accumulation), kAllByCpu),
+                        kWide);
+        const HostStepBytes planned = session.engine.plan().host_step;
+        for (std::size_t i = 0; i < 3; ++i) {
+          const HostStepBytes before = session.engine.traffic().host_step;
+          for (std::int64_t m = 0; m < accumulation; ++m) {
+            EXPECT_EQ(session.engine.traffic().host_step, before) << "a sum of all microbatches is one";
+            session.engine.backward(
+                session.loss(i * static_cast<std::size_t>(accumulation) + static_cast<std::size_t>(m)));
+          }
+          const HostStepBytes ready = session.engine.traffic().host_step;
+          EXPECT_EQ(ready.to_host - before.to_host, planned.to_host - planned.to_gpu) << "of split masters";
+          EXPECT_EQ(ready.to_gpu, before.to_gpu);
+          session.engine.step();
+          const HostStepBytes done = session.engine.traffic().host_step;
+          EXPECT_EQ(done.to_host - before.to_host, planned.to_host);
+          EXPECT_EQ(done.to_gpu - ready.to_gpu, planned.to_gpu);
+        }
+      });
+    }
+  }
+}
+
+TEST(DeviceOffload, ParametersWrittenBetweenBackwardAndStepAreUpdated) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, 1);
+    const auto body = [&](const Strategy& own) {
+      return [&](const Mesh& mesh) {
+        Session session(mesh, own, kWide);
+        std::vector<StepResult> steps = train(session, 0, 2);
+        session.engine.backward(session.loss(2));
+        {
+          const at::NoGradGuard no_grad;
+          const Gathered guard(session.engine, Gathered::kWrite);
+          for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(0.5);
+        }
+        steps.push_back(session.engine.step());
+        for (StepResult& step : train(session, 3, 5)) steps.push_back(step);
+        return told_by(session, std::move(steps));
+      };
+    };
+    const Told wanted = told_on({.ranks = 2}, body(strategy));
+    for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
+      const EmulatedGpus gpus(read);
+      for (const Tiered& tiered : kTiered) {
+        expect_same(told_on(late({.ranks = 2}), body(below(strategy, tiered))), wanted, name_of(tiered));
+      }
+    }
+  }
+}
+
+/// Whoever is chosen.
+TEST(DeviceOffload, TheChoiceIsMeasuredAndLogged) {
+  const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, wide_run());
+  const EmulatedGpus gpus;
+  Tiered open = kAllByCpu;
+  open.step = OffloadedStep::kAuto;
+  const std::string said = stderr_of([&] {
+    const Trained trained = train_on_threads(late({.ranks = 2}), below(strategy, open), wide_run());
+    expect_same_bits(trained, on_cpu, "auto");
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end);
+    EXPECT_NE(trained.traffic.streamed_bytes > 0, trained.traffic.host_step.to_host > 0);
+  });
+  EXPECT_THAT(said,
+              ContainsRegex("offload.step auto: masters and moments in the host's memory are updated by the (CPU "
+                            "there|GPU). Measured now, on rank 0: .* to the host, .* to the GPU, .* each way at "
+                            "once, and the CPU updates [0-9.]+ elements/s; so on the slowest rank a step needs at "
+                            "most [0-9.]+ s with the CPU, and [0-9.]+ s with the GPU"));
+  open.masters = 0.5;
+  EXPECT_THAT(stderr_of([&] { train_on_threads({.ranks = 2}, below(strategy, open), wide_run()); }),
+              HasSubstr("are updated by the GPU, since some elements have only one of the two there"));
+  open.masters = 1;
+  Strategy limited = below(strategy, open);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const Session session(mesh, below(strategy, kAllByCpu), wide_run().model);
+    if (mesh.rank() == 0) limited.memory.limit_bytes = session.engine.plan().use.limited();
+  });
+  EXPECT_THAT(stderr_of([&] { train_on_threads({.ranks = 2}, limited, wide_run()); }),
+              HasSubstr("are updated by the CPU there, since memory.limit leaves no room for them on the GPU"));
+}
+
+/// As the Engine chooses. Where nothing is measured, nobody knows more.
+TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
+  Strategy strategy = below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllByCpu);
+  strategy.comm.transport = TransportChoice::kCudaHost;
+  Topology topology;
+  topology.world_size = topology.local_world_size = 2;
+  const auto plan = [&](OffloadedStep step, std::int64_t limit) {
+    strategy.offload.step = step;
+    strategy.memory.limit_bytes = limit;
+    return plan_memory(*make_tiny(kWide, true), strategy, topology);
+  };
+  const MemoryUse on_cpu = plan(OffloadedStep::kCpu, 0).use, on_gpu = plan(OffloadedStep::kGpu, 0).use;
+  ASSERT_LT(on_cpu.limited(), on_gpu.limited());
+  EXPECT_EQ(plan(OffloadedStep::kAuto, 0).use, on_gpu);
+  EXPECT_EQ(plan(OffloadedStep::kAuto, on_gpu.limited()).use, on_gpu);
+  EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited()).use, on_cpu);
+  EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited() - 1).use, on_gpu) << "neither fits";
+}
+
+/// With rates of groups, a rate set by hand, and values cut off.
+TEST(DeviceOffload, GroupsAndRatesByHandGoToTheHost) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+  strategy.gradient_clipping = 0;
+  strategy.gradient_clip_value = 0.01;
+  strategy.lr_schedule = {.type = LrScheduleType::kManual};
+  ParameterGroup group;
+  group.max_dim = 1;
+  group.name = "vectors";
+  group.lr_ratio = 0.5;
+  group.weight_decay = 0.0;
+  strategy.optimizer.groups = {group};
+  const auto body = [&](const Strategy& own) {
+    return [&](const Mesh& mesh) {
+      Session session(mesh, own, kWide);
+      std::vector<StepResult> steps = train(session, 0, 3);
+      session.engine.set_lr("vectors", 0.003);
+      for (StepResult& step : train(session, 3, 6)) steps.push_back(step);
+      return told_by(session, std::move(steps));
+    };
+  };
+  const Told wanted = told_on({.ranks = 2}, body(strategy));
+  const EmulatedGpus gpus;
+  for (const Tiered& tiered : kTiered) {
+    expect_same(told_on(late({.ranks = 2}), body(below(strategy, tiered))), wanted, name_of(tiered));
+  }
+}
+
+/// New parameters go to the GPU beside the update of the next ones; all else follows each other.
+TEST(DeviceOffload, SecondsAreThoseOfWhatMovesAndIsUpdated) {
+  constexpr std::int64_t kNumel = 1 << 20;
+  PlanInput input;
+  input.units.push_back({.name = "root", .groups = {{DType::kF32, true, Layout::pack({&kNumel, 1}, 1)}}});
+  input.placement = placement_of(ShardingStrategy::kFullShard, false);
+  input.is_queued = true;
+  input.offload.moments = {Tier::kHost, 1.0};
+  input.offload.step = OffloadedStep::kGpu;
+  const MemoryPlan on_gpu(input);
+  input.offload.step = OffloadedStep::kCpu;
+  const MemoryPlan on_cpu(input);
+  constexpr double kParameters = 4.0 * kNumel;
+  const auto records = static_cast<double>(on_gpu.streamed_bytes());
+  OffloadSpeeds speeds{.to_gpu = 2e9, .to_host = 1e9, .both_ways = 4e9, .updated = 1e9};
+  EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_gpu, records / 4e9);
+  EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_cpu, 2 * kParameters / 1e9 + kParameters / 2e9);
+  speeds.updated = 1e8;
+  EXPECT_EQ(seconds_of(speeds, on_cpu, on_gpu).on_cpu, 2 * kParameters / 1e9 + kNumel / 1e8);
 }
 
 /// What lies in the host's memory does not count.
@@ -417,6 +597,23 @@ TEST(DeviceOffload, WhatCannotLieBelowIsRefusedByName) {
                 s.offload.moments.tier = Tier::kNvme;
               }),
               HasSubstr("masters and moments move in one record"));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.offload.masters = s.offload.moments = {Tier::kHost, 0.5};
+                s.offload.moments.fraction = 1;
+                s.offload.record_bytes = 4096;
+                s.offload.step = OffloadedStep::kCpu;
+              }),
+              HasSubstr("/offload/step: \"cpu\" updates elements whose masters and moments both lie"));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.offload.moments.tier = Tier::kHost;
+                s.offload.step = OffloadedStep::kCpu;
+              }),
+              HasSubstr("one fraction, or take \"gpu\""));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.offload.masters = s.offload.moments = {Tier::kNvme, 1.0};
+                s.offload.step = OffloadedStep::kCpu;
+              }),
+              HasSubstr("/offload/step: \"cpu\" updates a GPU's masters and moments that lie in its host's memory"));
 }
 
 }  // namespace

@@ -108,9 +108,9 @@ Group group_of(const std::string& name, int rank, const std::vector<int>& world_
 
 }  // namespace
 
-EmulatedGpus::EmulatedGpus() {
-  set_accelerator_of_host([] {
-    Accelerator accelerator = queued_accelerator(c10::Device(c10::kCPU), emulated_kernels());
+EmulatedGpus::EmulatedGpus(CopiesRead read) {
+  set_accelerator_of_host([read] {
+    Accelerator accelerator = queued_accelerator(c10::Device(c10::kCPU), emulated_kernels(read));
     accelerator.allocated = [] { return AllocatedBytes{100 << 20, 130 << 20}; };
     accelerator.forget_peak = [] {};
     return accelerator;

@@ -17,8 +17,14 @@ class LateBackend;
 // nothing comes back to the host, before somebody waits for it. So a missing wait, or memory that is used again too
 // early, gives wrong values here each time.
 
+/// When a copy to the host reads the device's memory. Either way its bytes are nowhere before the host waits.
+enum class CopiesRead {
+  kLate,   ///< when somebody comes after it: shows memory that is used again too early
+  kAtOnce  ///< when it is queued: shows copies that were queued before their bytes were there
+};
+
 /// The kernels. In a file of its own, since CUDA's words mean other things there.
-std::unique_ptr<DeviceKernels> emulated_kernels();
+std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read = CopiesRead::kLate);
 
 /// Whether memory is the host's, which the emulated device copies from and to and nothing else: what pinned_memory gave. All other
 /// memory stands for a device's.
@@ -27,7 +33,7 @@ bool is_pinned_memory(const void* memory);
 /// While it lives, Engines of this process train on emulated GPUs. Host code that takes memory of the one for the other's is an error.
 class EmulatedGpus {
  public:
-  EmulatedGpus();
+  explicit EmulatedGpus(CopiesRead read = CopiesRead::kLate);
   ~EmulatedGpus();
 };
 

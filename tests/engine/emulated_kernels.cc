@@ -80,6 +80,8 @@ void expect_on_device(const DeviceRun& run) {
 
 class EmulatedKernels : public DeviceKernels {
  public:
+  explicit EmulatedKernels(CopiesRead read) : read_(read) {}
+
   void norm(const NormTables& tables) override {
     const std::lock_guard lock(gpu);
     check(cuda::norm_sums(tables, nullptr));
@@ -196,10 +198,12 @@ class EmulatedKernels : public DeviceKernels {
     });
     const auto arrival = std::make_shared<Arrival>(to, device, bytes);
     auto mark = std::make_unique<LateDownload>(arrival, downloads);
+    if (read_ == CopiesRead::kAtOnce) mark->join();
     downloads.push_back(arrival);
     return mark;
   }
   std::vector<std::weak_ptr<Arrival>> downloads;
+  const CopiesRead read_;
 
   /// A device on which every stretch takes a second.
   struct Second : Interval {
@@ -214,6 +218,6 @@ class EmulatedKernels : public DeviceKernels {
 
 bool is_pinned_memory(const void* memory) { return pinned().holds(memory); }
 
-std::unique_ptr<DeviceKernels> emulated_kernels() { return std::make_unique<EmulatedKernels>(); }
+std::unique_ptr<DeviceKernels> emulated_kernels(CopiesRead read) { return std::make_unique<EmulatedKernels>(read); }
 
 }  // namespace tessera::testing

@@ -251,6 +251,33 @@ TEST(MemoryPlan, AGpusMomentsOnItsHostAreAllInPinnedMemory) {
   EXPECT_EQ(plan.records_on_disk(), 0);
 }
 
+/// Instead of slots on the GPU it has gradients and parameters in pinned memory.
+TEST(MemoryPlan, WhatTheCpuUpdatesOnAGpusHostNeedsNoSlots) {
+  PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 0.5);
+  input.is_queued = true;
+  input.offload.moments.tier = Tier::kHost;
+  const MemoryPlan streamed(input);
+  input.offload.step = OffloadedStep::kCpu;
+  const MemoryPlan plan(input);
+  std::int64_t elements = 0, parameter_bytes = 0;
+  for (const UnitShape& unit : input.units) {
+    for (const GroupShape& group : unit.groups) {
+      const RecordLayout records = plan.records_of(group);
+      elements += records.numel() - records.before_records();
+      parameter_bytes += (records.numel() - records.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
+    }
+  }
+  EXPECT_GT(elements, 0);
+  EXPECT_TRUE(plan.steps_on_host());
+  EXPECT_EQ(plan.streamed_bytes(), 0);
+  EXPECT_EQ(plan.host_step().to_gpu, parameter_bytes);
+  EXPECT_EQ(plan.host_step().to_host, 4 * elements + parameter_bytes) << "split masters, or fp32 ones, need parameters";
+  EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 0);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], streamed.streamed_bytes() + 4 * elements + parameter_bytes);
+  EXPECT_FALSE(streamed.steps_on_host());
+  EXPECT_EQ(streamed.host_step(), HostStepBytes{});
+}
+
 TEST(MemoryPlan, StatesThatFitTheSlotsAreNotReadAgain) {
   const MemoryPlan plan(with_moments_on_disk(input_of(1024, 1, {1, 2, 0, 0}), 4 << 20, 0, 1.0));
   EXPECT_EQ(plan.state_records().slots, plan.state_records().records);

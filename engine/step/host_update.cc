@@ -1,0 +1,181 @@
+#include "engine/step/host_update.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "engine/memory/state_records.h"
+#include "engine/memory/state_views.h"
+#include "runtime/base/log.h"
+#include "runtime/base/on_threads.h"
+#include "runtime/base/state_dtype.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+bool reads_parameter(const FlatGroup& group) { return holds_masters(group.master_kind, group.dtype); }
+
+/// Of the part's first element, on the GPU.
+std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
+  return group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes();
+}
+
+}  // namespace
+
+std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_threads()); }
+
+HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                       const TrainingMemory& memory, DeviceKernels& kernels, const LearningRates& rates)
+    : memory_(memory.host_copies), kernels_(kernels), elements_(strategy, {}, rates) {
+  std::byte* place = memory_.get();
+  first_of_unit_.push_back(0);
+  for (const auto& unit : units) {
+    for (const auto& flat : unit->groups) {
+      if (!flat->trainable) continue;
+      const std::int64_t before = flat->records.before_records();
+      const Extent part{flat->optimizer_part.offset + before, flat->optimizer_part.numel - before};
+      Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), nullptr, nullptr, {}});
+      steps_.resize(steps_.size() + flat->parameters.size());
+      take_copies(group, place);
+    }
+    first_of_unit_.push_back(groups_.size());
+  }
+  TORCH_INTERNAL_ASSERT(place == memory_.get() + memory.host_copies_bytes);
+}
+
+HostUpdate::~HostUpdate() {
+  try {
+    if (last_came_) last_came_->wait();
+    if (last_sent_) last_sent_->wait();
+  } catch (const std::exception& error) {
+    log_error(std::string("gradients and parameters on their way between GPU and host: ") + error.what());
+  }
+}
+
+void HostUpdate::take_copies(Group& group, std::byte*& place) const {
+  FlatGroup& flat = *group.group;
+  group.gradient = reinterpret_cast<float*>(place);
+  place += group.part.numel * 4;
+  group.parameter = place;
+  place += group.part.numel * flat.element_bytes();
+  for (std::int64_t record = flat.first_record; record < flat.first_record + flat.records.records(); ++record) {
+    group.records.push_back(flat.below->hold(record).data());
+    flat.below->let_go(record);  // where it lies it stays
+  }
+}
+
+void HostUpdate::fetch(const Unit& unit) {
+  if (!fetches_) return;
+  const auto index = static_cast<std::size_t>(unit.index);
+  for (std::size_t i = first_of_unit_[index]; i < first_of_unit_[index + 1]; ++i) {
+    Group& group = groups_[i];
+    if (group.part.numel == 0) continue;
+    const float* const sum = group.group->gradient + (group.part.offset - group.group->gradient_part.offset);
+    group.gradient_came = download(group.gradient, sum, group.part.numel * 4);
+  }
+}
+
+std::shared_ptr<DeviceKernels::Mark> HostUpdate::download(void* pinned, const void* device, std::int64_t bytes) {
+  last_came_ = kernels_.download(static_cast<std::byte*>(pinned), device, static_cast<std::size_t>(bytes));
+  copied_.to_host += bytes;
+  return last_came_;
+}
+
+void HostUpdate::fetch_parameters() {
+  for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
+    const FlatGroup& flat = *group->group;
+    if (group->part.numel == 0 || !reads_parameter(flat)) continue;
+    group->parameter_came =
+        download(group->parameter, parameter_on_gpu(flat, group->part), group->part.numel * flat.element_bytes());
+  }
+}
+
+void HostUpdate::begin(std::span<const char> used) {
+  read_ = kernels_.mark();
+  for (Group& group : groups_) {
+    group.runs.clear();
+    elements_.find_runs(*group.group, group.part, used.subspan(group.first_parameter),
+                        steps_.data() + group.first_parameter, group.runs);
+  }
+}
+
+void HostUpdate::update(std::size_t index, const UpdateRates& rates) {
+  Group& group = groups_[index];
+  if (group.runs.empty()) return;
+  const Span span("update on the host", group.group->unit->name);
+  TORCH_INTERNAL_ASSERT(group.gradient_came, "unit ", group.group->unit->name, " has no gradients on the host");
+  std::exchange(group.gradient_came, nullptr)->wait();
+  pass_over(group, [&](const OptimizerSlice& slice, const UpdateRun& run) {
+    elements_.update(elements_.optimizer_of(run), slice, rates, run);
+  });
+  send(group, /*swaps=*/false);
+}
+
+void HostUpdate::swap_averages(std::size_t index) {
+  Group& group = groups_[index];
+  if (group.runs.empty()) return;
+  pass_over(group, [&](const OptimizerSlice& slice, const UpdateRun& run) {
+    elements_.optimizer_of(run).swap_average(slice);
+  });
+  send(group, /*swaps=*/true);
+}
+
+/// An element's update does not depend on where a piece begins.
+void HostUpdate::cut(const Group& group) {
+  const FlatGroup& flat = *group.group;
+  const std::int64_t begin = flat.optimizer_part.offset;
+  pieces_.clear();
+  for (const UpdateRun& run : group.runs) {
+    for (Extent rest = run.extent; rest.numel > 0;) {
+      const std::int64_t chunk = flat.records.chunk_of(rest.offset - begin);
+      const Extent place = flat.records.chunk(chunk);
+      const std::int64_t in_chunk = rest.offset - begin - place.offset;
+      const std::int64_t end = std::min((in_chunk / kHostPiece + 1) * kHostPiece, place.numel);
+      const Extent extent = intersect(rest, {rest.offset, end - in_chunk});
+      pieces_.push_back({extent, chunk, &run});
+      rest = {extent.end(), rest.end() - extent.end()};
+    }
+  }
+}
+
+OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) const {
+  const FlatGroup& flat = *group.group;
+  const std::int64_t at = piece.extent.offset - group.part.offset;
+  std::byte* const record = group.records[static_cast<std::size_t>(piece.chunk - flat.records.first_record())];
+  StateView view = states_in_record(flat, piece.chunk, piece.extent, record);
+  view.parameter = group.parameter + at * flat.element_bytes();
+  if (flat.dtype == DType::kF32) view.master = reinterpret_cast<float*>(view.parameter);
+  OptimizerSlice slice = optimizer_slice(flat, view);
+  slice.gradient = {group.gradient + at, static_cast<std::size_t>(piece.extent.numel)};
+  return slice;
+}
+
+void HostUpdate::pass_over(Group& group, Visit visit) {
+  if (group.parameter_came) group.parameter_came->wait();
+  if (group.sent) group.sent->wait();
+  cut(group);
+  on_threads(pieces_.size(), host_update_threads(),
+             [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
+}
+
+/// What a run left as it was is not sent: nobody may have brought it here.
+void HostUpdate::send(Group& group, bool swaps) {
+  const FlatGroup& flat = *group.group;
+  uploads_.clear();
+  for (const UpdateRun& run : group.runs) {
+    if (!run.is_updated && !swaps) continue;
+    const std::int64_t bytes = run.extent.numel * flat.element_bytes();
+    uploads_.push_back({parameter_on_gpu(flat, run.extent),
+                        group.parameter + (run.extent.offset - group.part.offset) * flat.element_bytes(),
+                        static_cast<std::size_t>(bytes)});
+    copied_.to_gpu += bytes;
+  }
+  group.sent = last_sent_ = kernels_.upload(uploads_, read_.get());
+  group.sent->join();
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/device/accelerator.h"
+#include "engine/memory/training_memory.h"
+#include "optim/optimizer.h"
+#include "runtime/comm/collectives.h"
+#include "sharding/unit.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// Where the strategy leaves open who updates a GPU's masters and moments in its host's memory (OffloadedStep::kAuto): who does. Measured
+/// now on all ranks at once, which may share the bus and the processor, on memory that is given back; the slowest rank counts, so all choose
+/// alike. Rank 0 logs the choice with its figures. The GPU, where the plan has records that the CPU cannot update; the CPU, where only its plan
+/// fits memory.limit. Empty where nothing is to be chosen. `scene`: of the plan that is to be made. Collective over `control`.
+std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
+                                                   const Strategy& strategy, const PlanScene& scene,
+                                                   const Optimizer& optimizer, Accelerator& accelerator,
+                                                   Collectives& control);
+
+/// How fast a rank is at what the two ways consist of.
+struct OffloadSpeeds {
+  double to_gpu = 0, to_host = 0;  ///< bytes a second, one way alone
+  double both_ways = 0;            ///< bytes a second each way, both at once
+  double updated = 0;              ///< elements a second, by the CPU
+};
+
+/// What a step needs in each way, in seconds.
+struct OffloadSeconds {
+  double on_cpu = 0;  ///< as if no gradient were copied beside backward; new parameters go beside the update
+  double on_gpu = 0;  ///< all records there, and back at the same time
+};
+/// `on_cpu`, `on_gpu`: the plans of the two.
+OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu);
+
+}  // namespace tessera

@@ -59,7 +59,7 @@ class ForwardingCollectives : public Collectives {
 /// What becomes of a group. `use`: the last word of its name: "gather", "reduce", "replicate", "world", "replica".
 using WrapGroup = std::function<std::shared_ptr<Collectives>(const std::string& use, std::shared_ptr<Collectives>)>;
 
-/// The ranks' factory, with each group of more than one rank as `wrap` makes it. For ThreadRanks::wrap_groups.
+/// The ranks' factory, with each group as `wrap` makes it. For ThreadRanks::wrap_groups.
 inline std::shared_ptr<GroupFactory> wrapped_groups(std::shared_ptr<GroupFactory> factory, WrapGroup wrap) {
   class Wrapped final : public GroupFactory {
    public:
@@ -68,7 +68,7 @@ inline std::shared_ptr<GroupFactory> wrapped_groups(std::shared_ptr<GroupFactory
     absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, const std::vector<int>& world_ranks,
                                                       GroupUse use) override {
       auto made = factory_->make(name, world_ranks, use);
-      if (!made.ok() || world_ranks.size() == 1) return made;
+      if (!made.ok()) return made;
       return wrap_(name.substr(name.rfind('.') + 1), *std::move(made));
     }
 

@@ -15,12 +15,12 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
-#include "runtime/comm/compose/call_thread.h"
 #include "runtime/comm/c10d/failure_report.h"
 #include "runtime/comm/c10d/run_rounds.h"
 #include "runtime/comm/c10d/transfers.h"
 #include "runtime/comm/call.h"
 #include "runtime/comm/compose/background.h"
+#include "runtime/comm/compose/call_thread.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/rounds/call_work.h"
 #include "runtime/comm/rounds/gather_rounds.h"

@@ -215,10 +215,10 @@ void Engine::State::set_up() {
   if (own_rules.comm_hook) reducer->sum_by(own_rules.comm_hook);
   checks.emplace(units, strategy.check.values && !device.is_queued);
   hooks.emplace(units, *reducer);
+  const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
   if (device.is_queued) {
     step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, accelerator);
   } else {
-    const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
     if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, on_failure);
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
                                      publication ? &*publication : nullptr);
@@ -239,10 +239,8 @@ void Engine::State::set_up() {
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records) shards.emplace(memory.parameter_records);
-    residency.emplace(
-        plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log,
-        [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); },
-        shards ? &*shards : nullptr);
+    residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, on_failure,
+                      shards ? &*shards : nullptr);
     if (strategy.check.values && !device.is_queued) residency->check_values();
     watch.emplace();
   } else if (publication) {

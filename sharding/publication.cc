@@ -11,7 +11,7 @@
 namespace tessera {
 
 Publication::Publication(std::vector<Unit*> units, Collectives& group, OnFailure on_failure)
-    : units_(std::move(units)), group_(group), on_failure_(std::move(on_failure)) {
+    : UnitKeeper(std::move(on_failure)), units_(std::move(units)), group_(group) {
   for (Unit* unit : units_) unit->watch(this);
 }
 
@@ -63,21 +63,7 @@ void Publication::give_up() {
   }
 }
 
-void Publication::use_or_poison(Unit& unit) noexcept {
-  ++unit.pins;
-  if (coming_.empty() || is_forked_) return;
-  try {
-    finish(unit);
-  } catch (const Error& error) {
-    unit.poison(error.message());
-    on_failure_(error);
-  } catch (const std::exception& error) {
-    unit.poison(error.what());
-    on_failure_(Error(ExitCode::kInternal, error.what()));
-  }
-}
-
-void Publication::hold(Unit& unit) {
+void Publication::use(Unit& unit) {
   ++unit.pins;
   finish(unit);
 }

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <vector>
 
 #include "runtime/comm/collectives.h"
 #include "sharding/unit.h"
 #include "sharding/unit_keeper.h"
-#include "tessera/error.h"
 
 namespace tessera {
 
@@ -18,9 +16,6 @@ namespace tessera {
 /// reads it waits. All ranks have begun by then, in their steps, so a rank may also read alone.
 class Publication final : public UnitKeeper {
  public:
-  using OnFailure = std::function<void(const Error&)>;
-
-  /// `on_failure` hears of values that did not come, inside an operator.
   Publication(std::vector<Unit*> units, Collectives& group, OnFailure on_failure);
   /// Waits for what is under way. Where that has failed nobody can read the group.
   ~Publication();
@@ -34,9 +29,8 @@ class Publication final : public UnitKeeper {
   /// This process was forked: what is under way never comes.
   void give_up();
 
-  void use_or_poison(Unit& unit) noexcept override;
-  void hold(Unit& unit) override;
-  void unpin(Unit& unit) override { --unit.pins; }
+  void use(Unit& unit) override;
+  void hold(Unit& unit) override { use(unit); }
   void drop(Unit& unit) override { finish(unit); }
 
   /// Spent so far on starting and waiting.
@@ -52,7 +46,6 @@ class Publication final : public UnitKeeper {
 
   const std::vector<Unit*> units_;
   Collectives& group_;
-  const OnFailure on_failure_;
   std::deque<Coming> coming_;  ///< in the order in which it was started
   bool is_forked_ = false;
   double seconds_ = 0;

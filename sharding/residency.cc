@@ -23,12 +23,12 @@ void expect_values_of(const Unit& unit) {
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, Arena slots,
                      ComputeDevice device, GatherLog& log, OnFailure on_failure, ShardSource* source)
-    : plan_(plan),
+    : UnitKeeper(std::move(on_failure)),
+      plan_(plan),
       units_(std::move(units)),
       group_(group),
       device_(device),
       log_(log),
-      on_failure_(std::move(on_failure)),
       source_(source),
       memory_(std::move(slots)),
       pending_(units_.size()),
@@ -75,18 +75,6 @@ void Residency::use(Unit& unit) {
   if (unit.state() == Unit::State::kGathering) wait(unit);
   if (counts_.overflow_slots > overflows) warn_of_overflow(unit);
   prefetch();
-}
-
-void Residency::use_or_poison(Unit& unit) noexcept {
-  try {
-    use(unit);
-  } catch (const Error& error) {
-    unit.poison(error.message());
-    on_failure_(error);
-  } catch (const std::exception& error) {
-    unit.poison(error.what());
-    on_failure_(Error(ExitCode::kInternal, error.what()));
-  }
 }
 
 void Residency::hold(Unit& unit) {

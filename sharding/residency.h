@@ -46,8 +46,6 @@ struct ResidencyCounts {
 /// gathering is a collective; a transport that sees a difference reports both units.
 class Residency final : public UnitKeeper {
  public:
-  using OnFailure = std::function<void(const Error&)>;
-
   /// `slots`: memory for the plan's slots; empty where units stay in their parameter memory (keep_gathered).
   /// `on_failure` hears of a gather that failed inside an operator (see `use_or_poison`).
   /// `log` hears of every gather. `source`: of the shards, where they are not in memory; outlives this.
@@ -56,10 +54,7 @@ class Residency final : public UnitKeeper {
   ~Residency();
 
   /// Gathers `unit` if need be, waits for it, pins it, and prefetches what follows. Pair with `unpin`.
-  void use(Unit& unit);
-  void unpin(Unit& unit) override { --unit.pins; }
-  /// As `use`. A poisoned storage carries a text only, so `on_failure` is told of the failure with its exit code.
-  void use_or_poison(Unit& unit) noexcept override;
+  void use(Unit& unit) override;
   /// Outside the schedule, beyond the plan's slots if they are taken.
   void hold(Unit& unit) override;
   void drop(Unit& unit) override;
@@ -115,7 +110,6 @@ class Residency final : public UnitKeeper {
   Collectives& group_;
   const ComputeDevice device_;
   GatherLog& log_;
-  OnFailure on_failure_;
   ShardSource* const source_;
   Arena memory_;
   std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan

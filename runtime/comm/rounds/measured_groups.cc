@@ -1,5 +1,6 @@
 #include "runtime/comm/rounds/measured_groups.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>

@@ -16,6 +16,7 @@
 #include "benchmarks/native/offload_bench.h"
 #include "benchmarks/native/optimizer_bench.h"
 #include "benchmarks/native/studies/checkpoint_study.h"
+#include "benchmarks/native/studies/launch_study.h"
 #include "benchmarks/native/studies/memory_study.h"
 #include "benchmarks/native/studies/overhead_study.h"
 #include "benchmarks/native/studies/overlap_study.h"
@@ -276,6 +277,18 @@ int run_bench_checkpoint(const BenchCommand& command) {
 int run_bench_overhead(const BenchCommand& command) {
   return run_table("overhead", command, [&](const Mesh& mesh) {
     return command.quick ? study_overhead(mesh, 5, 200) : study_overhead(mesh, 101, 2000);
+  });
+}
+
+int run_bench_launches(const BenchCommand& command) {
+  set_log_quiet();
+  return run([&] {
+    check_outputs(command);
+    LaunchStudyOptions options{.on_gpu = command.gpu};
+    if (command.quick) options = {.on_gpu = command.gpu, .blocks = 2, .rounds = 2, .warm_up = 1, .steps = 2};
+    const BenchTable table = study_launches(options);
+    write_json(to_json(table), command);
+    std::printf("%s\n%s", command.gpu ? "GPU" : "CPU, where the figures mean nothing", to_text(table).c_str());
   });
 }
 

@@ -51,11 +51,12 @@ struct TrainCommand {
   std::uint64_t seed = 0;         ///< of the weights and of the order of the data
   std::string
       tokenizer;  ///< of text: tokenizer.json or its folder, or "bytes"; empty: that of init_from or model, else bytes
-  bool pad_tail = false;  ///< fill an epoch's last step instead of dropping it
-  std::string out;        ///< run directory (run_outputs.h); empty: none
-  std::string metrics;    ///< JSON lines, a step each, or a table (".csv"); empty: none
-  std::string trace;      ///< Chrome trace of the last steps; empty: none
-  std::string profile;    ///< what a rank alone computes with each unit, in seconds (plan --profile); empty: none
+  bool pad_tail = false;        ///< fill an epoch's last step instead of dropping it
+  std::string out;              ///< run directory (run_outputs.h); empty: none
+  std::string metrics;          ///< JSON lines, a step each, or a table (".csv"); empty: none
+  std::string trace;            ///< Chrome trace of the last steps; empty: none
+  std::string trace_operators;  ///< likewise, of LibTorch's operators and a GPU's kernels
+  std::string profile;          ///< what a rank alone computes with each unit, in seconds (plan --profile); empty: none
   TimingOptions
       predicted_by;  ///< --predict-links, --predict-profile: the step that they let expect is shown beside the measured one
   std::string save_weights;  ///< empty: not saved
@@ -153,7 +154,7 @@ struct BenchCommand {
   bool fit = false;                                 ///< the ways over a network, and a fit of their costs (collectives)
   double compute_s = 0.6;                           ///< of a step (overlap)
   int units = 8;                                    ///< of the model (overlap)
-  bool gpu = false;                                 ///< the optimizer's step on the GPU
+  bool gpu = false;                                 ///< on the GPU (optimizer, launches)
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
@@ -171,6 +172,8 @@ int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
 /// Times saves and loads of a checkpoint of AdamW's state, beside training and not, under --dir.
 int run_bench_checkpoint(const BenchCommand& command);
+/// Measures what a unit costs the host that feeds a GPU.
+int run_bench_launches(const BenchCommand& command);
 /// Measures how much of the communication is hidden behind compute that is a timed sleep.
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.

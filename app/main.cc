@@ -120,6 +120,10 @@ void add_outputs(CLI::App& command, TrainCommand& train) {
   command.add_option("--trace", train.trace, "file for a Chrome trace of the last 3 steps (opens in Perfetto)")
       ->check(not_empty());
   command
+      .add_option("--trace-operators", train.trace_operators,
+                  "file for what LibTorch's profiler saw of rank 0's last 3 steps: operators, and a GPU's kernels")
+      ->check(not_empty());
+  command
       .add_option(
           "--profile", train.profile,
           "file for the seconds that one rank takes for each unit, from which tessera plan predicts steps of many")
@@ -403,6 +407,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   overlap->add_option("--units", bench.units, "units of equal size, of 24 Mi parameters together")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  CLI::App* launches = command->add_subcommand("launches", "what a unit costs the host that feeds a GPU");
+  launches->add_flag("--gpu", bench.gpu, "on the GPU; without it on the CPU, to see that it works");
   for (CLI::App* each : {collectives, checkpoint, buckets, step, memory, overhead, overlap}) {
     each->add_option("-n,--ranks", bench.ranks, "ranks to start, where no launcher has")
         ->transform(integer_from(1, kMostLaunched))
@@ -413,7 +419,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
       ->check(not_empty());
-  for (CLI::App* each : {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, overlap}) {
+  for (CLI::App* each :
+       {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, launches, overlap}) {
     each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
     each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
@@ -500,7 +507,8 @@ int run(int argc, char** argv) {
     const std::pair<const char*, int (*)(const BenchCommand&)> sections[] = {
         {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"offload", run_bench_offload},
         {"buckets", run_bench_buckets},         {"step", run_bench_step},           {"memory", run_bench_memory},
-        {"checkpoint", run_bench_checkpoint},   {"overhead", run_bench_overhead},   {"overlap", run_bench_overlap}};
+        {"checkpoint", run_bench_checkpoint},   {"overhead", run_bench_overhead},   {"overlap", run_bench_overlap},
+        {"launches", run_bench_launches}};
     for (const auto& [name, run_section] : sections) {
       if (command->got_subcommand(name)) return run_section(bench);
     }

@@ -46,6 +46,7 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
   outputs.metrics = place(command.metrics, "metrics.jsonl");
   if (!command.tensorboard.empty()) outputs.events = place(command.tensorboard, nullptr) / event_file_name();
   outputs.trace = place(command.trace, nullptr);
+  outputs.operators = place(command.trace_operators, nullptr);
   outputs.profile = place(command.profile, nullptr);
   outputs.weights = place(command.save_weights, "weights.pt");
   outputs.hf = place(command.export_hf, nullptr);
@@ -72,6 +73,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
                         {option(command.metrics, "--metrics"), outputs.metrics},
                         {"--tensorboard", outputs.events},
                         {"--trace", outputs.trace},
+                        {"--trace-operators", outputs.operators},
                         {"--profile", outputs.profile},
                         {option(command.save_weights, "--save-weights"), outputs.weights},
                         {"--export-hf", outputs.hf.empty() ? outputs.hf : outputs.hf / "config.json"},

@@ -19,7 +19,7 @@ namespace tessera::app {
 /// single files go beside it; with --out, a relative one lies in DIR.
 struct RunOutputs {
   std::filesystem::path config, metrics, trace, weights;  ///< empty: not written
-  std::filesystem::path profile;                          ///< likewise
+  std::filesystem::path profile, operators;               ///< likewise
   std::filesystem::path hf;                               ///< folder for a model of Hugging Face; likewise
   Existing existing = Existing::kKept;
   bool is_restart = false;            ///< the job goes on, and so do the metrics, where they stopped

@@ -11,6 +11,7 @@
 #include "app/durable_steps.h"
 #include "app/evaluation.h"
 #include "app/hugging_face.h"
+#include "app/operator_trace.h"
 #include "app/plan_of_world.h"
 #include "app/plan_time.h"
 #include "app/run_outputs.h"
@@ -384,10 +385,14 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
                        std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
   std::optional<FinishedStep> unknown;  // a GPU's is looked at when the next is under way
   const std::string trace = run.outputs.trace;
+  OperatorTrace operators;
+  const bool traces_operators = speaks && !run.outputs.operators.empty();
   std::optional<StepProfiler> profiler;
   if (!run.outputs.profile.empty()) profiler.emplace(engine);
   for (std::int64_t step = done; step < command.steps; ++step) {
-    if (!trace.empty() && step == std::max<std::int64_t>(done, command.steps - kTracedSteps)) Trace::start();
+    const bool traces = step == std::max<std::int64_t>(done, command.steps - kTracedSteps);
+    if (traces && !trace.empty()) Trace::start();
+    if (traces && traces_operators) operators.start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (profiler) profiler->end_step(/*counts=*/step > done);
     if (unknown) report_step(*unknown);
@@ -406,6 +411,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     if (ends) return command.checkpoints.signal_exit_code;
   }
   if (unknown) report_step(*unknown);
+  if (operators.is_on()) operators.write(run.outputs.operators);
   // What took longest to make is made safe first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {

@@ -7,6 +7,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <cmath>
+#include <vector>
 
 #include "models/initialisation.h"
 
@@ -34,8 +35,10 @@ AttentionImpl::AttentionImpl(const GPTConfig& config)
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), heads = config_.heads;
-  // [B, T, 3 * width] -> three of [B, heads, T, width / heads]
-  const auto qkv = qkv_->forward(x).view({batch, time, 3, heads, -1}).permute({2, 0, 3, 1, 4}).unbind(0);
+  // [B, T, 3 * width] -> three of [B, heads, T, width / heads]. Backward of a split puts the three gradients side by side in one
+  // copy, as the product before it wants them; that of unbind would take a second one.
+  std::vector<at::Tensor> qkv = qkv_->forward(x).split(config_.width, 2);
+  for (at::Tensor& part : qkv) part = part.view({batch, time, heads, -1}).transpose(1, 2);
   const double dropout = is_training() ? config_.dropout : 0.0;
   const at::Tensor mixed =
       at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], /*attn_mask=*/{}, dropout, /*is_causal=*/true);

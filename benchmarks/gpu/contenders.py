@@ -1,6 +1,6 @@
 """Who is compared on a GPU: how each is started, and how what it says is read. Standard library only.
 
-One rank a contender, in a process of its own, with torchrun's variables.
+A process a rank, with torchrun's variables. Most contenders are one rank; "shared" ones are several on the one GPU.
 """
 
 import contextlib
@@ -23,6 +23,14 @@ class Contender:
     family: str      # "torch" or "tessera"
     label: str
     argument: str    # to peers/train_step.py, or Tessera's strategy
+    ranks: int = 1
+    transport: str = "nccl"     # Tessera's
+    host_step: str = ""         # of Tessera with masters and moments in the host's memory: who updates them, "gpu" or "cpu"
+
+
+def _shared(strategy, ranks):
+    return Contender(f"shared_{strategy.lower()}_{ranks}", "shared",
+                     f"Tessera {strategy}, {ranks} rank{'s' if ranks > 1 else ''}", strategy, ranks, "cuda_host")
 
 
 CONTENDERS = {contender.name: contender for contender in (
@@ -32,20 +40,29 @@ CONTENDERS = {contender.name: contender for contender in (
     Contender("tessera_no_shard", "tessera", "Tessera NO_SHARD", "NO_SHARD"),
     Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", "SHARD_GRADIENTS"),
     Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", "FULL_SHARD"),
+    Contender("torch_fsdp2_host", "torch", "PyTorch FSDP2, CPUOffloadPolicy", "fsdp2_host"),
+    Contender("tessera_host_gpu", "tessera", "Tessera FULL_SHARD, states on the host, updated by the GPU", "FULL_SHARD",
+              host_step="gpu"),
+    Contender("tessera_host_cpu", "tessera", "Tessera FULL_SHARD, states on the host, updated by the CPU", "FULL_SHARD",
+              host_step="cpu"),
+    *(_shared(strategy, ranks) for strategy in ("NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD") for ranks in (1, 2, 4)),
 )}
 
 
 def strategy_file(contender, device):
     """bf16 parameters and fp32 masters; gradients are reduced in fp32, as FSDP2's are."""
-    return {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW,
-            "mixed_precision": {"param": "bf16", "reduce": "fp32"},
-            "comm": {"transport": "nccl" if device == "cuda" else "auto"}}
+    strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW,
+                "mixed_precision": {"param": "bf16", "reduce": "fp32"},
+                "comm": {"transport": contender.transport if device == "cuda" else "auto"}}
+    if contender.host_step:
+        strategy["offload"] = {"masters": {"tier": "host"}, "moments": {"tier": "host"}, "step": contender.host_step}
+    return strategy
 
 
-def environment():
-    """Of the one rank. The weights are drawn on the CPU by some contenders, so it may have all cores."""
-    own = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "PYTHONDONTWRITEBYTECODE": "1"}
-    return ranks.rank_environments(1)[0] | own
+def environments(count=1):
+    """Of the ranks. The weights are drawn on the CPU by some contenders, so they have all cores between them."""
+    own = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // count)), "PYTHONDONTWRITEBYTECODE": "1"}
+    return [of_rank | own for of_rank in ranks.rank_environments(count)]
 
 
 class Runner:
@@ -60,13 +77,14 @@ class Runner:
     def peer(self, program, arguments, limit_s, watch=None):
         """The JSON line that a program of peers/ prints."""
         command = [self.python, PEERS / program, "--device", self.device, *arguments]
-        text, = ranks.run_ranks(command, [environment()], limit_s, watch)
+        text, = ranks.run_ranks(command, environments(), limit_s, watch)
         return json.loads(text)
 
     def train(self, contender, work, folder, limit_s):
         """{"samples_s", "losses", "device_bytes"}: seconds of the timed steps, loss of every step, and peak memory
         above what the GPU had in use before (None without a GPU); torch adds "allocated_peak_bytes", of the timed steps
-        by its own count, Tessera "allocated_bytes" and "planned_bytes"."""
+        by its own count, Tessera "allocated_bytes" and "planned_bytes", of its first rank, and "exposed_s", of the timed
+        steps: seconds in which the GPU's computation waited for collectives."""
         (folder / "model.json").write_text(json.dumps(work.model))
         run = self._peer_step if contender.family == "torch" else self._tessera
         if self._used_bytes is None:
@@ -89,10 +107,11 @@ class Runner:
         strategy.write_text(json.dumps(strategy_file(contender, self.device)))
         steps = work.warm_up + work.steps
         command = [self.binary, "train", "--model", folder / "model.json", "--strategy", strategy,
-                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", work.batch, "--steps", steps,
+                   "--data", folder / "tokens.bin", "--data-format", "llmc", "--batch", work.batch // contender.ranks, "--steps", steps,
                    "--log-every", steps, "--metrics", metrics]
-        ranks.run_ranks(command, [environment()], limit_s, watch)
+        ranks.run_ranks(command, environments(contender.ranks), limit_s, watch)
         lines = read_metrics(metrics)
         return {"samples_s": [line["seconds"] for line in lines[work.warm_up:]],
                 "losses": [line["loss"] for line in lines],
+                "exposed_s": [line["communication_seconds"] for line in lines[work.warm_up:]],
                 "allocated_bytes": lines[-1]["bytes_allocated"], "planned_bytes": lines[-1]["bytes_planned"]}

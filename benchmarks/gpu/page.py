@@ -34,13 +34,18 @@ def markdown(table):
     return "\n".join([f"## {table['title']}", "", *lines, ""])
 
 
+def _run(run):
+    changed = {True: " with uncommitted changes", False: "", None: ""}[run["commit"]["dirty"]]
+    return (f"commit {run['commit']['hash']}{changed}, {run['started']}, {run['seconds']:.0f} s of {run['budget_s']:.0f}: "
+            f"`{run['command']}`")
+
+
 def _facts(data):
-    gpu, machine, commit = data["gpu"], data["machine"], data["commit"]
-    changed = {True: " with uncommitted changes", False: "", None: ""}[commit["dirty"]]
-    facts = {"commit": commit["hash"] + changed, "command": f"`{data['command']}`", "started": data["started"],
-             "processor": f"{machine['cpu']}, {machine['cores']} cores",
+    gpu, machine = data["gpu"], data["machine"]
+    facts = {"processor": f"{machine['cpu']}, {machine['cores']} cores",
              "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
-             "time": f"{data['seconds']:.0f} s of {data['budget_s']:.0f}, {data['rounds']} rounds at the most"}
+             "rounds": f"{data['rounds']} at the most"}
+    facts |= {f"run {number}": _run(run) for number, run in enumerate(data["runs"], start=1)}
     if gpu:
         facts = {"GPU": f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB, driver {gpu['driver']}, "
                         f"power limit {gpu['power_limit_w']} W"} | facts
@@ -71,6 +76,7 @@ def text(data):
     parts = [f"# Tessera on {data['gpu']['name'] if data['gpu'] else 'the CPU'}\n", meaningless, _facts(data),
              _checks(data), markdown(tables.ratios(results)), markdown(tables.limits(results)),
              markdown(tables.optimizer(results)),
+             markdown(tables.launches(results)) if data["launches"] else "",
              *(markdown(tables.steps(results, work)) for work in data["works"]), f"{_FORMULA}\n", f"{_MEMORY}\n",
              markdown(tests) if tests["rows"] else "No test was run.\n",
              _noted("Failed", data["failed"], ", round {}"),

@@ -101,18 +101,31 @@ def steps(results, work):
     for name in work["contenders"]:
         samples = results.samples("steps", work=work["name"], contender=name)
         if not samples:
-            rows.append([results.labels[name], *[None] * 9, results.reason(f"steps/{work['name']}/{name}")])
+            rows.append([results.labels[name], *[None] * 10, results.reason(f"steps/{work['name']}/{name}")])
             continue
         entry, median = results.entry("steps", work=work["name"], contender=name), stats.median(samples)
         rate = work["tokens"] / median
         rows.append([results.labels[name], *_times_ms(samples), rate,
                      stats.median(plain) / median if plain else None,
                      work["flops_per_token"] * rate / gemm if gemm else None,
+                     1e3 * stats.median(entry["exposed_s"]) if entry.get("exposed_s") else None,
                      _gibibytes(entry["device_bytes"]),
                      _gibibytes(entry.get("allocated_peak_bytes") or entry.get("allocated_bytes")), ""])
     columns = ["contender", *_TIMES, "tokens/s", "times as fast as PyTorch's plain module",
-               "model FLOP/s of the matrix product's", "GPU memory, GiB", "of it tensors, GiB", "note"]
+               "model FLOP/s of the matrix product's", "exposed communication, ms", "GPU memory, GiB", "of it tensors, GiB", "note"]
     return {"title": work["title"], "columns": columns, "rows": rows}
+
+
+def launches(results):
+    """Steps in which the GPU waits for the host. over the plain module: a step's difference, for each unit."""
+    rows = []
+    for entry in results.data["launches"]:
+        samples = [sample for of_round in entry["rounds_s"] for sample in of_round]
+        over = entry["over_plain_unit_s"]
+        rows.append([entry["contender"], len(samples), 1e3 * stats.median(samples),
+                     1e6 * stats.median(over) if over else None])
+    return {"title": "What a unit costs the host", "columns": ["contender", "rounds", "step, ms",
+                                                                "over the plain module, us a unit"], "rows": rows}
 
 
 def _gibibytes(count):
@@ -120,7 +133,7 @@ def _gibibytes(count):
 
 
 def ratios(results):
-    rows = [*_optimizer_ratios(results), *_step_ratios(results)]
+    rows = [*_optimizer_ratios(results), *_step_ratios(results), *_launch_ratios(results)]
     return {"title": "Targets", "columns": ["what", "peer", "Tessera", "target", "measured", "reached", "note"],
             "rows": rows}
 
@@ -153,6 +166,15 @@ def _step_ratios(results):
             keys = ((f"steps/{work['name']}/{ours}", our_s), (f"steps/{work['name']}/{peer}", their_s))
             yield _ratio_row(f"step, {work['title']}", results.labels[peer], results.labels[ours], target, their_s,
                              our_s, lambda: _first_reason(results, keys))
+
+
+def _launch_ratios(results):
+    """20 us over what a unit costs: at least 1 where the target is reached."""
+    for row in launches(results)["rows"]:
+        if row[3] is not None:
+            ratio = targets.UNIT_US / row[3] if row[3] > 0 else None
+            yield [f"host time of a unit: {targets.UNIT_US} us over it", "plain module", row[0], 1.0, ratio,
+                   "no" if row[3] > targets.UNIT_US else "yes", ""]
 
 
 def _first_reason(results, keys):

@@ -19,6 +19,11 @@ STEPS = (
     (None, "torch_eager", "tessera_shard_gradients", 1 / 1.01),
     (None, "torch_eager", "tessera_full_shard", 1 / 1.01),
     ("gpt_124m", "torch_fsdp2", "tessera_full_shard", None),
-    ("gpt_1b5", "torch_fsdp2", "tessera_full_shard", 1.05),
-    ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.05),
+    ("gpt_1b5", "torch_fsdp2", "tessera_full_shard", 1.03),
+    ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.03),
+    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_gpu", 2.0),
+    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_cpu", 2.0),
 )
+
+# The most that a unit may cost the host above the plain module, microseconds.
+UNIT_US = 20

@@ -4,6 +4,8 @@ import dataclasses
 
 from works import parameter_count
 
+SHARED = tuple(f"shared_{strategy}_{ranks}" for ranks in (1, 2, 4)
+               for strategy in ("full_shard", "shard_gradients", "no_shard"))
 EVERYONE = ("torch_eager", "tessera_full_shard", "torch_fsdp2", "tessera_no_shard", "torch_ddp",
             "tessera_shard_gradients")
 
@@ -21,6 +23,7 @@ class Work:
     estimate_s: float     # of a contender's turn, start of the process included
     limit_s: float        # after so long it is stopped
     contenders: tuple = EVERYONE
+    needs_per_parameter: int = 20
 
     def parameters(self):
         return parameter_count(self.model)
@@ -32,7 +35,7 @@ class Work:
     def needs_bytes(self):
         """Of the GPU. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its gradient, 4
         each for the fp32 master, its gradient and two moments; and 4 GiB for activations, logits and libraries."""
-        return 20 * self.parameters() + 2**32
+        return self.needs_per_parameter * self.parameters() + 2**32
 
 
 def flops_per_token(model):
@@ -60,6 +63,12 @@ def full_works():
         Work("gpt_7b", "GPT of 6.7 B parameters, blocks recomputed", _gpt(32, 4096, 32, True), batch=4, steps=6,
              warm_up=2, estimate_s=45, limit_s=150,
              contenders=("torch_fsdp2", "tessera_full_shard", "torch_eager")),
+        Work("gpt_124m_shared", "GPT of 124 M parameters, ranks that share the GPU", _gpt(12, 768, 12, False), batch=16,
+             steps=20, warm_up=5, estimate_s=12, limit_s=60, contenders=SHARED),
+        # bf16 parameters and gradients stay on the GPU; 6 bytes more for what is on its way.
+        Work("gpt_1b5_host", "GPT of 1.5 B parameters, optimizer states in the host's memory",
+             _gpt(48, 1600, 25, True), batch=8, steps=5, warm_up=2, estimate_s=40, limit_s=120,
+             contenders=("tessera_host_gpu", "torch_fsdp2_host", "tessera_host_cpu"), needs_per_parameter=10),
     ]
 
 
@@ -68,4 +77,4 @@ def quick_works():
     model = {"model": "gpt", "vocab_size": 1024, "seq_len": 128, "layers": 2, "width": 128, "heads": 4,
              "tie_head": True, "recompute": True}
     return [Work("quick", "GPT of 0.5 M parameters, blocks recomputed (smoke test)", model, batch=2, steps=3, warm_up=2,
-                 estimate_s=12, limit_s=90)]
+                 estimate_s=12, limit_s=90, contenders=(*EVERYONE, "shared_full_shard_2"))]

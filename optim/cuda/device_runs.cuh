@@ -63,17 +63,38 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   return run;
 }
 
+/// Bits of narrow values side by side, the first in the lowest.
+template <class T>
+__device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
+  constexpr int kBits = 8 * sizeof(T);
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    word |= (static_cast<std::uint32_t>(values[k]) & ((1u << kBits) - 1)) << (k * kBits);
+  }
+  return word;
+}
+
+/// Four values by one instruction. Narrow ones as whole words: a struct of them the compiler would take apart again.
+template <class T>
+__device__ __forceinline__ void store_half(T* to, const T* values) {
+  if constexpr (sizeof(T) == 1) {
+    *reinterpret_cast<std::uint32_t*>(to) = packed(values, 4);
+  } else if constexpr (sizeof(T) == 2) {
+    struct alignas(8) Words {
+      std::uint32_t low, high;
+    };
+    *reinterpret_cast<Words*>(to) = {packed(values, 2), packed(values + 2, 2)};
+  } else {
+    *reinterpret_cast<HalfRun<T>*>(to) = {values[0], values[1], values[2], values[3]};
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>& run) {
   if (left > offset_of(kPerThread - 1)) {
-    HalfRun<T> front, back;
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      front.values[k] = run.values[k];
-      back.values[k] = run.values[k + kHalf];
-    }
-    *reinterpret_cast<HalfRun<T>*>(to) = front;
-    *reinterpret_cast<HalfRun<T>*>(to + kApart) = back;
+    store_half(to, run.values);
+    store_half(to + kApart, run.values + kHalf);
     return;
   }
 #pragma unroll

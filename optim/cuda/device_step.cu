@@ -17,7 +17,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerProcessor = 8;
+// So many blocks find room on a processor with the registers that an update takes, and a launch has twice as many.
+constexpr int kResidentBlocks = 3;
+constexpr int kBlocksPerProcessor = 2 * kResidentBlocks;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
   return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
@@ -170,8 +172,63 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
   store_run(a.values + i, left, values);
 }
 
+/// One kernel's elements of a rule.
 template <class Rule, WeightFormat kWeights, StateDType kStates>
-__global__ void __launch_bounds__(kThreads) update(DeviceRun run, StepTables t) {
+struct Update {
+  using Constants = typename Rule::Constants;
+
+  /// What this thread computes of the 256 elements from `begin` on. `left`: how many of the run there are from its first on. All
+  /// threads of a warp call together.
+  static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Constants& c,
+                                                  const NoiseKey& key, std::uint32_t parameter, float scale,
+                                                  std::size_t i, std::size_t left) {
+    const StepArguments& a = run.arguments;
+    // All loads before the first use, so that they are under way together.
+    const Run<float> gradient = load_run(a.gradient + i, left);
+    const Run<float> weight = Weights<kWeights>::load(a, i, left);
+    Run<float> states[Rule::kStates] = {};
+    for_states<Rule>([&]<int s>() {
+      using State = StateOf<Rule, kStates, s>;
+      if (!State::is_kept(a)) return;
+      states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(a.states[s], i, left);
+    });
+    Run<float> next_weight = {}, scaled;
+    Run<std::uint32_t> noise = {};
+    // A constant 0 leaves no trace of the clipping where there is none.
+    for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, 0.0f); });
+    if (a.clip_value > 0.0f) {
+      for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, a.clip_value); });
+    }
+    for_run([&](int k) {
+      float old[Rule::kStates];
+#pragma unroll
+      for (int s = 0; s < Rule::kStates; ++s) old[s] = states[s].values[k];
+      const RuleElement<ScalarLane, Rule::kStates> next =
+          Rule::template element<ScalarLane>(c, scaled.values[k], weight.values[k], static_cast<const float*>(old));
+      next_weight.values[k] = next.weight;
+      for_states<Rule>(
+          [&]<int s>() { states[s].values[k] = StateOf<Rule, kStates, s>::kKeepsRoot ? next.root : next.states[s]; });
+      if constexpr (kStates != StateDType::kF32) {
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
+        noise.values[k] = noise_at(key, element * kNoiseStride);
+      }
+    });
+    Weights<kWeights>::store(a, i, left, next_weight);
+    if (a.average.values != nullptr) {
+      average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
+    }
+    for_states<Rule>([&]<int s>() {
+      using State = StateOf<Rule, kStates, s>;
+      if (!State::is_kept(a)) return;
+      Run<std::uint32_t> own;
+      for_run([&](int k) { own.values[k] = s == 0 ? noise.values[k] & 0xffffu : noise.values[k] >> 16; });
+      Moment<State::kDType>::template store<CodeOf<State::kCode>>(a.states[s], i, left, states[s], own);
+    });
+  }
+};
+
+template <class Rule, WeightFormat kWeights, StateDType kStates>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun run, StepTables t) {
   if (t.decision->is_skipped) return;
   const StepArguments& a = run.arguments;
   const float scale = t.decision->gradient_scale;
@@ -194,43 +251,13 @@ __global__ void __launch_bounds__(kThreads) update(DeviceRun run, StepTables t) 
       c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
-    // All loads before the first use, so that they are under way together.
-    const Run<float> gradient = load_run(a.gradient + i, left);
-    const Run<float> weight = Weights<kWeights>::load(a, i, left);
-    Run<float> states[Rule::kStates] = {};
-    for_states<Rule>([&]<int s>() {
-      using State = StateOf<Rule, kStates, s>;
-      if (!State::is_kept(a)) return;
-      states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(a.states[s], i, left);
-    });
-    Run<float> next_weight = {};
-    Run<std::uint32_t> noise = {};
-    for_run([&](int k) {
-      float old[Rule::kStates];
-#pragma unroll
-      for (int s = 0; s < Rule::kStates; ++s) old[s] = states[s].values[k];
-      const float g = scaled_gradient(gradient.values[k], scale, a.clip_value);
-      const RuleElement<ScalarLane, Rule::kStates> next =
-          Rule::template element<ScalarLane>(c, g, weight.values[k], static_cast<const float*>(old));
-      next_weight.values[k] = next.weight;
-      for_states<Rule>(
-          [&]<int s>() { states[s].values[k] = StateOf<Rule, kStates, s>::kKeepsRoot ? next.root : next.states[s]; });
-      if constexpr (kStates != StateDType::kF32) {
-        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
-        noise.values[k] = noise_at(key, element * kNoiseStride);
-      }
-    });
-    Weights<kWeights>::store(a, i, left, next_weight);
-    if (a.average.values != nullptr) {
-      average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
+    // Where all are there, `left` is a constant, and nothing asks for each element whether it is.
+    using Elements = Update<Rule, kWeights, kStates>;
+    if (a.numel - begin >= kStateBlock) {
+      Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock);
+    } else {
+      Elements::elements(run, t, c, key, parameter, scale, i, left);
     }
-    for_states<Rule>([&]<int s>() {
-      using State = StateOf<Rule, kStates, s>;
-      if (!State::is_kept(a)) return;
-      Run<std::uint32_t> own;
-      for_run([&](int k) { own.values[k] = s == 0 ? noise.values[k] & 0xffffu : noise.values[k] >> 16; });
-      Moment<State::kDType>::template store<CodeOf<State::kCode>>(a.states[s], i, left, states[s], own);
-    });
   }
 }
 

@@ -1,4 +1,4 @@
-// `tessera bench step | memory | overhead | overlap | collectives --fit`, as a user runs them.
+// `tessera bench step | memory | overhead | launches | overlap | collectives --fit`, as a user runs them.
 
 #include <gmock/gmock.h>
 
@@ -55,6 +55,17 @@ TEST_F(BenchTables, StepPutsEveryStrategyBesideRanksThatTrainAlone) {
                      step - cell(table, "no communication", "median_s").get<double>());
     EXPECT_GT(cell(table, name, "communication_s").get<double>(), 0) << name;
   }
+}
+
+TEST_F(BenchTables, LaunchesPutStrategiesBesideThePlainModule) {
+  const json table = bench("launches");
+  EXPECT_THAT(names(table), ElementsAre("plain module", "NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD"));
+  const double plain = cell(table, "plain module", "step_s");
+  EXPECT_GT(plain, 0);
+  EXPECT_TRUE(cell(table, "plain module", "over_plain_s").is_null());
+  const double over = cell(table, "FULL_SHARD", "over_plain_s");
+  EXPECT_DOUBLE_EQ(over, cell(table, "FULL_SHARD", "step_s").get<double>() - plain);
+  EXPECT_DOUBLE_EQ(cell(table, "FULL_SHARD", "over_plain_unit_s").get<double>(), over / 3);  // two blocks and the root
 }
 
 TEST_F(BenchTables, MemoryIsWhatWasPlanned) {

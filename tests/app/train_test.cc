@@ -97,6 +97,18 @@ TEST_F(Train, ATraceShowsWhatEveryRankDid) {
   }
 }
 
+TEST_F(Train, ATraceOfOperatorsShowsThoseOfTheLastSteps) {
+  run(launch(2) + train(strategy("FULL_SHARD"), "traced", {"--steps", "5", "--trace-operators", path("ops.json")}));
+  int attentions = 0, embeddings = 0;
+  const json trace = json::parse(read_file(path("ops.json")));
+  for (const json& event : trace.at("traceEvents")) {
+    attentions += event.value("name", "") == "aten::scaled_dot_product_attention";
+    embeddings += event.value("name", "") == "aten::embedding";
+  }
+  EXPECT_EQ(attentions, 3 * 2 * 3);  // steps, microbatches, blocks
+  EXPECT_EQ(embeddings, 3 * 2 * 2);  // of tokens and of positions
+}
+
 TEST_F(Train, PretendedHostsDoNotShareMemory) {
   const Ended ended = run_program(
       launch(2, {"--hosts", "2"}) + train(strategy("FULL_SHARD", R"(, "comm": {"transport": "host"})"), "none"),

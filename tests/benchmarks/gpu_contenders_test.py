@@ -14,13 +14,16 @@ from gpu.contenders import CONTENDERS, Runner, strategy_file
 from gpu.works import quick_works
 
 WORK = quick_works()[0]  # 2 steps of warm-up, 3 timed
-METRICS = [{"event": "start"}] + [{"step": step, "seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64}
+METRICS = [{"event": "start"}] + [{"step": step, "seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64,
+                                   "communication_seconds": step / 8}
                                   for step in range(1, 6)]
 TRAIN = r"""#!/usr/bin/env python3
 import json, os, sys
 options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-assert sys.argv[1] == "train" and os.environ["WORLD_SIZE"] == "1" and os.environ["LOCAL_RANK"] == "0"
-assert (options["--steps"], options["--batch"], options["--data-format"]) == ("5", "2", "llmc")
+ranks = int(os.environ["WORLD_SIZE"])
+assert sys.argv[1] == "train" and int(os.environ["LOCAL_RANK"]) < ranks
+assert (options["--steps"], int(options["--batch"]) * ranks, options["--data-format"]) == ("5", 2, "llmc")
+if os.environ["RANK"] != "0": sys.exit()
 assert json.load(open(options["--model"]))["recompute"] is True
 print(json.load(open(options["--strategy"]))["strategy"], file=open("{seen}", "w"))
 open(options["--metrics"], "w").write({metrics!r})
@@ -63,7 +66,12 @@ class Contenders(unittest.TestCase):
         self.assertEqual(run["samples_s"], [3.0, 4.0, 5.0])
         self.assertEqual(run["losses"], [5.0, 4.0, 3.0, 2.0, 1.0])
         self.assertEqual((run["allocated_bytes"], run["planned_bytes"], run["device_bytes"]), (96, 64, None))
+        self.assertEqual(run["exposed_s"], [0.375, 0.5, 0.625])
         self.assertEqual((self.folder / "seen").read_text(), "FULL_SHARD\n")
+
+    def test_ranks_that_share_a_gpu_share_the_batch(self):
+        run = self.train("shared_no_shard_2", self.trainer())  # the script checks it
+        self.assertEqual(run["samples_s"], [3.0, 4.0, 5.0])
 
     def test_device_memory_is_the_peak_above_what_was_in_use(self):
         values = [1000]
@@ -87,6 +95,10 @@ class Contenders(unittest.TestCase):
         self.assertEqual(strategy["strategy"], "SHARD_GRADIENTS")
         self.assertEqual(strategy["mixed_precision"], {"param": "bf16", "reduce": "fp32"})
         self.assertEqual(strategy["comm"], {"transport": "nccl"})
+        self.assertNotIn("offload", strategy)
+        self.assertEqual(strategy_file(CONTENDERS["shared_no_shard_2"], "cuda")["comm"], {"transport": "cuda_host"})
+        self.assertEqual(strategy_file(CONTENDERS["tessera_host_cpu"], "cuda")["offload"],
+                         {"masters": {"tier": "host"}, "moments": {"tier": "host"}, "step": "cpu"})
 
 
 class JUnit(unittest.TestCase):

@@ -5,7 +5,7 @@ import copy
 import unittest
 
 import paths  # noqa: F401
-from gpu import page, tables
+from gpu import merge, page, tables
 
 GPU = {"name": "GPU X", "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "driver": "580", "compute_capability": "9.0",
        "power_limit_w": "700"}
@@ -14,8 +14,9 @@ CONTENDERS = ("torch_eager", "tessera_full_shard", "torch_fsdp2")
 WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {}, "parameters": 10, "batch": 1, "tokens": 1000,
         "flops_per_token": 4_000_000, "warm_up_steps": 1, "contenders": list(CONTENDERS)}
 DATA = {
-    "schema": 1, "quick": False, "command": "benchmarks/run_gpu", "started": "2000-01-01T00:00:00+00:00",
-    "seconds": 100.0, "budget_s": 380.0, "rounds": 3, "commit": {"hash": "abc", "dirty": False},
+    "schema": 2, "quick": False, "rounds": 3,
+    "runs": [{"command": "benchmarks/run_gpu", "started": "2000-01-01T00:00:00+00:00", "seconds": 100.0,
+              "budget_s": 380.0, "commit": {"hash": "abc", "dirty": False}}],
     "machine": {"cpu": "CPU Y", "cores": 16}, "gpu": GPU, "versions": {"torch": "2.11.0"},
     "contenders": [{"name": name, "label": name} for name in CONTENDERS], "works": [WORK],
     "limits": [{"limit": "copy", "amount": 2 * 10**12, "unit": "B", "rounds_s": [[2.0], [2.0, 2.0]]},
@@ -26,7 +27,10 @@ DATA = {
     "steps": [{"work": "gpt_1b5", "contender": "torch_eager", "rounds_s": [[0.01, 0.02], [0.03]], "losses": [],
                "device_bytes": 3 * 2**30, "allocated_peak_bytes": 2 * 2**30},
               {"work": "gpt_1b5", "contender": "tessera_full_shard", "rounds_s": [[0.016]], "losses": [],
-               "device_bytes": None, "allocated_bytes": 2**30, "planned_bytes": 2**30}],
+               "device_bytes": None, "allocated_bytes": 2**30, "planned_bytes": 2**30,
+               "exposed_s": [0.001, 0.004, 0.002]}],
+    "launches": [{"contender": "plain module", "rounds_s": [[0.001], [0.003]], "over_plain_unit_s": []},
+                 {"contender": "FULL_SHARD", "rounds_s": [[0.004], [0.006]], "over_plain_unit_s": [1e-5, 3e-5]}],
     "checks": [{"work": "gpt_1b5", "result": "PyTorch: alike"}], "tests": [],
     "failed": [{"key": "steps/gpt_1b5/torch_fsdp2", "what": "GPT of 1.5 B, torch_fsdp2", "round": 1,
                 "why": "ContenderFailed: rank 0 of a | b ended with 1:\ntrace\nOutOfMemoryError: 90 GiB"}],
@@ -76,8 +80,10 @@ class Tables(unittest.TestCase):
         self.assertEqual(row["times as fast as PyTorch's plain module"], 1.25)
         self.assertAlmostEqual(row["model FLOP/s of the matrix product's"], 0.25)  # 62500 * 4e6 of 1e12
         self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (None, 1.0))
+        self.assertEqual(row["exposed communication, ms"], 2.0)
         row = table["torch_eager"]
         self.assertEqual((row["GPU memory, GiB"], row["of it tensors, GiB"]), (3.0, 2.0))
+        self.assertIsNone(row["exposed communication, ms"])
         row = table["torch_fsdp2"]
         self.assertEqual((row["median, ms"], row["note"]), (None, "failed: OutOfMemoryError: 90 GiB"))
 
@@ -94,8 +100,46 @@ class Tables(unittest.TestCase):
         _, measured, reached, _ = table["torch_eager", "tessera_full_shard"]
         self.assertEqual((measured, reached), (1.25, "yes"))
         self.assertEqual(table["torch_fsdp2", "tessera_full_shard"],
-                         [1.05, None, None, "failed: OutOfMemoryError: 90 GiB"])
+                         [1.03, None, None, "failed: OutOfMemoryError: 90 GiB"])
         self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # it takes no part in this work
+
+
+    def test_what_a_unit_costs_the_host(self):
+        table = rows(tables.launches(self.results))
+        self.assertEqual((table["plain module"]["step, ms"], table["plain module"]["over the plain module, us a unit"]),
+                         (2.0, None))
+        self.assertAlmostEqual(table["FULL_SHARD"]["over the plain module, us a unit"], 20.0)
+        row, = (row for row in tables.ratios(self.results)["rows"] if row[1] == "plain module")
+        self.assertEqual(row[2:4] + row[5:], ["FULL_SHARD", 1.0, "yes", ""])
+        self.assertAlmostEqual(row[4], 1.0)
+
+
+class Added(unittest.TestCase):
+    def test_sections_are_replaced_whole_and_others_stay(self):
+        step = {"work": "gpt_1b5", "contender": "torch_fsdp2", "rounds_s": [[0.02]], "losses": [], "device_bytes": 1}
+        new = made_up(runs=[DATA["runs"][0] | {"command": "later"}], limits=[], optimizer=[], launches=[], checks=[],
+                      steps=[step], failed=[], not_run=[], versions={"cuda": "13"})
+        merged = merge.added(made_up(), new, ["gpt_1b5"])
+        self.assertEqual([run["command"] for run in merged["runs"]], ["benchmarks/run_gpu", "later"])
+        self.assertEqual(merged["steps"], [step])  # what failed before, and what was measured, are of the work
+        self.assertEqual((merged["failed"], merged["checks"]), ([], []))
+        for name in ("limits", "optimizer", "launches", "not_run"):
+            self.assertEqual(merged[name], DATA[name], name)
+        self.assertEqual(merged["versions"], {"torch": "2.11.0", "cuda": "13"})
+        page.text(merged)
+
+    def test_tests_are_replaced_where_there_are_new_ones(self):
+        broken = {"key": "tests", "what": "test a", "round": None, "why": "x"}
+        earlier = made_up(tests=[{"name": "a"}], failed=[broken])
+        self.assertEqual(merge.added(earlier, made_up(failed=[]), [])["failed"], [broken])
+        new = made_up(tests=[{"name": "a"}, {"name": "b"}], failed=[])
+        merged = merge.added(earlier, new, [])
+        self.assertEqual((len(merged["tests"]), merged["failed"]), (2, []))
+
+    def test_keys_name_their_section(self):
+        self.assertEqual([merge.section_of(key) for key in ("optimizer/fp32", "steps/gpt_7b/torch_ddp", "checks/gpt_7b",
+                                                            "launches", "tests", "build")],
+                         ["optimizer", "gpt_7b", "gpt_7b", "launches", None, None])
 
 
 class Page(unittest.TestCase):
@@ -106,7 +150,7 @@ class Page(unittest.TestCase):
 
     def test_it_names_gpu_commit_and_what_is_missing(self):
         text = page.text(made_up())
-        for wanted in ("# Tessera on GPU X", "| commit | abc |", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
+        for wanted in ("# Tessera on GPU X", "| run 1 | commit abc, 2000", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
                        "No test was run", "## Failed", "  trace\n  OutOfMemoryError: 90 GiB", "## Not run",
                        "optimizer, PyTorch chain_bf16, from round 1 on: 3 s of 380"):
             self.assertIn(wanted, text)
@@ -128,9 +172,10 @@ class Page(unittest.TestCase):
         self.assertIn("| device_kernels_test | passed | 2.5 |", page.text(made_up(tests=tests)))
 
     def test_a_tree_without_git_is_not_called_clean(self):
-        self.assertIn("| commit | abc with uncommitted changes |",
-                      page.text(made_up(commit={"hash": "abc", "dirty": True})))
-        self.assertIn("| commit | unknown |", page.text(made_up(commit={"hash": "unknown", "dirty": None})))
+        run, = DATA["runs"]
+        for dirty, wanted in ((True, "commit abc with uncommitted changes,"), (None, "commit abc,")):
+            runs = [run | {"commit": {"hash": "abc", "dirty": dirty}}]
+            self.assertIn(wanted, page.text(made_up(runs=runs)))
 
     def test_cells(self):
         self.assertEqual([page.cell(value) for value in (None, 0.12345678, 123456.7, 1 << 20, "a|b\nc")],

@@ -23,21 +23,27 @@ class Works(unittest.TestCase):
                 self.assertEqual(work.parameters(), sum(p.numel() for p in make_model(work.model).parameters()))
 
     def test_sizes_are_those_of_their_names(self):
-        sizes = [work.parameters() / 1e6 for work in full_works()]
-        for size, wanted in zip(sizes, (124, 1558, 6654), strict=True):
-            self.assertAlmostEqual(size, wanted, delta=1)
+        wanted = {"124m": 124, "1b5": 1558, "7b": 6654}
+        for work in full_works():
+            self.assertAlmostEqual(work.parameters() / 1e6, wanted[work.name.split("_")[1]], delta=1)
 
     def test_large_models_recompute_their_blocks(self):
-        self.assertEqual([work.model["recompute"] for work in full_works()], [False, True, True])
+        for work in full_works():
+            self.assertEqual(work.model["recompute"], work.parameters() > 1e9, work.name)
 
     def test_seven_billion_fit_a_gpu_of_139_gib_and_not_one_of_78(self):
-        needs = full_works()[-1].needs_bytes() / 2**30
-        self.assertTrue(120 < needs < 139, needs)
-        self.assertLess(full_works()[1].needs_bytes() / 2**30, 78)
+        needs = {work.name: work.needs_bytes() / 2**30 for work in full_works()}
+        self.assertTrue(120 < needs["gpt_7b"] < 139, needs)
+        self.assertLess(needs["gpt_1b5"], 78)
 
     def test_contenders_are_known(self):
         for work in full_works() + quick_works():
             self.assertLessEqual(set(work.contenders), set(CONTENDERS), work.name)
+
+    def test_ranks_that_share_a_gpu_share_the_batch(self):
+        for work in full_works() + quick_works():
+            for name in work.contenders:
+                self.assertEqual(work.batch % CONTENDERS[name].ranks, 0, (work.name, name))
 
     def test_tokens_of_a_step_are_in_the_file(self):
         for work in full_works() + quick_works():

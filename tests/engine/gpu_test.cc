@@ -263,7 +263,7 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
 TEST_F(Gpu, UploadsBesideWhatIsComputed) {
   on_ranks(1, [&](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
-    Tiny model({});
+    Tiny model = make_tiny({}, true);
     Engine engine(model, strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kNccl), mesh);
     std::string wrong;
     for (int round = 0; round < 20; ++round) {

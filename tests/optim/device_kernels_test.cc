@@ -54,13 +54,22 @@ class Shared {
   }
   T* data() const { return data_; }
   std::vector<T> values() const {
-#if !defined(TESSERA_CUDA_ON_HOST)
-    check(cudaDeviceSynchronize());
-#endif
+    wait();
     return std::vector<T>(data_, data_ + numel_);
+  }
+  /// When what the device was told before is done.
+  void set(std::size_t i, const T& value) {
+    wait();
+    data_[i] = value;
   }
 
  private:
+  static void wait() {
+#if !defined(TESSERA_CUDA_ON_HOST)
+    check(cudaDeviceSynchronize());
+#endif
+  }
+
   std::size_t numel_;
   T* data_ = nullptr;
 };
@@ -230,7 +239,7 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
     check(cuda::update_step(run, step.tables, nullptr));
   }
   // Nobody used the parameter: only its average moves.
-  step.used.data()[0] = 0;
+  step.used.set(0, 0);
   cpu.average(problem.slice(begin, end));
   step.decide(request_of(cpu, 0.01, 4));
   check(cuda::update_step(run, step.tables, nullptr));
@@ -302,7 +311,7 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
   const DeviceProblem device(problem);
   QueuedStep step;
   for (double sum : {1.0, static_cast<double>(NAN), HUGE_VAL, 1.0}) {
-    step.sum.data()[0] = sum;
+    step.sum.set(0, sum);
     step.decide(request_of(optimizer, 0.01));
     const DeviceDecision decision = step.decision.values()[0];
     EXPECT_EQ(decision.is_skipped, std::isfinite(sum) ? 0 : 1);
@@ -320,9 +329,9 @@ TEST_F(DeviceKernels, ANonFiniteNormSkipsTheStepAndCountsIt) {
 TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   constexpr int kParameters = 700;  // more than a thread block has threads
   QueuedStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
-  step.used.data()[3] = 0;
-  for (int p = 3; p < kParameters; ++p) step.steps.data()[p] = p;
-  step.sum.data()[0] = 1e6;
+  step.used.set(3, 0);
+  for (int p = 3; p < kParameters; ++p) step.steps.set(p, p);
+  step.sum.set(0, 1e6);
   const RuleOptimizer optimizer(adamw());
   step.decide(request_of(optimizer, 3e-4, 3, 0.125));
   const double mean = 1.0 / (3 * 1024.0), norm = std::sqrt(1e6) * mean;
@@ -373,7 +382,7 @@ TEST_F(DeviceKernels, TheLossScaleMovesAsOnTheCpu) {
   StepRequest request = request_of(RuleOptimizer(adamw()), 0.01);
   request.loss_scale = cpu.rule();
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
-    step.sum.data()[0] = outcome == 'x' ? HUGE_VAL : 1.0;
+    step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
     // The host knows of no skip yet: the ratio is that of all which were.
     request.known_skipped = step.decision.values()[0].skipped;
     step.decide(request);
@@ -390,7 +399,7 @@ TEST_F(DeviceKernels, TheLearningRateIsThatOfTheStepsApplied) {
   for (int k = 0; k <= kMostStepsInFlight; ++k) request.lr_ratios[k] = 1.0 / (1 + k);
   int skipped = 0;
   for (const bool overflow : {false, true, true, false}) {
-    step.sum.data()[0] = overflow ? HUGE_VAL : 1.0;
+    step.sum.set(0, overflow ? HUGE_VAL : 1.0);
     step.decide(request);  // known_skipped stays 0
     EXPECT_EQ(step.decision.values()[0].lr, 0.5 / (1 + skipped));
     skipped += overflow ? 1 : 0;
@@ -420,9 +429,10 @@ TEST_F(DeviceKernels, ParametersOfOneRunMayHaveTakenPartInDifferentSteps) {
           {static_cast<std::uint32_t>(begin / kParameterAlign), static_cast<std::uint32_t>(begins.size())});
     }
     const Shared<ParameterBegin> device_begins(begins);
-    step.steps.data()[0] = 1;
-    step.steps.data()[1] = 5;
-    step.used.data()[1] = step.used.data()[3] = 0;
+    step.steps.set(0, 1);
+    step.steps.set(1, 5);
+    step.used.set(1, 0);
+    step.used.set(3, 0);
     DeviceRun run = device.run(cpu, problem, 0, end);
     run.parameters = 4;
     run.begins = device_begins.data();

@@ -24,7 +24,7 @@
 #undef __device__
 #define __device__
 #undef __launch_bounds__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 namespace cuda_on_host {
 

@@ -4,6 +4,7 @@
     eager    the plain module: bf16 parameters, fp32 masters beside it, as users keep them by hand
     ddp      the same in DistributedDataParallel
     fsdp2    fully_shard a block, the rest as the root; fp32 shards, MixedPrecisionPolicy(bf16, reduced in fp32)
+    fsdp2_host   the same with CPUOffloadPolicy: shards, gradients and moments in the host's memory, AdamW on its CPU
 
 Everyone has fused AdamW, the same weights and tokens, and blocks that are computed again in backward where the model
 file says "recompute". Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
@@ -13,13 +14,14 @@ from the first, "allocated_peak_bytes": of tensors in the timed steps, null on t
 """
 
 import argparse
+import contextlib
 
 import torch
 import torch.distributed as dist
 from on_device import Device
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from common import ADAMW, Batches, Ranks, new_model, read_model_config, standard_output  # on_device says where it is
@@ -30,9 +32,11 @@ def recompute_blocks(model):
         model.blocks[number] = checkpoint_wrapper(block, preserve_rng_state=False)  # there is no dropout
 
 
-def shard(model, device):
+def shard(model, device, on_host):
     arguments = {"mesh": init_device_mesh(device.name, (1,)),
                  "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+    if on_host:
+        arguments["offload_policy"] = CPUOffloadPolicy()
     for unit in model.units():
         fully_shard(unit, reshard_after_forward=True, **arguments)
     fully_shard(model, **arguments)
@@ -48,8 +52,8 @@ class Trainer:
         if config.get("recompute"):
             recompute_blocks(model)
         self.masters = []
-        if contender == "fsdp2":
-            self.module = shard(model, device)
+        if contender in ("fsdp2", "fsdp2_host"):
+            self.module = shard(model, device, contender == "fsdp2_host")
         else:
             self.masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
             self.module = model.bfloat16()
@@ -89,6 +93,13 @@ def batches_of(options, config, ranks, device):
             for number in range(options.warm_up + options.steps)]
 
 
+def profiled(path):
+    """A context in which PyTorch's profiler runs, if there is a path for its Chrome trace."""
+    if path is None:
+        return contextlib.nullcontext()
+    return torch.profiler.profile(on_trace_ready=lambda profiler: profiler.export_chrome_trace(path))
+
+
 def run_steps(trainer, batches, warm_up, device):
     """The line to print. The host is a step ahead of the device, as Tessera's is: a step's end is waited for when the
     next one is under way."""
@@ -109,12 +120,13 @@ def run_steps(trainer, batches, warm_up, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--contender", choices=["eager", "ddp", "fsdp2"], required=True)
+    parser.add_argument("--contender", choices=["eager", "ddp", "fsdp2", "fsdp2_host"], required=True)
     parser.add_argument("--model", required=True, help="model file (JSON)")
     parser.add_argument("--tokens", required=True, help="token file of llm.c, 16 bits a token")
     parser.add_argument("--batch", type=int, required=True, help="samples of a step")
     parser.add_argument("--warm-up", type=int, required=True, help="steps before the timed ones, 1 or more")
     parser.add_argument("--steps", type=int, required=True, help="timed steps")
+    parser.add_argument("--trace", metavar="FILE", help="Chrome trace of all steps, which are slower then")
     options = parser.parse_args()
     ranks, device = Ranks(), Device(options.device)
     with standard_output() as emit:
@@ -124,7 +136,9 @@ def main():
             dist.init_process_group(device.backend, rank=ranks.rank, world_size=ranks.count)
         config = read_model_config(options.model)
         trainer = Trainer(config, options.contender, device)
-        emit(run_steps(trainer, batches_of(options, config, ranks, device), options.warm_up, device))
+        batches = batches_of(options, config, ranks, device)
+        with profiled(options.trace):
+            emit(run_steps(trainer, batches, options.warm_up, device))
         if options.contender != "eager":
             dist.destroy_process_group()
 

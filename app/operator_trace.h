@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+
+namespace tessera::app {
+
+/// LibTorch's own profiler (Kineto) around some steps: which operators ran when, and on a GPU which kernels and copies.
+class OperatorTrace {
+ public:
+  /// Throws tessera::Error (69) where this LibTorch was built without Kineto.
+  void start();
+  bool is_on() const { return is_on_; }
+  /// Ends it, and writes a Chrome trace. Throws tessera::Error (73) where the file cannot be written.
+  void write(const std::filesystem::path& path);
+
+ private:
+  bool is_on_ = false;
+};
+
+}  // namespace tessera::app

@@ -3,21 +3,23 @@
 #include <ATen/Context.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "engine/loop/end_of_backward.h"
+#include "engine/activations/saved_tensor_hooks.h"
 #include "engine/loop/recomputing.h"
+#include "sharding/unit.h"
 
 namespace tessera {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+namespace autograd = torch::autograd;
 
 /// The state of each generator that a function of some inputs may draw from: the CPU's, and those of the inputs'
 /// devices. Reading a GPU's does not wait for it.
@@ -62,80 +64,191 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-/// What backward needs to run forward again.
-struct Replay : torch::CustomClassHolder {
-  TensorFunction function;
-  at::ThreadLocalState thread_state;
-  RandomStates random_states;
-  std::vector<char> requires_grad;  ///< of the defined inputs
-  std::vector<char> is_defined;     ///< [input]; autograd takes the defined ones only
+/// Ends the second run of a function as soon as backward has what it needs. No std::exception, so a program that catches those lets
+/// it pass.
+struct NothingIsMissing {};
 
-  /// All inputs, from those that are defined.
-  variable_list all_inputs(at::ArrayRef<at::Tensor> defined) const {
-    variable_list inputs(is_defined.size());
-    for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
-      if (is_defined[i]) inputs[i] = defined[next++];
+/// One call of checkpoint(), for as long as its graph lives. The graph is that of the first run; what its operators saved for backward
+/// was not kept, but for parameters, which live anyway and whose storages are released and filled by others. The first
+/// node that wants such a tensor has the function run again, until all of them were saved once more. Nodes take them away one by one,
+/// so memory falls as backward proceeds.
+class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> {
+ public:
+  Call(TensorFunction function, const std::vector<at::Tensor>& inputs)
+      : function_(std::move(function)), random_states_(RandomStates::of(inputs)) {
+    for (const at::Tensor& input : inputs) {
+      requires_grad_.push_back(input.defined() && input.requires_grad());
+      inputs_.emplace_back(input, /*is_output=*/false);
     }
-    return inputs;
   }
+
+  std::vector<at::Tensor> first_run(const std::vector<at::Tensor>& inputs) {
+    const SavedTensorScope scope(*this);
+    return function_(inputs);
+  }
+
+  std::unique_ptr<autograd::SavedVariableHooks> make() override;
+
+ private:
+  /// What the first run saved.
+  struct Saved {
+    bool is_kept = false;
+    std::vector<std::int64_t> sizes;
+    at::TensorOptions options;
+
+    bool is_like(const at::Tensor& tensor) const {
+      return tensor.sizes() == at::IntArrayRef(sizes) && tensor.dtype() == options.dtype() &&
+             tensor.device() == options.device();
+    }
+  };
+  /// The same of the second run.
+  struct Again {
+    at::Tensor tensor;
+    std::uint32_t version = 0;
+  };
+  class Hooks;
+  class SecondRun;
+
+  std::size_t add(const at::Tensor& tensor, bool is_kept) {
+    if (!is_kept) last_ = saved_.size();
+    saved_.push_back({is_kept, tensor.sizes().vec(), tensor.options()});
+    return saved_.size() - 1;
+  }
+  at::Tensor take(std::size_t i);
+  void run_again();
+
+  const TensorFunction function_;
+  const at::ThreadLocalState thread_state_;
+  RandomStates random_states_;
+  std::vector<autograd::SavedVariable> inputs_;
+  std::vector<char> requires_grad_;  ///< [input]
+  std::vector<Saved> saved_;
+  std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
+
+  std::mutex mutex_;
+  std::vector<Again> again_;  ///< [saved], from the second run until they are taken
+  int graph_task_ = -1;       ///< the backward that it was for
 };
 
-struct Recompute : torch::autograd::Function<Recompute> {
-  /// `inputs` must be a TensorList: autograd looks for differentiable inputs in no other kind of list, a vector
-  /// included.
-  static variable_list forward(AutogradContext* context, at::TensorList inputs, c10::intrusive_ptr<Replay> replay) {
-    for (const at::Tensor& input : inputs) replay->requires_grad.push_back(input.requires_grad());
-    context->save_for_backward(inputs.vec());
-    context->saved_data["replay"] = c10::IValue::make_capsule(replay);
+/// Of a tensor that the first run saves.
+class Call::Hooks final : public autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    const bool is_kept = (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor);
+    if (is_kept) {
+      version_ = autograd::impl::version_counter(tensor);
+      saved_version_ = version_.current_version();
+      kept_ =
+          tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());  // one that its own graph holds would never go
+    }
+    index_ = call_->add(tensor, is_kept);
+    if (is_kept) call_.reset();
+  }
+  at::Tensor call_unpack_hook() override {
+    if (!kept_.defined()) return call_->take(index_);
+    TORCH_CHECK(version_.current_version() == saved_version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "parameter that checkpoint()'s function uses is at version ",
+                version_.current_version(), "; expected version ", saved_version_, " instead.");
+    return kept_;
+  }
+
+ private:
+  std::shared_ptr<Call> call_;  ///< of a tensor that is not kept
+  std::size_t index_ = 0;
+  at::Tensor kept_;
+  c10::VariableVersion version_;
+  std::uint32_t saved_version_ = 0;
+};
+
+std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_unique<Hooks>(shared_from_this()); }
+
+/// Collects what the second run saves. Its own graph is nobody's.
+class Call::SecondRun final : public SavedTensorHooks {
+ public:
+  explicit SecondRun(Call& call) : call_(call) { call_.again_.assign(call_.saved_.size(), {}); }
+
+  std::unique_ptr<autograd::SavedVariableHooks> make() override { return std::make_unique<Collector>(*this); }
+
+ private:
+  class Collector final : public autograd::SavedVariableHooks {
+   public:
+    explicit Collector(SecondRun& run) : run_(run) {}
+    void call_pack_hook(const at::Tensor& tensor) override { run_.add(tensor); }
+    at::Tensor call_unpack_hook() override {
+      TORCH_CHECK(false, "checkpoint(): the second run's graph has no backward");
+    }
+
+   private:
+    SecondRun& run_;
+  };
+
+  void add(const at::Tensor& tensor) {
+    const std::size_t i = next_++;
+    const Saved& saved = call_.saved_[i];  // no second run comes behind the last one
+    TORCH_CHECK(
+        saved.is_like(tensor), "checkpoint(): the function saved a tensor of shape ", at::IntArrayRef(saved.sizes),
+        ", ", saved.options.dtype(), ", and in its place one of shape ", tensor.sizes(), ", ", tensor.dtype(),
+        " when it ran again for backward. It must compute the same both times. hint: it may not depend on state "
+        "that it changes");
+    if (saved.is_kept) return;
     const at::NoGradGuard no_grad;
-    return replay->function(replay->all_inputs(inputs));
+    call_.again_[i] = {tensor.detach(), static_cast<std::uint32_t>(tensor._version())};
+    if (i == call_.last_) throw NothingIsMissing();
   }
 
-  static variable_list backward(AutogradContext* context, variable_list output_gradients) {
-    const auto capsule = context->saved_data["replay"].toCapsule();
-    Replay& replay = static_cast<Replay&>(*capsule);
-    variable_list inputs = context->get_saved_variables();
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i] = inputs[i].detach().set_requires_grad(replay.requires_grad[i] != 0);
-    }
-    variable_list outputs;
-    {
-      const at::ThreadLocalStateGuard as_in_forward(replay.thread_state);
-      const at::AutoGradMode with_grad(true);
-      const WithRandomStates same_random_numbers(replay.random_states);
-      const Recomputing second_time;
-      outputs = replay.function(replay.all_inputs(inputs));
-    }
-    variable_list roots, seeds;
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (!outputs[i].defined() || !outputs[i].requires_grad() || !output_gradients[i].defined()) continue;
-      roots.push_back(outputs[i]);
-      seeds.push_back(output_gradients[i]);
-    }
-    if (!roots.empty()) {
-      const InnerBackward inner;
-      torch::autograd::backward(roots, seeds);
-    }
-    variable_list gradients;
-    for (const at::Tensor& input : inputs) gradients.push_back(input.requires_grad() ? input.grad() : at::Tensor());
-    gradients.emplace_back();  // of the replay itself
-    return gradients;
-  }
+  Call& call_;
+  std::size_t next_ = 0;
 };
+
+void Call::run_again() {
+  std::vector<at::Tensor> inputs;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    at::Tensor input = inputs_[i].unpack();
+    if (input.defined()) input = input.detach().set_requires_grad(requires_grad_[i] != 0);
+    inputs.push_back(std::move(input));
+  }
+  const at::ThreadLocalStateGuard as_in_forward(thread_state_);
+  const at::AutoGradMode with_grad(true);
+  const WithRandomStates same_random_numbers(random_states_);
+  const Recomputing second_time;
+  SecondRun run(*this);
+  const SavedTensorScope scope(run);
+  try {
+    function_(inputs);
+  } catch (const NothingIsMissing&) {
+    return;
+  }
+  TORCH_CHECK(false, "checkpoint(): the function saved fewer tensors when it ran again for backward than the ",
+              saved_.size(),
+              " of its first run. It must compute the same both times. hint: it may not depend on state "
+              "that it changes");
+}
+
+/// Each backward has a second run; a tensor that is wanted twice in one, for which it is made again, is rare.
+at::Tensor Call::take(std::size_t i) {
+  const std::lock_guard lock(mutex_);
+  const int graph_task = autograd::get_current_graph_task_id();
+  if (graph_task != graph_task_ || again_.empty() || !again_[i].tensor.defined()) {
+    again_.clear();
+    run_again();
+    graph_task_ = graph_task;
+  }
+  const Again again = std::exchange(again_[i], {});
+  TORCH_CHECK(again.tensor._version() == again.version,
+              "one of the variables needed for gradient computation has been modified by an inplace operation, in "
+              "checkpoint()'s function: it is at version ",
+              again.tensor._version(), "; expected version ", again.version, " instead.");
+  return again.tensor;
+}
 
 }  // namespace
 
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  auto replay = c10::make_intrusive<Replay>();
-  replay->function = function;
-  replay->random_states = RandomStates::of(inputs);
-  std::vector<at::Tensor> defined;
-  for (const at::Tensor& input : inputs) {
-    replay->is_defined.push_back(input.defined());
-    if (input.defined()) defined.push_back(input);
-  }
-  return Recompute::apply(at::TensorList(defined), replay);
+  return std::make_shared<Call>(function, inputs)->first_run(inputs);
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input) {

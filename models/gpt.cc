@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/initialisation.h"
+#include "models/linear.h"
 
 namespace tessera::models {
 namespace {
@@ -37,13 +38,13 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), heads = config_.heads;
   // [B, T, 3 * width] -> three of [B, heads, T, width / heads]. Backward of a split puts the three gradients side by side in one
   // copy, as the product before it wants them; that of unbind would take a second one.
-  std::vector<at::Tensor> qkv = qkv_->forward(x).split(config_.width, 2);
+  std::vector<at::Tensor> qkv = linear(qkv_, x).split(config_.width, 2);
   for (at::Tensor& part : qkv) part = part.view({batch, time, heads, -1}).transpose(1, 2);
   const double dropout = is_training() ? config_.dropout : 0.0;
   const at::Tensor mixed =
       at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], /*attn_mask=*/{}, dropout, /*is_causal=*/true);
   const at::Tensor joined = mixed.transpose(1, 2).reshape({batch, time, config_.width});
-  return at::dropout(projection_->forward(joined), config_.dropout, is_training());
+  return at::dropout(linear(projection_, joined), config_.dropout, is_training());
 }
 
 MLPImpl::MLPImpl(const GPTConfig& config)
@@ -55,7 +56,7 @@ MLPImpl::MLPImpl(const GPTConfig& config)
 }
 
 at::Tensor MLPImpl::forward(const at::Tensor& x) {
-  return at::dropout(down_->forward(at::gelu(up_->forward(x), "tanh")), dropout_, is_training());
+  return at::dropout(linear(down_, at::gelu(linear(up_, x), "tanh")), dropout_, is_training());
 }
 
 BlockImpl::BlockImpl(const GPTConfig& config)
@@ -99,7 +100,7 @@ at::Tensor GPTImpl::logits(const at::Tensor& tokens) {
         config_.recompute, [block](const at::Tensor& input) { return block->forward(input); }, x);
   }
   x = norm_->forward(x);
-  return config_.tie_head ? at::linear(x, token_embedding_->weight) : head_->forward(x);
+  return config_.tie_head ? at::linear(x, token_embedding_->weight) : linear(head_, x);
 }
 
 }  // namespace tessera::models

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "models/initialisation.h"
+#include "models/linear.h"
 
 namespace tessera::models {
 
@@ -105,17 +106,17 @@ static at::Tensor repeat_heads(const at::Tensor& x, std::int64_t groups) {
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const Rotary& rotary, const at::Tensor& mask) {
   const std::int64_t heads = config_.num_attention_heads, shared = config_.key_value_heads();
-  at::Tensor q = split_heads(q_proj_->forward(x), heads), k = split_heads(k_proj_->forward(x), shared);
+  at::Tensor q = split_heads(linear(q_proj_, x), heads), k = split_heads(linear(k_proj_, x), shared);
   if (config_.qk_norm) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
   q = rotary.rotate(q);
   k = repeat_heads(rotary.rotate(k), heads / shared);
-  const at::Tensor v = repeat_heads(split_heads(v_proj_->forward(x), shared), heads / shared);
+  const at::Tensor v = repeat_heads(split_heads(linear(v_proj_, x), shared), heads / shared);
   const std::optional<at::Tensor> seen = mask.defined() ? std::optional(mask) : std::nullopt;
   const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, seen, 0.0, /*is_causal=*/!mask.defined());
-  return o_proj_->forward(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
+  return linear(o_proj_, mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
@@ -130,7 +131,7 @@ LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
 }
 
 at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
-  return down_proj_->forward(at::silu(gate_proj_->forward(x)) * up_proj_->forward(x));
+  return linear(down_proj_, at::silu(linear(gate_proj_, x)) * linear(up_proj_, x));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config)
@@ -181,7 +182,7 @@ at::Tensor LlamaImpl::logits(const at::Tensor& tokens) {
     x = run_block(config_.recompute, run, x);
   }
   x = model_->norm->forward(x);
-  return config_.tie_word_embeddings ? at::linear(x, model_->embed_tokens->weight) : lm_head_->forward(x);
+  return config_.tie_word_embeddings ? at::linear(x, model_->embed_tokens->weight) : linear(lm_head_, x);
 }
 
 }  // namespace tessera::models

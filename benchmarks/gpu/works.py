@@ -61,7 +61,7 @@ def full_works():
         Work("gpt_1b5", "GPT of 1.5 B parameters, blocks recomputed", _gpt(48, 1600, 25, True), batch=8, steps=10,
              warm_up=3, estimate_s=20, limit_s=90),
         Work("gpt_7b", "GPT of 6.7 B parameters, blocks recomputed", _gpt(32, 4096, 32, True), batch=4, steps=6,
-             warm_up=2, estimate_s=45, limit_s=150,
+             warm_up=2, estimate_s=35, limit_s=150,
              contenders=("torch_fsdp2", "tessera_full_shard", "torch_eager")),
         Work("gpt_124m_shared", "GPT of 124 M parameters, ranks that share the GPU", _gpt(12, 768, 12, False), batch=16,
              steps=20, warm_up=5, estimate_s=12, limit_s=60, contenders=SHARED),

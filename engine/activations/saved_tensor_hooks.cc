@@ -13,6 +13,7 @@ namespace {
 namespace autograd = torch::autograd;
 
 thread_local std::vector<std::weak_ptr<SavedTensorHooks>> hooks_of_thread;
+thread_local std::vector<SavedTensorHooks*> scopes_of_thread;
 
 /// The last of this thread's hooks that live, or null.
 std::shared_ptr<SavedTensorHooks> current_hooks() {
@@ -40,6 +41,7 @@ class HookingEngine final : public autograd::Engine {
   std::unique_ptr<autograd::AnomalyMetadata> make_anomaly_metadata() override { return inner_.make_anomaly_metadata(); }
 
   std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (!scopes_of_thread.empty()) return scopes_of_thread.back()->make();
     if (auto others = inner_.get_default_saved_variable_hooks()) return others;
     if (hooks_of_thread.empty() || autograd::get_current_graph_task_id() != -1) return nullptr;
     const std::shared_ptr<SavedTensorHooks> hooks = current_hooks();
@@ -53,16 +55,27 @@ class HookingEngine final : public autograd::Engine {
 HookingEngine* hooking_engine = nullptr;  // never destroyed: LibTorch may ask it until the process ends
 autograd::Engine& engine_with_hooks() { return *hooking_engine; }
 
-}  // namespace
-
-void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks) {
+void put_our_engine_in_place() {
   static std::once_flag once;
   std::call_once(once, [] {
     hooking_engine = new HookingEngine(autograd::Engine::get_default_engine());
     autograd::set_default_engine_stub(&engine_with_hooks);
   });
+}
+
+}  // namespace
+
+void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks) {
+  put_our_engine_in_place();
   const auto are_these = [&](const std::weak_ptr<SavedTensorHooks>& each) { return each.lock() == hooks; };
   if (std::ranges::none_of(hooks_of_thread, are_these)) hooks_of_thread.emplace_back(hooks);
 }
+
+SavedTensorScope::SavedTensorScope(SavedTensorHooks& hooks) {
+  put_our_engine_in_place();
+  scopes_of_thread.push_back(&hooks);
+}
+
+SavedTensorScope::~SavedTensorScope() { scopes_of_thread.pop_back(); }
 
 }  // namespace tessera

@@ -22,4 +22,13 @@ class SavedTensorHooks {
 /// else on to the one that was there: LibTorch's own, or that of the Python package torch.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
 
+/// While it lives, `hooks` and no others make those of what an operator on this thread saves, inside a backward too. Scopes nest.
+class SavedTensorScope {
+ public:
+  explicit SavedTensorScope(SavedTensorHooks& hooks);
+  ~SavedTensorScope();
+  SavedTensorScope(const SavedTensorScope&) = delete;
+  SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+};
+
 }  // namespace tessera

@@ -28,7 +28,6 @@ struct ScalarLane {
     return __builtin_sqrtf(x);
 #endif
   }
-  static TESSERA_ALWAYS_INLINE Float divide(Float a, Float b) { return a / b; }
 };
 
 }  // namespace

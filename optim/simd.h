@@ -148,7 +148,6 @@ struct Simd {
   static TESSERA_ALWAYS_INLINE Float float_of(Bits lanes) { return Float(lanes); }
 
   /// Exactly rounded, as IEEE 754 wants it of a square root.
-  static TESSERA_ALWAYS_INLINE Float divide(Float a, Float b) { return a / b; }
   static TESSERA_ALWAYS_INLINE Float sqrt(Float lanes) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_maskz_sqrt_ps(kAll, __m512(lanes)));

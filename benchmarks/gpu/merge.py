@@ -15,7 +15,8 @@ def added(earlier, new, names):
         return [entry for entry in entries if section(entry) not in names]
 
     merged = dict(new)
-    merged["runs"] = earlier["runs"] + new["runs"]
+    before = [run | {"sections": [name for name in run["sections"] if name not in names]} for run in earlier["runs"]]
+    merged["runs"] = [run for run in before if run["sections"]] + new["runs"]
     merged["versions"] = earlier["versions"] | new["versions"]
     for name in ("contenders", "works"):
         known = {entry["name"] for entry in new[name]}

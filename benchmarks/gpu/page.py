@@ -36,8 +36,8 @@ def markdown(table):
 
 def _run(run):
     changed = {True: " with uncommitted changes", False: "", None: ""}[run["commit"]["dirty"]]
-    return (f"commit {run['commit']['hash']}{changed}, {run['started']}, {run['seconds']:.0f} s of {run['budget_s']:.0f}: "
-            f"`{run['command']}`")
+    return (f"{', '.join(run['sections'])}: commit {run['commit']['hash']}{changed}, {run['started']}, "
+            f"{run['seconds']:.0f} s of {run['budget_s']:.0f}: `{run['command']}`")
 
 
 def _facts(data):

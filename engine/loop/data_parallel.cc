@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -13,7 +14,6 @@
 #include <vector>
 
 #include "engine/expect.h"
-#include "engine/loop/end_of_backward.h"
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
 #include "runtime/border/throw.h"
@@ -194,7 +194,7 @@ void DataParallel::State::on_gradient() {
   *will_average = true;
   // A backward that throws drops its callbacks; then the next one must not think that it has one.
   const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
-  at_end_of_backward([this, at_its_end] { average(); });
+  autograd::Engine::get_default_engine().queue_callback([this, at_its_end] { average(); });
 }
 
 void DataParallel::State::average() {

@@ -3,13 +3,11 @@
 #include <math.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "optim/average_element.h"
 #include "optim/clip.h"
 #include "optim/cuda/device_runs.cuh"
 #include "optim/cuda/device_step.h"
-#include "optim/cuda/fast_lane.cuh"
 #include "optim/scaled_gradient.h"
 #include "optim/scaled_lr.h"
 #include "runtime/base/cuda_launch.h"
@@ -19,7 +17,6 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;
 // So many blocks find room on a processor with the registers that an update takes, and a launch has twice as many.
 constexpr int kResidentBlocks = 3;
 constexpr int kBlocksPerProcessor = 2 * kResidentBlocks;
@@ -179,28 +176,9 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
-  using Next = RuleElement<ScalarLane, Rule::kStates>;
-
-  /// The rule's formula for element `k`.
-  template <class Lane>
-  static __device__ __forceinline__ Next element(const Constants& c, float gradient, float weight,
-                                                 const Run<float> (&states)[Rule::kStates], int k) {
-    float old[Rule::kStates];
-#pragma unroll
-    for (int s = 0; s < Rule::kStates; ++s) old[s] = states[s].values[k];
-    const RuleElement<Lane, Rule::kStates> made =
-        Rule::template element<Lane>(c, gradient, weight, static_cast<const float*>(old));
-    Next next;
-    next.weight = made.weight;
-    next.root = made.root;
-#pragma unroll
-    for (int s = 0; s < Rule::kStates; ++s) next.states[s] = made.states[s];
-    return next;
-  }
 
   /// What this thread computes of the 256 elements from `begin` on. `left`: how many of the run there are from its first on. All
   /// threads of a warp call together.
-  template <class Lane>
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Constants& c,
                                                   const NoiseKey& key, std::uint32_t parameter, float scale,
                                                   std::size_t i, std::size_t left) {
@@ -215,43 +193,29 @@ struct Update {
       states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(a.states[s], i, left);
     });
     Run<float> next_weight = {}, scaled;
+    Run<std::uint32_t> noise = {};
     // A constant 0 leaves no trace of the clipping where there is none.
     for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, 0.0f); });
     if (a.clip_value > 0.0f) {
       for_run([&](int k) { scaled.values[k] = scaled_gradient(gradient.values[k], scale, a.clip_value); });
     }
-    // Four at a time: enough to be under way together, and few enough for the registers.
+    for_run([&](int k) {
+      float old[Rule::kStates];
 #pragma unroll
-    for (int first = 0; first < kPerThread; first += kTogether) {
-      Next next[kTogether];
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        next[k] = element<Lane>(c, scaled.values[first + k], weight.values[first + k], states, first + k);
+      for (int s = 0; s < Rule::kStates; ++s) old[s] = states[s].values[k];
+      const RuleElement<ScalarLane, Rule::kStates> next =
+          Rule::template element<ScalarLane>(c, scaled.values[k], weight.values[k], static_cast<const float*>(old));
+      next_weight.values[k] = next.weight;
+      for_states<Rule>(
+          [&]<int s>() { states[s].values[k] = StateOf<Rule, kStates, s>::kKeepsRoot ? next.root : next.states[s]; });
+      if constexpr (kStates != StateDType::kF32) {
+        const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
+        noise.values[k] = noise_at(key, element * kNoiseStride);
       }
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        const int at = first + k;
-        if constexpr (!std::is_same_v<Lane, ScalarLane>) {
-          if (!(next[k].weight == next[k].weight)) {
-            next[k] = element<ScalarLane>(c, scaled.values[at], weight.values[at], states, at);
-          }
-        }
-        next_weight.values[at] = next[k].weight;
-        for_states<Rule>([&]<int s>() {
-          states[s].values[at] = StateOf<Rule, kStates, s>::kKeepsRoot ? next[k].root : next[k].states[s];
-        });
-      }
-    }
+    });
     Weights<kWeights>::store(a, i, left, next_weight);
     if (a.average.values != nullptr) {
       average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
-    }
-    Run<std::uint32_t> noise = {};
-    if constexpr (kStates != StateDType::kF32) {
-      for_run([&](int k) {
-        const auto number = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
-        noise.values[k] = noise_at(key, number * kNoiseStride);
-      });
     }
     for_states<Rule>([&]<int s>() {
       using State = StateOf<Rule, kStates, s>;
@@ -290,9 +254,9 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     // Where all are there, `left` is a constant, and nothing asks for each element whether it is.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin >= kStateBlock) {
-      Elements::template elements<FastLane>(run, t, c, key, parameter, scale, i, kStateBlock);
+      Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock);
     } else {
-      Elements::template elements<ScalarLane>(run, t, c, key, parameter, scale, i, left);
+      Elements::elements(run, t, c, key, parameter, scale, i, left);
     }
   }
 }

@@ -72,7 +72,7 @@ struct AdamRule {
     const Float first = states[0] + (g - states[0]) * c.one_minus_beta1;
     const Float second = states[1] * c.beta2 + (g * g) * c.one_minus_beta2;
     const Float root = V::sqrt(second);
-    return {weight - V::divide(c.step_size * first, root + c.eps), {first, second}, root};
+    return {weight - (c.step_size * first) / (root + c.eps), {first, second}, root};
   }
 };
 

@@ -15,7 +15,7 @@ WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {}, "parameters": 1
         "flops_per_token": 4_000_000, "warm_up_steps": 1, "contenders": list(CONTENDERS)}
 DATA = {
     "schema": 2, "quick": False, "rounds": 3,
-    "runs": [{"command": "benchmarks/run_gpu", "started": "2000-01-01T00:00:00+00:00", "seconds": 100.0,
+    "runs": [{"command": "benchmarks/run_gpu", "sections": ["limits", "gpt_1b5"], "started": "2000-01-01T00:00:00+00:00", "seconds": 100.0,
               "budget_s": 380.0, "commit": {"hash": "abc", "dirty": False}}],
     "machine": {"cpu": "CPU Y", "cores": 16}, "gpu": GPU, "versions": {"torch": "2.11.0"},
     "contenders": [{"name": name, "label": name} for name in CONTENDERS], "works": [WORK],
@@ -117,10 +117,13 @@ class Tables(unittest.TestCase):
 class Added(unittest.TestCase):
     def test_sections_are_replaced_whole_and_others_stay(self):
         step = {"work": "gpt_1b5", "contender": "torch_fsdp2", "rounds_s": [[0.02]], "losses": [], "device_bytes": 1}
-        new = made_up(runs=[DATA["runs"][0] | {"command": "later"}], limits=[], optimizer=[], launches=[], checks=[],
+        new = made_up(runs=[DATA["runs"][0] | {"command": "later", "sections": ["gpt_1b5"]}], limits=[], optimizer=[], launches=[], checks=[],
                       steps=[step], failed=[], not_run=[], versions={"cuda": "13"})
         merged = merge.added(made_up(), new, ["gpt_1b5"])
-        self.assertEqual([run["command"] for run in merged["runs"]], ["benchmarks/run_gpu", "later"])
+        self.assertEqual([(run["command"], run["sections"]) for run in merged["runs"]],
+                         [("benchmarks/run_gpu", ["limits"]), ("later", ["gpt_1b5"])])
+        again = merge.added(merged, new, ["gpt_1b5", "limits"])
+        self.assertEqual([run["command"] for run in again["runs"]], ["later"])  # nothing is left of the others
         self.assertEqual(merged["steps"], [step])  # what failed before, and what was measured, are of the work
         self.assertEqual((merged["failed"], merged["checks"]), ([], []))
         for name in ("limits", "optimizer", "launches", "not_run"):
@@ -150,7 +153,7 @@ class Page(unittest.TestCase):
 
     def test_it_names_gpu_commit_and_what_is_missing(self):
         text = page.text(made_up())
-        for wanted in ("# Tessera on GPU X", "| run 1 | commit abc, 2000", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
+        for wanted in ("# Tessera on GPU X", "| run 1 | limits, gpt_1b5: commit abc, 2000", "80.0 GiB, driver 580", "- gpt_1b5: PyTorch: alike",
                        "No test was run", "## Failed", "  trace\n  OutOfMemoryError: 90 GiB", "## Not run",
                        "optimizer, PyTorch chain_bf16, from round 1 on: 3 s of 380"):
             self.assertIn(wanted, text)

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""What fewer meetings of replicas cost in learning: streaming DiLoCo with int4 beside gradients summed in every step, by seeds.
+
+    benchmarks/learning.py --runs FOLDER          trains what FOLDER has no metrics of, then writes results/learning.{json,md,svg}
+    benchmarks/learning.py --runs FOLDER --redraw draws what FOLDER has
+
+The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128 bytes, a cosine), trained
+on LibTorch's headers in ATen/, and evaluated on those in c10/. Replicas are two hosts of one rank. They meet before step 400 (a
+checkpoint), so what is evaluated are the outer weights, one step later.
+
+Bytes are counted where this may make a network namespace (root): what goes over its loopback in two periods of steps. Standard
+library only, but for the torch whose headers are read.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+import machine
+from works import REPOSITORY
+
+STEPS, SAVED = 400, 399
+FIRST, WINDOW = 20, 20  # of the curve: a mean over so many steps
+
+
+def strategy(every=None, momentum=0.0, lr=1.0):
+    base = {"strategy": "NO_SHARD", "units": {"classes": ["Block"]}, "gradient_clipping": 1.0,
+            "optimizer": {"type": "adamw", "lr": 1.5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+            "lr_schedule": {"type": "cosine", "warmup_steps": 20, "total_steps": STEPS, "min_ratio": 0.1},
+            "comm": {"transport": "gloo"}}
+    if every is None:
+        return base
+    return base | {"mesh": {"replicate": 2, "shard": 1},
+                   "compression": {"gradients": "int4", "sums": "int4", "axes": "replicate"},
+                   "sync": {"type": "streaming_diloco", "every": every, "fragments": 4, "delay": 1, "mix": 0.5,
+                            "outer": {"lr": lr, "momentum": momentum}}}
+
+
+CONTENDERS = {
+    "plain": ("gradients summed in every step, fp32", strategy()),
+    "h20_m9": ("every 20 steps, outer lr 0.7, momentum 0.9", strategy(20, 0.9, 0.7)),
+    "h20_m5": ("every 20 steps, outer lr 0.7, momentum 0.5", strategy(20, 0.5, 0.7)),
+    "h14_m5": ("every 14 steps, outer lr 0.7, momentum 0.5", strategy(14, 0.5, 0.7)),
+    "h14_m0": ("every 14 steps, outer lr 1, no momentum", strategy(14)),
+}
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=pathlib.Path, required=True, metavar="FOLDER", help="for metrics, NAME.SEED.jsonl")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME")
+    parser.add_argument("--redraw", action="store_true", help="trains nothing")
+    parser.add_argument("--out", type=pathlib.Path, default=REPOSITORY / "benchmarks/results", metavar="FOLDER")
+    return parser.parse_args()
+
+
+def include_folder():
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        sys.exit("learning.py: this Python has no torch, whose headers are the data. hint: .venv/bin/python")
+    return pathlib.Path(spec.submodule_search_locations[0]) / "include"
+
+
+def make_data(folder):
+    """(what is trained on, what is held out)."""
+    include, held_out = include_folder(), folder / "held_out.h"
+    headers = sorted((include / "c10").rglob("*.h"), key=lambda path: str(path).encode())
+    held_out.write_bytes(b"".join(path.read_bytes() for path in headers))
+    return include / "ATen", held_out
+
+
+def command(binary, name, data, more):
+    path = data[1].parent / f"{name}.json"
+    path.write_text(json.dumps(CONTENDERS[name][1]))
+    return [binary, "launch", "-n", "2", "--no-prefix", "--", binary, "train", "--model",
+            REPOSITORY / "examples/configs/gpt_10m.json", "--strategy", path, "--data", data[0], "--extensions", ".h", *more]
+
+
+def run(words):
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    done = subprocess.run([str(word) for word in words], env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+                          capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"learning.py: {' '.join(map(str, words[-12:]))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def train(binary, name, seed, folder, data):
+    metrics, saved = folder / f"{name}.{seed}.jsonl", folder / f"{name}.{seed}.saved"
+    if metrics.exists():
+        return
+    unfinished = folder / "unfinished.jsonl"
+    run(command(binary, name, data, [
+        "--steps", STEPS, "--batch", 4, "--seed", seed, "--log-every", STEPS, "--eval-data", data[1], "--eval-batches", 40,
+        "--checkpoint-dir", saved, "--every-steps", SAVED, "--keep", 1, "--metrics", unfinished, "--overwrite"]))
+    shutil.rmtree(saved, ignore_errors=True)
+    unfinished.rename(metrics)
+    print(f"learning.py: {name}, seed {seed}: {read(metrics)['eval_loss']:.4f}", flush=True)
+
+
+def wire_bytes(binary, name, data):
+    """Of both ranks, a step; None where no namespace can be made."""
+    def sent(steps):
+        inside = ["sh", "-c", 'ip link set lo up && "$@" >/dev/null && grep lo: /proc/net/dev', "sh"]
+        words = command(binary, name, data, ["--steps", steps, "--batch", 1, "--seq-len", 16, "--log-every", steps])
+        return int(run(["unshare", "-n", *inside, *words]).split()[1])
+
+    try:
+        subprocess.run(["unshare", "-n", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    steps = 2 * CONTENDERS[name][1].get("sync", {}).get("every", 5)
+    return (sent(1 + steps) - sent(1)) / steps
+
+
+def read(metrics):
+    """{"losses": [each step's, of one replica], "eval_loss"}."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return {"losses": [line["loss"] for line in lines if "loss" in line and "step" in line],
+            "eval_loss": next(line["eval_loss"] for line in lines if "eval_loss" in line)}
+
+
+def results_of(options, counted):
+    contenders = []
+    for name in options.only:
+        runs = {seed: read(path) for seed in options.seeds if (path := options.runs / f"{name}.{seed}.jsonl").exists()}
+        contenders.append({"name": name, "label": CONTENDERS[name][0], "strategy": CONTENDERS[name][1],
+                           "wire_bytes_a_step": counted.get(name),
+                           "runs": [{"seed": seed, **of} for seed, of in runs.items()]})
+    return {"commit": machine.commit(), "machine": machine.facts(),
+            "contenders": contenders}
+
+
+def more_than(plain, contender):
+    """{seed: by how much the held-out loss is above the plain run's with this seed}."""
+    of_plain = {run["seed"]: run["eval_loss"] for run in plain["runs"]}
+    return {run["seed"]: run["eval_loss"] / of_plain[run["seed"]] - 1 for run in contender["runs"] if run["seed"] in of_plain}
+
+
+def page(data):
+    plain = data["contenders"][0]
+    lines = ["# Learning with fewer meetings of replicas", "", __doc__.split("\n\n")[2].replace("\n", " "), "",
+             f"`benchmarks/learning.py`, drawn at commit {data['commit']['hash']}, {data['machine']['cpu']}.", "",
+             "| contender | bytes of a step, times fewer | held-out loss by seed | above the plain run, by seed | mean |",
+             "| --- | ---: | --- | --- | ---: |"]
+    for contender in data["contenders"]:
+        losses = ", ".join(f"{run['eval_loss']:.4f}" for run in contender["runs"])
+        wire, of_plain = contender["wire_bytes_a_step"], plain["wire_bytes_a_step"]
+        more = list(more_than(plain, contender).values()) if contender is not plain else []
+        lines.append(f"| {contender['label']} | {f'{of_plain / wire:.0f}' if wire and of_plain else ''} | {losses} | "
+                     + ", ".join(f"{100 * each:.1f} %" for each in more)
+                     + f" | {f'{100 * statistics.mean(more):.1f} %' if more else ''} |")
+    return "\n".join([*lines, "", "![training loss by step](learning.svg)", ""])
+
+
+def curve(losses):
+    return [statistics.mean(losses[step - WINDOW:step]) for step in range(FIRST, len(losses) + 1)]
+
+
+def picture(data):
+    """Training losses by step, a mean over the last steps and over seeds."""
+    width, height, left, bottom = 900, 420, 50, 380
+    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80")
+    curves = []
+    for contender in data["contenders"]:
+        of_seeds = [curve(run["losses"]) for run in contender["runs"]]
+        curves.append([statistics.mean(values) for values in zip(*of_seeds)])
+    low, high = 1.0, 4.0
+    def x(step): return left + (width - left - 20) * step / STEPS
+    def y(loss): return bottom - (bottom - 20) * (min(max(loss, low), high) - low) / (high - low)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+             f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    for loss in (1, 1.5, 2, 2.5, 3, 3.5, 4):
+        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#ddd"/>'
+                     f'<text x="{left - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:g}</text>')
+    for step in range(0, STEPS + 1, 100):
+        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
+    for number, (contender, values) in enumerate(zip(data["contenders"], curves)):
+        points = " ".join(f"{x(FIRST + at):.1f},{y(value):.1f}" for at, value in enumerate(values))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % 6]}" stroke-width="1.5"/>'
+                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % 6]}">{contender["label"]}</text>')
+    parts.append(f'<text x="{left}" y="{height - 6}">step; training loss of one replica, mean of {WINDOW} steps and of the seeds</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def main():
+    options = parse_arguments()
+    options.runs.mkdir(parents=True, exist_ok=True)
+    binary = os.environ.get("TESSERA_BIN", str(REPOSITORY / "build/release/app/tessera"))
+    data = make_data(options.runs)
+    if not options.redraw:
+        for seed in options.seeds:
+            for name in options.only:
+                train(binary, name, seed, options.runs, data)
+    results = results_of(options, {name: wire_bytes(binary, name, data) for name in options.only})
+    (options.out / "learning.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    (options.out / "learning.md").write_text(page(results))
+    (options.out / "learning.svg").write_text(picture(results))
+
+
+if __name__ == "__main__":
+    main()

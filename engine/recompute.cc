@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/activations/saved_tensor_hooks.h"
+#include "engine/autograd/saved_tensor_hooks.h"
 #include "engine/loop/recomputing.h"
 #include "sharding/unit.h"
 

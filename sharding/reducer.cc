@@ -215,11 +215,12 @@ void Reducer::tell(Entry& entry) {
 
 void Reducer::expect_not_updated(const Entry& entry, const FlatGroup& group, std::size_t parameter) const {
   if (!entry.reduced) return;
-  throw Error(ExitCode::kUsage,
-              "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
-                  " got one more gradient in the same backward after the unit's gradients were complete, and "
-                  "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by "
-                  "parts of the graph that are recomputed apart. hint: set optimizer.in_backward to false");
+  throw Error(
+      ExitCode::kUsage,
+      "parameter " + group.parameters[parameter].name + " of unit " + entry.unit->name +
+          " got one more gradient in the same backward after the unit's gradients were complete, and "
+          "optimizer.in_backward has given them to the optimizer. That happens where parameters are shared by "
+          "parts of the graph with a backward of their own inside this one. hint: set optimizer.in_backward to false");
 }
 
 void Reducer::open(Entry& entry) {

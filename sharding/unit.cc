@@ -101,12 +101,11 @@ void Unit::poison(const std::string& message) {
 void Unit::close() {
   is_closed_ = true;
   if (closed_text_.empty()) {
-    closed_text_ =
-        "the parameters of unit " + name +
-        " are being updated: their gradients were complete (optimizer.in_backward), so nothing may read "
-        "them before engine.step(). hint: read parameters before backward or after step; for a backward "
-        "that reads them again once their gradients are made, as the recomputation of a shared module does, set "
-        "optimizer.in_backward to false";
+    closed_text_ = "the parameters of unit " + name +
+                   " are being updated: their gradients were complete (optimizer.in_backward), so nothing may read "
+                   "them before engine.step(). hint: read parameters before backward or after step; for a backward "
+                   "that reads them again once their gradients are made, as one does that runs inside another, set "
+                   "optimizer.in_backward to false";
   }
   for (auto& group : groups) {
     if (!group->trainable) continue;

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "engine/activations/activation_tier.h"
-#include "engine/activations/saved_tensor_hooks.h"
+#include "engine/autograd/saved_tensor_hooks.h"
 
 namespace tessera {
 

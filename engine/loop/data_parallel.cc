@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -13,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/autograd/end_of_backward.h"
+#include "engine/autograd/saved_tensor_hooks.h"
 #include "engine/expect.h"
 #include "engine/loop/reduce_tensor.h"
 #include "engine/loop/same_call.h"
@@ -69,6 +70,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
 struct DataParallel::State {
   State(std::shared_ptr<torch::nn::Module> module_given, const Mesh& mesh, const DataParallelOptions& options)
       : module(std::move(module_given)), group(value_or_throw(groups_of(mesh).world("data_parallel"))) {
+    put_engine_in_place();  // which knows when a backward runs inside another
     expect_same_modules(options);
     list_parameters();
     plan_buckets(options.bucket_mb);
@@ -194,7 +196,7 @@ void DataParallel::State::on_gradient() {
   *will_average = true;
   // A backward that throws drops its callbacks; then the next one must not think that it has one.
   const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
-  autograd::Engine::get_default_engine().queue_callback([this, at_its_end] { average(); });
+  at_end_of_backward([this, at_its_end] { average(); });
 }
 
 void DataParallel::State::average() {

@@ -1,11 +1,14 @@
-#include "engine/activations/saved_tensor_hooks.h"
+#include "engine/autograd/saved_tensor_hooks.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <vector>
+
+#include "engine/autograd/end_of_backward.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +34,8 @@ class HookingEngine final : public autograd::Engine {
   autograd::variable_list execute(const autograd::edge_list& roots, const autograd::variable_list& inputs,
                                   bool keep_graph, bool create_graph, bool accumulate_grad,
                                   const autograd::edge_list& outputs) override {
+    std::optional<InnerBackward> nested;
+    if (autograd::get_current_graph_task_id() != -1) nested.emplace();
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<autograd::GraphTask>& task,
@@ -55,7 +60,9 @@ class HookingEngine final : public autograd::Engine {
 HookingEngine* hooking_engine = nullptr;  // never destroyed: LibTorch may ask it until the process ends
 autograd::Engine& engine_with_hooks() { return *hooking_engine; }
 
-void put_our_engine_in_place() {
+}  // namespace
+
+void put_engine_in_place() {
   static std::once_flag once;
   std::call_once(once, [] {
     hooking_engine = new HookingEngine(autograd::Engine::get_default_engine());
@@ -63,16 +70,14 @@ void put_our_engine_in_place() {
   });
 }
 
-}  // namespace
-
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks) {
-  put_our_engine_in_place();
+  put_engine_in_place();
   const auto are_these = [&](const std::weak_ptr<SavedTensorHooks>& each) { return each.lock() == hooks; };
   if (std::ranges::none_of(hooks_of_thread, are_these)) hooks_of_thread.emplace_back(hooks);
 }
 
 SavedTensorScope::SavedTensorScope(SavedTensorHooks& hooks) {
-  put_our_engine_in_place();
+  put_engine_in_place();
   scopes_of_thread.push_back(&hooks);
 }
 

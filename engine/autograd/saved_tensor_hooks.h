@@ -18,8 +18,7 @@ class SavedTensorHooks {
 /// Of several, the one given last does; giving one again changes nothing. Nothing happens to what is saved inside a backward: recomputation, or a backward that
 /// is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks) go before ours.
 ///
-/// LibTorch asks its autograd engine for such hooks. The first call puts one of ours in its place, which passes everything
-/// else on to the one that was there: LibTorch's own, or that of the Python package torch.
+/// LibTorch asks its autograd engine for such hooks: calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
 
 /// While it lives, `hooks` and no others make those of what an operator on this thread saves, inside a backward too. Scopes nest.
@@ -30,5 +29,10 @@ class SavedTensorScope {
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
+
+/// Once a process: puts an autograd engine of ours in the place of the one that is there, LibTorch's own or that of the Python
+/// package torch, and passes on to it all but this: hooks for saved tensors come from here, and a backward that runs
+/// inside another is an InnerBackward (engine/autograd/end_of_backward.h).
+void put_engine_in_place();
 
 }  // namespace tessera

@@ -2,11 +2,12 @@
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
-#include <unistd.h>
 
-#include <memory>
 #include <set>
+#include <string>
+#include <system_error>
 
+#include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 
 namespace tessera::app {
@@ -27,12 +28,13 @@ void OperatorTrace::start() {
   is_on_ = true;
 }
 
-void OperatorTrace::write(const std::filesystem::path& path) {
+void OperatorTrace::try_to_write(const std::filesystem::path& path) {
   is_on_ = false;
-  const std::unique_ptr<profiler::ProfilerResult> result = profiler::disableProfiler();
-  result->save(path.string());
-  if (::access(path.c_str(), R_OK) != 0)
-    throw Error(ExitCode::kCannotCreate, "--trace-operators: " + path.string() + " could not be written");
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);  // so that what lies there afterwards is new
+  profiler::disableProfiler()->save(path.string());
+  if (!std::filesystem::exists(path, ignored))
+    log_warning("--trace-operators: " + path.string() + " could not be written");
 }
 
 }  // namespace tessera::app

@@ -10,8 +10,8 @@ class OperatorTrace {
   /// Throws tessera::Error (69) where this LibTorch was built without Kineto.
   void start();
   bool is_on() const { return is_on_; }
-  /// Ends it, and writes a Chrome trace. Throws tessera::Error (73) where the file cannot be written.
-  void write(const std::filesystem::path& path);
+  /// Ends it, and writes a Chrome trace. One that cannot be written is worth a warning, since the training it shows is done.
+  void try_to_write(const std::filesystem::path& path);
 
  private:
   bool is_on_ = false;

@@ -411,7 +411,6 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     if (ends) return command.checkpoints.signal_exit_code;
   }
   if (unknown) report_step(*unknown);
-  if (operators.is_on()) operators.write(run.outputs.operators);
   // What took longest to make is made safe first.
   if (!run.outputs.weights.empty()) save_weights(engine, run.outputs.weights, run.outputs.existing);
   if (!run.outputs.hf.empty()) {
@@ -422,6 +421,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     throw_if_error(write_output(run.outputs.profile, to_json(profiler->profile()), run.outputs.existing, "--profile"));
   if (speaks) report.finish(entropy);
   if (!trace.empty()) try_to_write_trace(trace, mesh);
+  if (operators.is_on()) operators.try_to_write(run.outputs.operators);
   if (command.sample.tokens > 0) print_sample(*run.model, run, command.sample, engine.device(), speaks);
   return 0;
 }

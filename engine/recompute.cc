@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -64,9 +65,33 @@ class WithRandomStates {
   RandomStates before_;
 };
 
+/// Casts of parameters that autocast makes in here are not found by whoever comes after the optimizer's step: its cache is keyed by
+/// tensor, knows no versions, and is emptied by the program at the end of its own region only.
+class WithoutCachedCasts {
+ public:
+  WithoutCachedCasts() : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~WithoutCachedCasts() { at::autocast::set_autocast_cache_enabled(before_); }
+  WithoutCachedCasts(const WithoutCachedCasts&) = delete;
+  WithoutCachedCasts& operator=(const WithoutCachedCasts&) = delete;
+
+ private:
+  const bool before_;
+};
+
 /// Ends the second run of a function as soon as backward has what it needs. No std::exception, so a program that catches those lets
 /// it pass.
 struct NothingIsMissing {};
+
+/// What lives anyway, and is not computed again: parameters. Storages of those of a unit are released and filled by others.
+bool is_to_be_kept(const at::Tensor& tensor) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
+}
+
+std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) {
+  return tensor.is_nested() ? std::vector<std::int64_t>() : tensor.sizes().vec();
+}
 
 /// One call of checkpoint(), for as long as its graph lives. The graph is that of the first run; what its operators saved for backward
 /// was not kept, but for parameters, which live anyway and whose storages are released and filled by others. The first
@@ -78,6 +103,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
       : function_(std::move(function)), random_states_(RandomStates::of(inputs)) {
     for (const at::Tensor& input : inputs) {
       requires_grad_.push_back(input.defined() && input.requires_grad());
+      is_leaf_.push_back(!input.defined() || input.is_leaf());
       inputs_.emplace_back(input, /*is_output=*/false);
     }
   }
@@ -92,13 +118,22 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
  private:
   /// What the first run saved.
   struct Saved {
-    bool is_kept = false;
+    bool is_kept = false, requires_grad = false;
     std::vector<std::int64_t> sizes;
     at::TensorOptions options;
+    c10::VariableVersion version;  ///< it is shared with the tensor and its views
+    std::uint32_t saved_version = 0;
 
     bool is_like(const at::Tensor& tensor) const {
-      return tensor.sizes() == at::IntArrayRef(sizes) && tensor.dtype() == options.dtype() &&
-             tensor.device() == options.device();
+      return is_kept == is_to_be_kept(tensor) && requires_grad == tensor.requires_grad() &&
+             tensor.dtype() == options.dtype() && tensor.device() == options.device() && sizes == sizes_of(tensor);
+    }
+    void expect_unchanged() const {
+      TORCH_CHECK(
+          version.current_version() == saved_version,
+          "one of the variables needed for gradient computation has been modified by an inplace operation since "
+          "checkpoint()'s function saved it: it is at version ",
+          version.current_version(), "; expected version ", saved_version, " instead.");
     }
   };
   /// The same of the second run.
@@ -109,9 +144,12 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   class Hooks;
   class SecondRun;
 
-  std::size_t add(const at::Tensor& tensor, bool is_kept) {
+  std::size_t add(const at::Tensor& tensor) {
+    const bool is_kept = is_to_be_kept(tensor);
     if (!is_kept) last_ = saved_.size();
-    saved_.push_back({is_kept, tensor.sizes().vec(), tensor.options()});
+    const c10::VariableVersion& version = autograd::impl::version_counter(tensor);
+    saved_.push_back(
+        {is_kept, tensor.requires_grad(), sizes_of(tensor), tensor.options(), version, version.current_version()});
     return saved_.size() - 1;
   }
   at::Tensor take(std::size_t i);
@@ -121,7 +159,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   const at::ThreadLocalState thread_state_;
   RandomStates random_states_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<char> requires_grad_;  ///< [input]
+  std::vector<char> requires_grad_, is_leaf_;  ///< [input]
   std::vector<Saved> saved_;
   std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
 
@@ -136,22 +174,16 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
   explicit Hooks(std::shared_ptr<Call> call) : call_(std::move(call)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    const bool is_kept = (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor);
-    if (is_kept) {
-      version_ = autograd::impl::version_counter(tensor);
-      saved_version_ = version_.current_version();
-      kept_ =
-          tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());  // one that its own graph holds would never go
-    }
-    index_ = call_->add(tensor, is_kept);
-    if (is_kept) call_.reset();
+    index_ = call_->add(tensor);
+    if (!call_->saved_[index_].is_kept) return;
+    kept_ =
+        tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());  // one that its own graph holds would never go
+    saved_ = call_->saved_[index_];
+    call_.reset();
   }
   at::Tensor call_unpack_hook() override {
     if (!kept_.defined()) return call_->take(index_);
-    TORCH_CHECK(version_.current_version() == saved_version_,
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                "parameter that checkpoint()'s function uses is at version ",
-                version_.current_version(), "; expected version ", saved_version_, " instead.");
+    saved_.expect_unchanged();
     return kept_;
   }
 
@@ -159,48 +191,63 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
   std::shared_ptr<Call> call_;  ///< of a tensor that is not kept
   std::size_t index_ = 0;
   at::Tensor kept_;
-  c10::VariableVersion version_;
-  std::uint32_t saved_version_ = 0;
+  Saved saved_;  ///< of one that is
 };
 
 std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_unique<Hooks>(shared_from_this()); }
 
-/// Collects what the second run saves. Its own graph is nobody's.
+/// Collects what the second run saves.
 class Call::SecondRun final : public SavedTensorHooks {
  public:
-  explicit SecondRun(Call& call) : call_(call) { call_.again_.assign(call_.saved_.size(), {}); }
+  explicit SecondRun(Call& call) : call_(call), graph_task_(autograd::get_current_graph_task_id()) {
+    call_.again_.assign(call_.saved_.size(), {});
+  }
 
   std::unique_ptr<autograd::SavedVariableHooks> make() override { return std::make_unique<Collector>(*this); }
+  /// All is there. The function may run on: where it caught the end, and behind a backward of its own.
+  bool is_complete() const { return is_complete_; }
 
  private:
+  /// The second run's own graph is for backwards that the function itself runs.
   class Collector final : public autograd::SavedVariableHooks {
    public:
     explicit Collector(SecondRun& run) : run_(run) {}
-    void call_pack_hook(const at::Tensor& tensor) override { run_.add(tensor); }
-    at::Tensor call_unpack_hook() override {
-      TORCH_CHECK(false, "checkpoint(): the second run's graph has no backward");
+    void call_pack_hook(const at::Tensor& tensor) override {
+      const at::NoGradGuard no_grad;
+      tensor_ = tensor.is_leaf() ? tensor : tensor.detach();
+      run_.add(tensor);
     }
+    at::Tensor call_unpack_hook() override { return tensor_; }
 
    private:
     SecondRun& run_;
+    at::Tensor tensor_;
   };
 
   void add(const at::Tensor& tensor) {
+    if (is_complete_) return;
     const std::size_t i = next_++;
-    const Saved& saved = call_.saved_[i];  // no second run comes behind the last one
-    TORCH_CHECK(
-        saved.is_like(tensor), "checkpoint(): the function saved a tensor of shape ", at::IntArrayRef(saved.sizes),
-        ", ", saved.options.dtype(), ", and in its place one of shape ", tensor.sizes(), ", ", tensor.dtype(),
-        " when it ran again for backward. It must compute the same both times. hint: it may not depend on state "
-        "that it changes");
-    if (saved.is_kept) return;
-    const at::NoGradGuard no_grad;
-    call_.again_[i] = {tensor.detach(), static_cast<std::uint32_t>(tensor._version())};
-    if (i == call_.last_) throw NothingIsMissing();
+    const Saved& saved = call_.saved_[i];
+    TORCH_CHECK(saved.is_like(tensor), "checkpoint(): the function saved a tensor of shape ",
+                at::IntArrayRef(saved.sizes), ", ", saved.options.dtype(), ", and in its place one of shape ",
+                at::IntArrayRef(sizes_of(tensor)), ", ", tensor.dtype(),
+                " when it ran again for backward, or one that wants gradients otherwise. It must compute the same both "
+                "times. hint: it may not depend on state that it changes, nor may parameters be frozen or unfrozen, or "
+                "train() and eval() be called, between forward and backward");
+    if (!saved.is_kept) {
+      const at::NoGradGuard no_grad;
+      call_.again_[i] = {tensor.detach(), static_cast<std::uint32_t>(tensor._version())};
+    }
+    if (i != call_.last_) return;
+    is_complete_ = true;
+    // Through an autograd engine that the function itself started no exception of another kind may pass.
+    if (autograd::get_current_graph_task_id() == graph_task_) throw NothingIsMissing();
   }
 
   Call& call_;
+  const int graph_task_;
   std::size_t next_ = 0;
+  bool is_complete_ = false;
 };
 
 void Call::run_again() {
@@ -212,17 +259,22 @@ void Call::run_again() {
   }
   const at::ThreadLocalStateGuard as_in_forward(thread_state_);
   const at::AutoGradMode with_grad(true);
+  // What was no leaf is none now: leaves that want gradients are taken for parameters.
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (requires_grad_[i] && !is_leaf_[i]) inputs[i] = inputs[i].view_as(inputs[i]);
+  }
+  const WithoutCachedCasts fresh_casts;
   const WithRandomStates same_random_numbers(random_states_);
   const Recomputing second_time;
   SecondRun run(*this);
   const SavedTensorScope scope(run);
   try {
     function_(inputs);
-  } catch (const NothingIsMissing&) {
-    return;
+  } catch (...) {
+    if (!run.is_complete()) throw;
   }
-  TORCH_CHECK(false, "checkpoint(): the function saved fewer tensors when it ran again for backward than the ",
-              saved_.size(),
+  TORCH_CHECK(run.is_complete(),
+              "checkpoint(): the function saved fewer tensors when it ran again for backward than the ", saved_.size(),
               " of its first run. It must compute the same both times. hint: it may not depend on state "
               "that it changes");
 }
@@ -236,6 +288,7 @@ at::Tensor Call::take(std::size_t i) {
     run_again();
     graph_task_ = graph_task;
   }
+  saved_[i].expect_unchanged();
   const Again again = std::exchange(again_[i], {});
   TORCH_CHECK(again.tensor._version() == again.version,
               "one of the variables needed for gradient computation has been modified by an inplace operation, in "

@@ -18,9 +18,12 @@ def added(earlier, new, names):
     before = [run | {"sections": [name for name in run["sections"] if name not in names]} for run in earlier["runs"]]
     merged["runs"] = [run for run in before if run["sections"]] + new["runs"]
     merged["versions"] = earlier["versions"] | new["versions"]
-    for name in ("contenders", "works"):
-        known = {entry["name"] for entry in new[name]}
-        merged[name] = [entry for entry in earlier[name] if entry["name"] not in known] + new[name]
+    known = {entry["name"] for entry in new["contenders"]}
+    merged["contenders"] = [entry for entry in earlier["contenders"] if entry["name"] not in known] + new["contenders"]
+    of_works = {work["name"]: work for work in new["works"]}
+    # A work that was not measured now has its rows as before, whoever takes part now.
+    kept_works = {work["name"]: work for work in earlier["works"] if work["name"] not in names}
+    merged["works"] = list((of_works | kept_works).values())
     for name in _SECTIONS:
         merged[name] = new[name] if name in names else earlier[name]
     for name in ("steps", "checks"):
@@ -29,6 +32,6 @@ def added(earlier, new, names):
     for name in ("failed", "not_run"):
         old = kept(earlier[name], lambda entry: section_of(entry["key"]))
         if new["tests"]:
-            old = [entry for entry in old if entry["key"] != "tests"]
+            old = [entry for entry in old if section_of(entry["key"]) is not None]
         merged[name] = old + new[name]
     return merged

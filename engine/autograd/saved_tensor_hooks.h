@@ -31,7 +31,7 @@ class SavedTensorScope {
 };
 
 /// Once a process: puts an autograd engine of ours in the place of the one that is there, LibTorch's own or that of the Python
-/// package torch, and passes on to it all but this: hooks for saved tensors come from here, and a backward that runs
+/// package torch, and passes on to it all but this: hooks for saved tensors come from here, and a backward that C++ runs
 /// inside another is an InnerBackward (engine/autograd/end_of_backward.h).
 void put_engine_in_place();
 

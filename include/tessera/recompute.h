@@ -18,9 +18,10 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// input that requires gradients. An input may be undefined, as an optional mask is; `function` gets it undefined both times.
 ///
 /// `function` must compute the same both times: it may not depend on state that it changes. Where it saves tensors of other
-/// shapes, types or devices the second time, or fewer, backward throws c10::Error. What it does behind its last operator that
-/// needs a backward, it does once. The second run ends by an exception that is no std::exception: a `catch (...)` in
-/// `function` must pass it on.
+/// shapes, types or devices the second time, or fewer, or some that want gradients where they did not, backward throws c10::Error; and where
+/// something that it saved was written in place since, as without checkpoint. What it reads and does not save (a bias) is not watched.
+/// What it does behind its last operator that needs a backward, it does once. The second run ends by an exception that is
+/// no std::exception.
 ///
 /// Backward may run several times (retain_graph); each runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);

@@ -131,6 +131,12 @@ class Added(unittest.TestCase):
         self.assertEqual(merged["versions"], {"torch": "2.11.0", "cuda": "13"})
         page.text(merged)
 
+    def test_works_that_are_not_measured_keep_their_contenders(self):
+        shorter = WORK | {"contenders": ["torch_eager"]}
+        new = made_up(works=[shorter], steps=[], failed=[], not_run=[])
+        self.assertEqual(merge.added(made_up(), new, ["limits"])["works"], [WORK])
+        self.assertEqual(merge.added(made_up(), new, ["gpt_1b5"])["works"], [shorter])
+
     def test_tests_are_replaced_where_there_are_new_ones(self):
         broken = {"key": "tests", "what": "test a", "round": None, "why": "x"}
         earlier = made_up(tests=[{"name": "a"}], failed=[broken])

@@ -3,6 +3,7 @@
 #include "tessera/recompute.h"
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -168,6 +169,78 @@ TEST_F(Recompute, WritesInPlaceAreNoticed) {
     return at::matmul(h, p.first);
   };
   EXPECT_THAT(error_of(checkpoint(writes, input).sum()), HasSubstr("modified by an inplace operation"));
+}
+
+TEST_F(Recompute, WritesToWhatTheFunctionReadsAreNoticed) {
+  const at::Tensor weight = at::randn({8, 8}).set_requires_grad(true), mask = at::rand({4, 8});
+  for (const at::Tensor& read : {weight, mask}) {
+    const auto run = [&](const at::Tensor& x) { return at::matmul(x * mask, weight.t()); };
+    const at::Tensor loss = checkpoint(run, input).sum();
+    const at::NoGradGuard no_grad;
+    read.add_(1);
+    EXPECT_THAT(error_of(loss), HasSubstr("modified by an inplace operation"));
+  }
+}
+
+TEST_F(Recompute, AParameterThatIsThawedBetweenIsNoticed) {
+  const at::Tensor weight = at::randn({8, 8});
+  const at::Tensor square = at::randn({8, 8}).set_requires_grad(true);
+  const auto run = [&](const at::Tensor& x) { return at::tanh(at::matmul(x, weight)); };
+  const at::Tensor loss = checkpoint(run, square * 2).sum();
+  weight.set_requires_grad(true);  // now the product saves its other factor too
+  EXPECT_THAT(error_of(loss), HasSubstr("frozen or unfrozen"));
+}
+
+/// SGD under autocast, whose cache of casts the program empties at the end of forward, as torch.autocast does.
+TEST_F(Recompute, CastsOfAutocastAreMadeAnewAfterTheStep) {
+  const auto trained = [&](bool recomputes) {
+    at::manual_seed(11);
+    const at::Tensor weight = at::randn({8, 8}).set_requires_grad(true), x = at::randn({4, 8}).set_requires_grad(true);
+    const auto run = [&](const at::Tensor& y) { return at::matmul(at::tanh(at::matmul(y, weight)), weight); };
+    for (int step = 0; step < 3; ++step) {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::increment_nesting();
+      const at::Tensor loss = (recomputes ? checkpoint(run, x) : run(x)).to(at::kFloat).square().mean();
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      loss.backward();
+      const at::NoGradGuard no_grad;
+      weight.sub_(weight.grad(), 0.5);
+      weight.mutable_grad() = at::Tensor();
+    }
+    return weight.detach();
+  };
+  EXPECT_TRUE(same_bits(trained(true), trained(false)));
+}
+
+TEST_F(Recompute, TheFunctionMayRunABackwardOfItsOwn) {
+  const auto penalised = [&](bool recomputes) {
+    p.first.mutable_grad() = at::Tensor();
+    const auto run = [&](const at::Tensor& x) {
+      const at::Tensor y = at::tanh(at::matmul(x, p.first));
+      const at::Tensor slope = torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true).at(0);
+      return y * slope;
+    };
+    (recomputes ? checkpoint(run, input) : run(input)).sum().backward();
+    return p.first.grad();
+  };
+  EXPECT_TRUE(same_bits(penalised(true), penalised(false)));
+}
+
+TEST_F(Recompute, AFunctionThatSwallowsTheEndRunsOn) {
+  const auto gradient = [&](bool recomputes) {
+    input.mutable_grad() = at::Tensor();
+    const auto run = [&](const at::Tensor& x) {
+      try {
+        return at::matmul(at::gelu(x), p.first);
+      } catch (...) {
+        return at::tanh(at::gelu(at::exp(x)));
+      }
+    };
+    (recomputes ? checkpoint(run, input) : run(input)).sum().backward();
+    return input.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
 TEST_F(Recompute, WhatTheFunctionThrowsPassesAndTheNextOneRuns) {

@@ -46,6 +46,7 @@ CONTENDERS = {
     "plain": ("gradients summed in every step, fp32", strategy()),
     "h20_m9": ("every 20 steps, outer lr 0.7, momentum 0.9", strategy(20, 0.9, 0.7)),
     "h20_m5": ("every 20 steps, outer lr 0.7, momentum 0.5", strategy(20, 0.5, 0.7)),
+    "h20_m0": ("every 20 steps, outer lr 1, no momentum", strategy(20)),
     "h14_m5": ("every 14 steps, outer lr 0.7, momentum 0.5", strategy(14, 0.5, 0.7)),
     "h14_m0": ("every 14 steps, outer lr 1, no momentum", strategy(14)),
 }

@@ -23,6 +23,7 @@ import subprocess
 import sys
 
 import machine
+from contenders import read_metrics
 from works import REPOSITORY
 
 STEPS, SAVED = 400, 399
@@ -125,9 +126,8 @@ def wire_bytes(binary, name, data):
 
 def read(metrics):
     """{"losses": [each step's, of one replica], "eval_loss"}."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return {"losses": [line["loss"] for line in lines if "loss" in line and "step" in line],
-            "eval_loss": next(line["eval_loss"] for line in lines if "eval_loss" in line)}
+    evaluations = [json.loads(line) for line in metrics.read_text().splitlines() if '"eval_loss"' in line]
+    return {"losses": [line["loss"] for line in read_metrics(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
 
 
 def results_of(options, counted):

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 #include <mutex>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "engine/autograd/saved_tensor_hooks.h"
+#include "engine/autograd/saved_version.h"
 #include "engine/loop/recomputing.h"
 #include "sharding/unit.h"
 
@@ -121,25 +121,17 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
     bool is_kept = false, requires_grad = false;
     std::vector<std::int64_t> sizes;
     at::TensorOptions options;
-    c10::VariableVersion version;  ///< it is shared with the tensor and its views
-    std::uint32_t saved_version = 0;
+    SavedVersion version;
 
     bool is_like(const at::Tensor& tensor) const {
       return is_kept == is_to_be_kept(tensor) && requires_grad == tensor.requires_grad() &&
              tensor.dtype() == options.dtype() && tensor.device() == options.device() && sizes == sizes_of(tensor);
     }
-    void expect_unchanged() const {
-      TORCH_CHECK(
-          version.current_version() == saved_version,
-          "one of the variables needed for gradient computation has been modified by an inplace operation since "
-          "checkpoint()'s function saved it: it is at version ",
-          version.current_version(), "; expected version ", saved_version, " instead.");
-    }
   };
   /// The same of the second run.
   struct Again {
     at::Tensor tensor;
-    std::uint32_t version = 0;
+    SavedVersion version;
   };
   class Hooks;
   class SecondRun;
@@ -147,9 +139,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   std::size_t add(const at::Tensor& tensor) {
     const bool is_kept = is_to_be_kept(tensor);
     if (!is_kept) last_ = saved_.size();
-    const c10::VariableVersion& version = autograd::impl::version_counter(tensor);
-    saved_.push_back(
-        {is_kept, tensor.requires_grad(), sizes_of(tensor), tensor.options(), version, version.current_version()});
+    saved_.push_back({is_kept, tensor.requires_grad(), sizes_of(tensor), tensor.options(), SavedVersion(tensor)});
     return saved_.size() - 1;
   }
   at::Tensor take(std::size_t i);
@@ -178,12 +168,12 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
     if (!call_->saved_[index_].is_kept) return;
     kept_ =
         tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());  // one that its own graph holds would never go
-    saved_ = call_->saved_[index_];
+    version_ = call_->saved_[index_].version;
     call_.reset();
   }
   at::Tensor call_unpack_hook() override {
     if (!kept_.defined()) return call_->take(index_);
-    saved_.expect_unchanged();
+    version_.expect_unchanged();
     return kept_;
   }
 
@@ -191,7 +181,7 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
   std::shared_ptr<Call> call_;  ///< of a tensor that is not kept
   std::size_t index_ = 0;
   at::Tensor kept_;
-  Saved saved_;  ///< of one that is
+  SavedVersion version_;  ///< of one that is
 };
 
 std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_unique<Hooks>(shared_from_this()); }
@@ -215,7 +205,7 @@ class Call::SecondRun final : public SavedTensorHooks {
     void call_pack_hook(const at::Tensor& tensor) override {
       const at::NoGradGuard no_grad;
       tensor_ = tensor.is_leaf() ? tensor : tensor.detach();
-      run_.add(tensor);
+      run_.add(tensor, tensor_);
     }
     at::Tensor call_unpack_hook() override { return tensor_; }
 
@@ -224,7 +214,7 @@ class Call::SecondRun final : public SavedTensorHooks {
     at::Tensor tensor_;
   };
 
-  void add(const at::Tensor& tensor) {
+  void add(const at::Tensor& tensor, const at::Tensor& without_graph) {
     if (is_complete_) return;
     const std::size_t i = next_++;
     const Saved& saved = call_.saved_[i];
@@ -234,10 +224,7 @@ class Call::SecondRun final : public SavedTensorHooks {
                 " when it ran again for backward, or one that wants gradients otherwise. It must compute the same both "
                 "times. hint: it may not depend on state that it changes, nor may parameters be frozen or unfrozen, or "
                 "train() and eval() be called, between forward and backward");
-    if (!saved.is_kept) {
-      const at::NoGradGuard no_grad;
-      call_.again_[i] = {tensor.detach(), static_cast<std::uint32_t>(tensor._version())};
-    }
+    if (!saved.is_kept) call_.again_[i] = {without_graph, SavedVersion(tensor)};
     if (i != call_.last_) return;
     is_complete_ = true;
     // Through an autograd engine that the function itself started no exception of another kind may pass.
@@ -288,12 +275,9 @@ at::Tensor Call::take(std::size_t i) {
     run_again();
     graph_task_ = graph_task;
   }
-  saved_[i].expect_unchanged();
+  saved_[i].version.expect_unchanged();
   const Again again = std::exchange(again_[i], {});
-  TORCH_CHECK(again.tensor._version() == again.version,
-              "one of the variables needed for gradient computation has been modified by an inplace operation, in "
-              "checkpoint()'s function: it is at version ",
-              again.tensor._version(), "; expected version ", again.version, " instead.");
+  again.version.expect_unchanged();
   return again.tensor;
 }
 

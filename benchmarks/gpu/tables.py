@@ -120,7 +120,7 @@ def launches(results):
     """Steps in which the GPU waits for the host. over the plain module: a step's difference, for each unit."""
     rows = []
     for entry in results.data["launches"]:
-        samples = [sample for of_round in entry["rounds_s"] for sample in of_round]
+        samples = results.samples("launches", contender=entry["contender"])
         over = entry["over_plain_unit_s"]
         rows.append([entry["contender"], len(samples), 1e3 * stats.median(samples),
                      1e6 * stats.median(over) if over else None])

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/autograd/saved_version.h"
 #include "runtime/base/log.h"
 #include "sharding/unit.h"
 
@@ -113,8 +114,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
   explicit Hooks(std::shared_ptr<SavedActivations::Store> store) : store_(std::move(store)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    version_ = torch::autograd::impl::version_counter(tensor);
-    saved_version_ = version_.current_version();
+    version_ = SavedVersion(tensor);
     put_ = store_->put(tensor);
     store_.reset();
     if (!put_) {
@@ -129,12 +129,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    TORCH_CHECK(
-        version_.current_version() == saved_version_,
-        "one of the variables needed for gradient computation has been modified by an inplace operation: it is at "
-        "version ",
-        version_.current_version(), "; expected version ", saved_version_,
-        " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient.");
+    version_.expect_unchanged();
     if (kept_.defined()) return kept_;
     const StoredBytes bytes = put_->store->get(*put_);
     const at::AutoDispatchBelowADInplaceOrView no_graph;
@@ -143,14 +138,13 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
         sizes_, strides_, static_cast<std::int64_t>((bytes.begin + begin_) / tensor.element_size()));
     // Who writes it in place has written all that share its storage, as in LibTorch.
-    torch::autograd::impl::set_version_counter(tensor, version_);
+    torch::autograd::impl::set_version_counter(tensor, version_.counter());
     return tensor;
   }
 
  private:
   std::shared_ptr<SavedActivations::Store> store_;  ///< until the tensor is saved
-  c10::VariableVersion version_;
-  std::uint32_t saved_version_ = 0;
+  SavedVersion version_;
   at::Tensor kept_;  ///< if it was not put
   std::shared_ptr<SavedActivations::Store::Put> put_;
   at::TensorOptions options_;

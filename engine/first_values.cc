@@ -223,7 +223,7 @@ void FirstValues::Sources::take_states(FlatGroup& group) {
   }
 }
 
-/// This rank's parts of what it makes itself, on several threads where memory is the host's.
+/// This rank's parts of what it makes itself, on several threads.
 void FirstValues::Sources::make_parts(FlatGroup& group) {
   struct Task {
     std::size_t parameter;
@@ -244,7 +244,7 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
   }
   // Records are written in order, each once.
   const bool in_records = group.parameters_below || group.below;
-  const bool several = group.device.is_cpu() && !in_records && numel >= kTask;
+  const bool several = !in_records && numel >= kTask;
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
     const PieceMaker& maker = makers_.at(&group.parameters[tasks[t].parameter]);
     make_part(group, tasks[t].parameter, tasks[t].range, maker.another());

@@ -23,12 +23,17 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
 }
 
 /// Gradients of fewer elements than this take a GPU about as long to copy as the host needs to start one copy, or less. So
-/// they wait and are copied together with the others of their unit. Larger ones are copied at once.
+/// they wait and are copied together with others. Larger ones are copied at once.
 constexpr std::int64_t kSmallNumel = 1 << 22;
+
+bool waits(const at::Tensor& gradient) {
+  return gradient.numel() > 0 && gradient.numel() < kSmallNumel && gradient.layout() == at::kStrided;
+}
 
 }  // namespace
 
-GradientPacker::GradientPacker(const Unit& unit, DType dtype, ComputeDevice device) : dtype_(dtype), device_(device) {
+GradientPacker::GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies)
+    : dtype_(dtype), device_(device), copies_(copies) {
   for (const auto& group : unit.groups) {
     const std::size_t count = group->trainable ? group->parameters.size() : 0;
     trainable_ += static_cast<std::int64_t>(count);
@@ -69,19 +74,17 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   char& arrived = part.arrived[parameter];
   if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype_, flat)) {
     std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
+  } else if (!arrived && device_.is_queued && is_usual && waits(gradient)) {
+    copies_.add(usual_view_of(group, parameter, place), gradient);
   } else {
+    if (arrived) copies_.flush();  // one of them may be what this one is added to
     const Unrecorded unrecorded;
-    const at::Tensor view = view_of(group, parameter, place, is_usual);
+    const at::Tensor view = make_view(group, parameter, place);
     if (gradient.is_sparse()) {  // rows, added one after the other
-      flush();
       if (!arrived) view.zero_();
       view.add_(gradient.to(scalar_type_of(dtype_)));
     } else if (arrived) {
-      flush();  // one of them may be what this one is added to
       view.add_(gradient);
-    } else if (device_.is_queued && gradient.numel() < kSmallNumel) {
-      part.places.push_back(view);
-      part.gradients.push_back(gradient);
     } else {
       view.copy_(gradient);
     }
@@ -102,25 +105,18 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
 }
 
 /// Making a view costs the host as much time as starting a copy.
-at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
-  const FlatParameter& flat = group.parameters[parameter];
-  const auto make = [&] { return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device); };
-  if (!device_.is_queued || !is_usual || flat.numel == 0) return make();
-  auto& views = parts_[group.index].views[parameter];
-  for (const at::Tensor& view : views) {
-    if (view.const_data_ptr() == place) return view;
+const at::Tensor& GradientPacker::usual_view_of(const FlatGroup& group, std::size_t parameter, std::byte* place) {
+  std::vector<PlaceView>& views = parts_[group.index].views[parameter];
+  for (const PlaceView& known : views) {
+    if (known.place == place) return known.view;
   }
-  return views.emplace_back(make());
+  const Unrecorded unrecorded;
+  return views.emplace_back(PlaceView{place, make_view(group, parameter, place)}).view;
 }
 
-void GradientPacker::flush() {
-  for (Part& part : parts_) {
-    if (part.gradients.empty()) continue;
-    const Unrecorded unrecorded;
-    at::_foreach_copy_(part.places, part.gradients);
-    part.places.clear();
-    part.gradients.clear();
-  }
+at::Tensor GradientPacker::make_view(const FlatGroup& group, std::size_t parameter, std::byte* place) const {
+  const FlatParameter& flat = group.parameters[parameter];
+  return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device);
 }
 
 void GradientPacker::fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const {

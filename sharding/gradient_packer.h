@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sharding/compute_device.h"
+#include "sharding/pending_copies.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -15,7 +16,8 @@ namespace tessera {
 /// bucket begins, as elements of `dtype` in the group's layout.
 class GradientPacker {
  public:
-  GradientPacker(const Unit& unit, DType dtype, ComputeDevice device);
+  /// `copies`: where those wait that are started together; it must outlive this.
+  GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies);
 
   /// How many parameters train.
   std::int64_t trainable() const { return trainable_; }
@@ -32,29 +34,34 @@ class GradientPacker {
   /// The unit gets an empty bucket: no gradient has arrived in it.
   void begin();
   void reset();
-  /// Copies `gradient` to its place, or adds it to one that came before. On a GPU the small ones wait for `flush`.
+  /// Copies `gradient` to its place, or adds it to one that came before. On a GPU the small ones wait among `copies`.
   /// `is_usual`: the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
-  void flush();
   /// Writes zeros where no gradient came, and into the layout's gaps unless those are zero already.
   void fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const;
 
  private:
+  /// A parameter's place in one of its unit's buckets.
+  struct PlaceView {
+    std::byte* place;
+    at::Tensor view;
+  };
   /// What this object knows of one group.
   struct Part {
-    std::vector<char> arrived, used;             ///< [parameter]: since `begin`, since `reset`
-    std::vector<char> expected;                  ///< [parameter]: see `expect`
-    std::vector<at::Tensor> places, gradients;   ///< to be copied together
-    std::vector<std::vector<at::Tensor>> views;  ///< [parameter]: on a GPU, of each usual place
+    std::vector<char> arrived, used;            ///< [parameter]: since `begin`, since `reset`
+    std::vector<char> expected;                 ///< [parameter]: see `expect`
+    std::vector<std::vector<PlaceView>> views;  ///< [parameter]: on a GPU, of each usual place
   };
 
-  at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
+  const at::Tensor& usual_view_of(const FlatGroup& group, std::size_t parameter, std::byte* place);
+  at::Tensor make_view(const FlatGroup& group, std::size_t parameter, std::byte* place) const;
   void note_arrival(Part& part, std::size_t parameter);
   void clear(std::byte* memory, std::int64_t bytes) const;
 
   const DType dtype_;
   const ComputeDevice device_;
+  PendingCopies& copies_;
   std::int64_t trainable_ = 0;
   std::int64_t usually_missing_ = 0, missing_ = 0;  ///< expected gradients: when a bucket is empty; now
   bool expects_all_ = false;                        ///< since an unexpected gradient came

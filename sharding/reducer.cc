@@ -99,7 +99,7 @@ Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxe
   float* const method_work = reinterpret_cast<float*>(memory_.feedback.take(plan_.method_work_numel() * 4));
   if (plan_.input().compression.restore_skipped) memory_.feedback.take(plan_.kept_gradient_numel() * 4);
   for (Unit* unit : units) {
-    Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_));
+    Entry& entry = entries_.emplace_back(unit, GradientPacker(*unit, bucket_dtype(), device_, copies_));
     const UnitShape shape = unit->shape();
     entry.bucket_bytes = plan_.bucket_bytes_of(shape);
     entry.sum_bytes = plan_.sum_bytes_of(shape);
@@ -193,8 +193,9 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   gradient.reset();
   if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
   if (!entry.gradients.is_complete()) return;
-  entry.gradients.flush();
-  if (accumulates() || was_ready) return;
+  if (accumulates()) return copies_.flush_if_many();
+  copies_.flush();
+  if (was_ready) return;
   entry.phase = Phase::kReady;
   if (entry.reduced) return;  // a late gradient: reduced once more when the round ends
   completed_.push_back(entry.unit->index);
@@ -207,7 +208,7 @@ void Reducer::tell(Entry& entry) {
   if (!on_reduced_) return;
   if (is_alone_in_place()) {
     if (entry.told > 0 && entry.told == entry.taken) return;
-    entry.gradients.flush();
+    copies_.flush();
     entry.told = entry.taken;
   }
   on_reduced_(*entry.unit);
@@ -331,7 +332,7 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 }
 
 void Reducer::start(Entry& entry) {
-  entry.gradients.flush();
+  copies_.flush();
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
   // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
   const bool gaps_are_zero = device_.is_queued && is_in_place(entry);
@@ -609,7 +610,7 @@ float* Reducer::scratch(UnitReduction& reduction, std::int64_t numel) {
 
 void Reducer::finish(bool reduce_now) {
   if (accumulates()) {
-    for (Entry& entry : entries_) entry.gradients.flush();
+    copies_.flush();
     if (reduce_now) {
       for (int index : order_) reduce(entries_[index]);
       end_reductions();
@@ -673,6 +674,7 @@ void Reducer::agree_on_order() {
 }
 
 void Reducer::reset() {
+  copies_.drop();  // of a backward that threw
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   for (Entry& entry : entries_) {

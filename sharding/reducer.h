@@ -209,6 +209,7 @@ class Reducer {
   const MeshAxes& axes_;
   const ComputeDevice device_;
   GradientVisitor* const visitor_;
+  PendingCopies copies_;  ///< of gradients of all units
   std::vector<Entry> entries_;
   Memory memory_;
   UnitSlots buckets_, sums_;

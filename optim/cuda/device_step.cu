@@ -6,8 +6,9 @@
 
 #include "optim/average_element.h"
 #include "optim/clip.h"
-#include "optim/cuda/device_runs.cuh"
 #include "optim/cuda/device_step.h"
+#include "optim/cuda/rule_states.cuh"
+#include "optim/cuda/staged_blocks.cuh"
 #include "optim/scaled_gradient.h"
 #include "optim/scaled_lr.h"
 #include "runtime/base/cuda_launch.h"
@@ -17,9 +18,10 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// So many blocks find room on a processor with the registers that an update takes, and a launch has twice as many.
+// So many blocks find room on a processor with the registers that an update takes, and a launch has many times as many: those that
+// run at one time are then neighbours in memory, and processors, which are not equally fast, end together.
 constexpr int kResidentBlocks = 3;
-constexpr int kBlocksPerProcessor = 2 * kResidentBlocks;
+constexpr int kBlocksPerProcessor = 40 * kResidentBlocks;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
   return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
@@ -129,33 +131,6 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// The 8-bit code of a kind of state.
-template <StateCode kCode>
-struct CodeOf : SignedBlockCode<ScalarLane> {};
-template <>
-struct CodeOf<StateCode::kRoot> : RootBlockCode<ScalarLane> {};
-
-/// `body.template operator()<k>()` for the states of a rule.
-template <class Rule, int k = 0, class Body>
-__device__ __forceinline__ void for_states(const Body& body) {
-  if constexpr (k < Rule::kStates) {
-    body.template operator()<k>();
-    for_states<Rule, k + 1>(body);
-  }
-}
-
-/// Where and how a rule's states are kept.
-template <class Rule, StateDType kStates, int k>
-struct StateOf {
-  static constexpr StateCode kCode = Rule::kCodes[k];
-  static constexpr bool kIsOptional = Rule::kOptional[k];
-  static constexpr StateDType kDType = kCode == StateCode::kExact ? StateDType::kF32 : kStates;
-  static constexpr bool kKeepsRoot = kCode == StateCode::kRoot && kDType == StateDType::k8Bit;
-  static __device__ __forceinline__ bool is_kept(const StepArguments& a) {
-    return !kIsOptional || a.states[k].data != nullptr;
-  }
-};
-
 /// The elements of this warp begin here, and then so many later each time.
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
@@ -177,20 +152,21 @@ template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
 
-  /// What this thread computes of the 256 elements from `begin` on. `left`: how many of the run there are from its first on. All
-  /// threads of a warp call together.
+  /// What this thread computes of the 256 elements of its warp: those from the `i`th on, which are read as the `at`th of `from`.
+  /// `left`: how many of the run there are from the thread's first on. All threads of a warp call together.
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Constants& c,
                                                   const NoiseKey& key, std::uint32_t parameter, float scale,
-                                                  std::size_t i, std::size_t left) {
+                                                  std::size_t i, std::size_t left, const StepArguments& from,
+                                                  std::size_t at) {
     const StepArguments& a = run.arguments;
     // All loads before the first use, so that they are under way together.
-    const Run<float> gradient = load_run(a.gradient + i, left);
-    const Run<float> weight = Weights<kWeights>::load(a, i, left);
+    const Run<float> gradient = load_run(from.gradient + at, left);
+    const Run<float> weight = Weights<kWeights>::load(from, at, left);
     Run<float> states[Rule::kStates] = {};
     for_states<Rule>([&]<int s>() {
       using State = StateOf<Rule, kStates, s>;
       if (!State::is_kept(a)) return;
-      states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(a.states[s], i, left);
+      states[s] = Moment<State::kDType>::template load<CodeOf<State::kCode>>(from.states[s], at, left);
     });
     Run<float> next_weight = {}, scaled;
     Run<std::uint32_t> noise = {};
@@ -227,6 +203,20 @@ struct Update {
   }
 };
 
+/// `body(constants)`. What chooses between two formulas is known to the compiler there, so that an element computes one of them.
+template <class Constants, class Body>
+__device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
+  if constexpr (requires { c.decoupled; }) {
+    Constants known = c;
+    known.decoupled = true;
+    if (c.decoupled) return body(known);
+    known.decoupled = false;
+    return body(known);
+  } else {
+    return body(c);
+  }
+}
+
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun run, StepTables t) {
   if (t.decision->is_skipped) return;
@@ -236,9 +226,12 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
   std::uint32_t parameter = run.begins[0].parameter;
   typename Rule::Constants c = constants_for(t.constants[parameter], Rule{});
   NoiseKey key = noise_key(run.stream, t.steps[parameter]);
+  using Blocks = BlocksOf<Rule, kWeights, kStates, kThreads / kWarp>;
+  Blocks blocks(a, first_of_warp());
   for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
     const std::size_t i = begin + first_in_warp();
     const std::size_t left = i < a.numel ? a.numel - i : 0;
+    blocks.move_on(a, begin + all_warps());
     if (!is_uniform) {
       // A thread's elements belong to one parameter; with 8-bit states, a warp's do.
       parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
@@ -253,10 +246,14 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     }
     // Where all are there, `left` is a constant, and nothing asks for each element whether it is.
     using Elements = Update<Rule, kWeights, kStates>;
-    if (a.numel - begin >= kStateBlock) {
-      Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock);
+    if (a.numel - begin < kStateBlock) {
+      Elements::elements(run, t, c, key, parameter, scale, i, left, a, i);
+    } else if constexpr (Blocks::kAreStaged) {
+      with_known_formula(c, [&](const typename Rule::Constants& known) {
+        Elements::elements(run, t, known, key, parameter, scale, i, kStateBlock, blocks.current(), first_in_warp());
+      });
     } else {
-      Elements::elements(run, t, c, key, parameter, scale, i, left);
+      Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock, a, i);
     }
   }
 }
@@ -353,7 +350,8 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 
 namespace {
 
-cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
+                        unsigned most_blocks) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return cudaSuccess;
   if (kernel == nullptr) return cudaErrorInvalidValue;
@@ -361,20 +359,21 @@ cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& t
   int count = 0;
   if (const cudaError_t error = multiprocessors(count); error != cudaSuccess) return error;
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
-  const auto blocks = static_cast<unsigned>(std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor));
+  const std::size_t useful = std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor);
+  const auto blocks = static_cast<unsigned>(std::min<std::size_t>(useful, most_blocks));
   return launch(kernel, blocks, kThreads, stream, run, tables);
 }
 
 }  // namespace
 
-cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
-  return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream);
+cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream, unsigned most_blocks) {
+  return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream, most_blocks);
 }
 
 cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const Kernel kernel =
       for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> Kernel { return swap<kWeights>; });
-  return launch_over(kernel, run, tables, stream);
+  return launch_over(kernel, run, tables, stream, kAnyBlocks);
 }
 
 }  // namespace tessera::cuda

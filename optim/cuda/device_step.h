@@ -18,11 +18,15 @@ cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 /// its share of that lr, or its own. Then moves the scale.
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream);
 
-/// The optimizer's pass over one run, in one launch: reads gradient, weights and states once and writes each once. The
+/// As many thread blocks as are useful.
+inline constexpr unsigned kAnyBlocks = ~0u;
+
+/// The optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: reads gradient, weights and states once and writes each once. The
 /// same bits as RuleOptimizer::step gives on the CPU. A parameter that is not used is left alone, but for its average.
 /// Nothing happens if the decision is to skip.
 /// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else.
-cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
+cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
+                        unsigned most_blocks = kAnyBlocks);
 
 /// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average.
 /// REQUIRES: as update_step.

@@ -63,9 +63,11 @@ TEST_F(BenchTables, LaunchesPutStrategiesBesideThePlainModule) {
   const double plain = cell(table, "plain module", "step_s");
   EXPECT_GT(plain, 0);
   EXPECT_TRUE(cell(table, "plain module", "over_plain_s").is_null());
-  const double over = cell(table, "FULL_SHARD", "over_plain_s");
-  EXPECT_DOUBLE_EQ(over, cell(table, "FULL_SHARD", "step_s").get<double>() - plain);
-  EXPECT_DOUBLE_EQ(cell(table, "FULL_SHARD", "over_plain_unit_s").get<double>(), over / 3);  // two blocks and the root
+  const double over = cell(table, "FULL_SHARD", "over_plain_s"),
+               of_unit = cell(table, "FULL_SHARD", "over_plain_unit_s");
+  EXPECT_DOUBLE_EQ(of_unit, over / 3);  // two blocks and the root
+  EXPECT_LE(cell(table, "FULL_SHARD", "over_plain_unit_p10_s").get<double>(), of_unit);
+  EXPECT_GE(cell(table, "FULL_SHARD", "over_plain_unit_p90_s").get<double>(), of_unit);
 }
 
 TEST_F(BenchTables, MemoryIsWhatWasPlanned) {

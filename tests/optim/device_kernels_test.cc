@@ -222,7 +222,7 @@ struct QueuedStep {
 };
 
 void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, std::size_t begin, std::size_t end,
-                          const EmaConfig& ema = {}, float clip_value = 0.0f) {
+                          const EmaConfig& ema = {}, float clip_value = 0.0f, unsigned most_blocks = cuda::kAnyBlocks) {
   SCOPED_TRACE("rule " + std::to_string(static_cast<int>(config.type)) + ", weights " +
                std::to_string(static_cast<int>(weights)) + ", states " +
                std::to_string(static_cast<int>(config.state_dtype)) + ", elements " + std::to_string(begin) + " to " +
@@ -236,13 +236,13 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
   for (std::int64_t t = 1; t <= 3; ++t) {
     cpu.step({.gradient_scale = 0.25f, .clip_value = clip_value, .lr = 0.01f, .step = t}, problem.slice(begin, end));
     step.decide(request_of(cpu, 0.01, 4));
-    check(cuda::update_step(run, step.tables, nullptr));
+    check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   }
   // Nobody used the parameter: only its average moves.
   step.used.set(0, 0);
   cpu.average(problem.slice(begin, end));
   step.decide(request_of(cpu, 0.01, 4));
-  check(cuda::update_step(run, step.tables, nullptr));
+  check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   device.read_back(got);
   EXPECT_TRUE(same_bits(got, problem));
   EXPECT_EQ(step.decision.values()[0].applied, 4);
@@ -253,6 +253,21 @@ TEST_F(DeviceKernels, AdamGivesTheCpusBitsInEveryFormat) {
   for (WeightFormat weights : kWeights)
     for (StateDType states : kStates)
       for (std::size_t numel : {1u, 7u, 8u, 255u, 256u, 2051u}) expect_the_cpus_bits(adamw(states), weights, 0, numel);
+}
+
+/// A warp copies the block that comes next while it computes one, where states have 8 bits.
+TEST_F(DeviceKernels, AWarpComputesManyBlocksOneAfterTheOther) {
+  using enum OptimizerType;
+  for (const OptimizerType type : {kAdam, kAdamW, kSgd, kLion, kRmsprop}) {
+    OptimizerConfig config{.type = type, .weight_decay = 0.1, .momentum = 0.9, .state_dtype = StateDType::k8Bit};
+    if (type != kSgd && type != kRmsprop) config.momentum = 0;
+    for (const WeightFormat weights : {WeightFormat::kF32, WeightFormat::kF32AndBF16, WeightFormat::kSplitBF16}) {
+      for (const std::size_t numel : {256u * 8 * 5, 256u * 8 * 4 + 256 * 3, 256u * 8 * 3 + 1000}) {
+        expect_the_cpus_bits(config, weights, 0, numel, {}, 0.0f, /*most_blocks=*/1);
+      }
+    }
+  }
+  expect_the_cpus_bits(adamw(StateDType::kBF16), WeightFormat::kSplitBF16, 0, 20011, {}, 0.0f, 2);
 }
 
 TEST_F(DeviceKernels, EveryRuleGivesTheCpusBitsInEveryFormat) {

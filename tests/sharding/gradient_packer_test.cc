@@ -15,18 +15,18 @@ namespace {
 
 /// One unit of three parameters, and a bucket of `dtype` that is full of what should not be there.
 struct Packed {
-  Packed(const Mesh& mesh, DType dtype)
+  Packed(const Mesh& mesh, DType dtype, ComputeDevice device = {})
       : units(mesh, {.sizes = {{{7, 11}, {300}, {5}}}}),
         group(units.group(0)),
         dtype(dtype),
         bucket(at::full({group.layout.numel()}, NAN, at::TensorOptions(scalar_type_of(dtype)))),
-        packer(units.unit(0), dtype, {}) {
+        packer(units.unit(0), dtype, device, copies) {
     packer.begin();
   }
   std::byte* memory() { return static_cast<std::byte*>(bucket.data_ptr()); }
   void take(std::size_t i, const at::Tensor& gradient) { packer.take(group, i, gradient, memory(), true); }
   void fill() {
-    packer.flush();
+    copies.flush();
     packer.fill_missing(group, memory(), false);
   }
   at::Tensor part(std::size_t i) const {
@@ -41,6 +41,7 @@ struct Packed {
   FlatGroup& group;
   const DType dtype;
   at::Tensor bucket;
+  PendingCopies copies;
   GradientPacker packer;
 };
 
@@ -199,6 +200,74 @@ TEST(GradientPacker, ASurpriseThatComesTwiceCountsOnce) {
     packed.take(2, packed.gradient(2));
     EXPECT_TRUE(packed.packer.is_complete());
   });
+}
+
+// ---- copies that are started together ----------------------------------------------------------------------------
+
+/// The CPU in a GPU's place: operators are queued, so copies may wait.
+const ComputeDevice kQueued{c10::kCPU, /*is_queued=*/true, nullptr};
+
+TEST(GradientPacker, CopiesOfAGpuWaitUntilTheyAreFlushed) {
+  alone([](const Mesh& mesh) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Packed packed(mesh, dtype, kQueued);
+      for (const at::ScalarType of_gradient : {at::kFloat, at::kBFloat16}) {
+        packed.packer.begin();
+        packed.bucket.fill_(NAN);
+        for (std::size_t i = 0; i < 3; ++i) packed.take(i, packed.gradient(i).to(of_gradient));
+        EXPECT_TRUE(packed.packer.is_complete());
+        EXPECT_TRUE(packed.part(1).isnan().all().item<bool>());
+        packed.fill();
+        EXPECT_TRUE(packed.copies.empty());
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_TRUE(at::equal(packed.part(i), packed.gradient(i).to(of_gradient).to(scalar_type_of(dtype))));
+        }
+      }
+    }
+  });
+}
+
+TEST(GradientPacker, OnAGpuTooWhatComesAgainIsAddedToWhatWaited) {
+  alone([](const Mesh& mesh) {
+    Packed packed(mesh, DType::kF32, kQueued);
+    packed.take(0, packed.gradient(0));
+    packed.take(0, packed.gradient(0, 2.0f));
+    packed.fill();
+    EXPECT_TRUE(at::equal(packed.part(0), packed.gradient(0) + packed.gradient(0, 2.0f)));
+  });
+}
+
+TEST(PendingCopies, TensorsOfSeveralDtypesAreCopiedTogether) {
+  const std::vector<at::Tensor> gradients = {at::arange(5.0f), at::arange(6.0f).to(at::kBFloat16), at::arange(7.0f)};
+  std::vector<at::Tensor> places;
+  PendingCopies copies;
+  for (const at::Tensor& gradient : gradients) {
+    places.push_back(at::zeros(gradient.sizes()));
+    copies.add(places.back(), gradient);
+  }
+  copies.flush_if_many();
+  EXPECT_FALSE(copies.empty()) << "three are not many";
+  copies.flush();
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(places[i], gradients[i].to(at::kFloat)));
+}
+
+TEST(PendingCopies, ManyAreNotKept) {
+  const at::Tensor large = at::ones({9 << 20});  // 36 MiB
+  at::Tensor place = at::zeros_like(large);
+  PendingCopies copies;
+  copies.add(place, large);
+  copies.flush_if_many();
+  EXPECT_TRUE(copies.empty());
+  EXPECT_TRUE(at::equal(place, large));
+}
+
+TEST(PendingCopies, DroppedOnesWriteNothing) {
+  at::Tensor place = at::zeros({4});
+  PendingCopies copies;
+  copies.add(place, at::ones({4}));
+  copies.drop();
+  copies.flush();
+  EXPECT_EQ(place.count_nonzero().item<std::int64_t>(), 0);
 }
 
 // ---- sparse gradients --------------------------------------------------------------------------------------------

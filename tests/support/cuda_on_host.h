@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 // Runs the source of CUDA kernels on the host, so that what they compute is tested where there is no GPU. The threads of
@@ -32,6 +34,32 @@ struct Index {
   unsigned x = 0;
 };
 
+/// Copies of one thread that are under way, in groups.
+class Copies {
+ public:
+  void add(void* to, const void* from, std::size_t bytes) { open_.push_back({to, from, bytes}); }
+  void commit() { groups_.push_back(std::move(open_)), open_.clear(); }
+  void wait_prior(std::size_t groups) {
+    while (groups_.size() > groups) {
+      for (const Copy& copy : groups_.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+      groups_.pop_front();
+    }
+  }
+  void forget() {
+    open_.clear();
+    groups_.clear();
+  }
+
+ private:
+  struct Copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+  };
+  std::vector<Copy> open_;
+  std::deque<std::vector<Copy>> groups_;
+};
+
 /// Runs the blocks of one launch.
 class ThreadBlock {
  public:
@@ -45,6 +73,7 @@ class ThreadBlock {
   /// One block.
   void run() {
     current() = this;
+    for (Fiber& fiber : fibers_) fiber.copies.forget();
     resume(0, fibers_.size());
     while (!all(0, fibers_.size(), Stop::kEnd)) {
       bool moved = false;
@@ -83,6 +112,7 @@ class ThreadBlock {
     return block;
   }
   unsigned running() const { return running_; }
+  Copies& copies() { return fibers_[running_].copies; }
 
  private:
   /// Where a fiber goes on, as the compiler's own setjmp notes it: swapcontext would cost a call of the system each time.
@@ -94,6 +124,7 @@ class ThreadBlock {
     Place place;
     Stop stop = Stop::kEnd;
     char given[8] = {};
+    Copies copies;
   };
 
   static constexpr std::size_t kStackBytes = 64 << 10;
@@ -169,6 +200,19 @@ inline cuda_on_host::Index& gridDim = cuda_on_host::grid_size;
 inline void __syncthreads() {
   using cuda_on_host::ThreadBlock;
   ThreadBlock::current()->stop_at(ThreadBlock::Stop::kBlock);
+}
+inline void __syncwarp() {
+  using cuda_on_host::ThreadBlock;
+  ThreadBlock::current()->stop_at(ThreadBlock::Stop::kWarp);
+}
+// Copies that go on without the thread (cuda_pipeline_primitives.h) are made when they are waited for, so that who does not wait reads
+// something else.
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
+  cuda_on_host::ThreadBlock::current()->copies().add(to, from, bytes);
+}
+inline void __pipeline_commit() { cuda_on_host::ThreadBlock::current()->copies().commit(); }
+inline void __pipeline_wait_prior(std::size_t groups) {
+  cuda_on_host::ThreadBlock::current()->copies().wait_prior(groups);
 }
 template <class T>
 T __shfl_down_sync(unsigned, T value, unsigned delta, unsigned width) {

@@ -1,6 +1,7 @@
 #include "benchmarks/native/studies/launch_study.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -101,37 +102,51 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
 }  // namespace
 
 BenchTable study_launches(const LaunchStudyOptions& options) {
+  at::set_num_threads(1);  // others would wait for work by spinning, and slow the two that feed the GPU
   const models::GPTConfig config = narrow(options.blocks);
   const at::Device device = options.on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-  std::vector<std::pair<std::string, std::function<Step()>>> contenders = {
-      {"plain module", [&] { return plain(config, device); }}};
+  struct Contender {
+    std::string name;
+    Step step;
+    Samples samples = {};
+  };
+  std::vector<Contender> contenders;
+  const auto add = [&](std::string name, const auto& make) {
+    at::manual_seed(3);
+    contenders.push_back({std::move(name), make()});
+  };
+  add("plain module", [&] { return plain(config, device); });
   for (const ShardingStrategy kind :
        {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
-    contenders.emplace_back(std::string(name_of(kind)), [&, kind] { return under(kind, config, options.on_gpu); });
+    add(std::string(name_of(kind)), [&] { return under(kind, config, options.on_gpu); });
   }
-  std::vector<Samples> samples(contenders.size());
+  const at::Tensor tokens = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong).to(device);
+  const auto run = [&](const Step& step, int steps) {
+    at::Tensor loss;
+    for (int k = 0; k < steps; ++k) loss = step(tokens);
+    return loss.item<float>();  // waits for the device
+  };
+  for (const Contender& contender : contenders) run(contender.step, options.warm_up);
   for (int round = 0; round < options.rounds; ++round) {
-    for (std::size_t i = 0; i < contenders.size(); ++i) {
-      at::manual_seed(3);
-      const Step step = contenders[i].second();
-      const at::Tensor tokens = at::randint(config.vocab_size, {1, config.seq_len + 1}, at::kLong).to(device);
-      const auto run = [&](int steps) {
-        at::Tensor loss;
-        for (int k = 0; k < steps; ++k) loss = step(tokens);
-        return loss.item<float>();  // waits for the device
-      };
-      run(options.warm_up);
+    for (Contender& contender : contenders) {
       const SampleClock::time_point begin = SampleClock::now();
-      run(options.steps);
-      samples[i].ns.push_back(nanoseconds_since(begin) / options.steps);
+      run(contender.step, options.steps);
+      contender.samples.ns.push_back(nanoseconds_since(begin) / options.steps);
     }
   }
-  BenchTable table{{"contender", "step_s", "p10_s", "p90_s", "over_plain_s", "over_plain_unit_s"}, {}};
+  BenchTable table{{"contender", "step_s", "p10_s", "p90_s", "over_plain_s", "over_plain_unit_s",
+                    "over_plain_unit_p10_s", "over_plain_unit_p90_s"},
+                   {}};
+  const Samples& plain_samples = contenders[0].samples;
+  const auto units = static_cast<double>(options.blocks + 1);
   for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const double median = samples[i].median_s(), over = median - samples[0].median_s();
+    const Samples& samples = contenders[i].samples;
+    Samples over;
+    for (std::size_t k = 0; k < samples.ns.size(); ++k) over.ns.push_back(samples.ns[k] - plain_samples.ns[k]);
     const auto cost = [&](double value) { return i == 0 ? std::nan("") : value; };
-    table.rows.push_back({contenders[i].first, median, samples[i].quantile_s(0.1), samples[i].quantile_s(0.9),
-                          cost(over), cost(over / static_cast<double>(options.blocks + 1))});
+    table.rows.push_back({contenders[i].name, samples.median_s(), samples.quantile_s(0.1), samples.quantile_s(0.9),
+                          cost(over.median_s()), cost(over.median_s() / units), cost(over.quantile_s(0.1) / units),
+                          cost(over.quantile_s(0.9) / units)});
   }
   return table;
 }

@@ -1,0 +1,140 @@
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_pipeline_primitives.h>
+#endif
+
+#include <cstddef>
+
+#include "optim/cuda/device_runs.cuh"
+#include "optim/cuda/rule_states.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+// With 8-bit states an element is 10 bytes and some 100 instructions, so few warps find room and each computes long: their loads alone
+// would not keep memory busy. There a warp copies the block that comes next into shared memory while it computes one. Such a copy goes on
+// without the thread and takes no registers.
+
+/// A block's 256 elements, on their way or there: what the update reads. All states have 8 bits.
+template <class Rule, WeightFormat kWeights>
+struct StagedBlock {
+  static constexpr bool kIsSplit = kWeights == WeightFormat::kSplitBF16;
+
+  alignas(16) std::byte gradient[4 * kStateBlock];
+  alignas(16) std::byte weight[4 * kStateBlock];  ///< or its two halves
+  alignas(16) std::byte states[Rule::kStates][kStateBlock];
+  alignas(16) float scales[Rule::kStates];
+
+  /// Begins the copies of the elements from `begin` on, all of which are there. All threads of a warp together.
+  __device__ __forceinline__ void begin_copies(const StepArguments& a, std::size_t begin) {
+    const unsigned lane = threadIdx.x % kWarp;
+    copy<4 * kStateBlock>(gradient, a.gradient + begin, lane);
+    if constexpr (kIsSplit) {
+      copy<2 * kStateBlock>(weight, static_cast<const std::uint16_t*>(a.parameter) + begin, lane);
+      copy<2 * kStateBlock>(weight + 2 * kStateBlock, a.low + begin, lane);
+    } else {
+      copy<4 * kStateBlock>(weight, a.master + begin, lane);
+    }
+    for_states<Rule>([&]<int k>() {
+      if (!StateOf<Rule, StateDType::k8Bit, k>::is_kept(a)) return;
+      copy<kStateBlock>(states[k], static_cast<const std::byte*>(a.states[k].data) + begin, lane);
+      if (lane == k) __pipeline_memcpy_async(&scales[k], a.states[k].scales + begin / kStateBlock, sizeof(float));
+    });
+  }
+
+  /// The block as a run of its own.
+  __device__ __forceinline__ StepArguments arguments() {
+    StepArguments a{};
+    a.gradient = reinterpret_cast<float*>(gradient);
+    if constexpr (kIsSplit) {
+      a.parameter = weight;
+      a.low = reinterpret_cast<std::int16_t*>(weight + 2 * kStateBlock);
+    } else {
+      a.master = reinterpret_cast<float*>(weight);
+    }
+    for_states<Rule>([&]<int k>() { a.states[k] = {states[k], &scales[k]}; });
+    return a;
+  }
+
+ private:
+  template <int kBytes>
+  static __device__ __forceinline__ void copy(std::byte* to, const void* from, unsigned lane) {
+    constexpr int kAtOnce = 16;
+#pragma unroll
+    for (int first = 0; first < kBytes; first += kWarp * kAtOnce) {
+      const unsigned at = first + lane * kAtOnce;
+      if (kBytes - first < kWarp * kAtOnce && at >= kBytes) return;
+      __pipeline_memcpy_async(to + at, static_cast<const std::byte*>(from) + at, kAtOnce);
+    }
+  }
+};
+
+/// A warp's blocks, two of which are in shared memory: the one that is computed, and the next.
+template <class Rule, WeightFormat kWeights, int kWarps>
+class StagedBlocks {
+ public:
+  static constexpr bool kAreStaged = true;
+
+  __device__ __forceinline__ StagedBlocks(const StepArguments& a, std::size_t first)
+      : mine_(shared()[threadIdx.x / kWarp]) {
+    begin(a, first);
+  }
+  /// The block whose copy was begun last is there afterwards, and the one from `next` on is begun.
+  __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
+    __syncwarp();  // all have read what is overwritten now
+    begin(a, next);
+    __pipeline_wait_prior(1);
+    __syncwarp();  // what others copied, too
+  }
+  __device__ __forceinline__ StepArguments current() { return mine_[coming_].arguments(); }
+
+ private:
+  using Pair = StagedBlock<Rule, kWeights>[2];
+
+  static __device__ __forceinline__ Pair* shared() {
+    __shared__ Pair pairs[kWarps];
+    return pairs;
+  }
+  /// A block that is cut off by the run's end is read where it lies.
+  __device__ __forceinline__ void begin(const StepArguments& a, std::size_t first) {
+    if (first + kStateBlock <= a.numel) mine_[coming_].begin_copies(a, first);
+    __pipeline_commit();
+    coming_ ^= 1;
+  }
+
+  Pair& mine_;
+  int coming_ = 0;  ///< the one that the next copy goes to, which is the older of the two
+};
+
+/// Blocks that are read where they lie.
+struct BlocksInPlace {
+  static constexpr bool kAreStaged = false;
+  __device__ __forceinline__ BlocksInPlace(const StepArguments&, std::size_t) {}
+  __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
+};
+
+/// Whether 8 bits are what all states of a rule are kept in where any are.
+template <class Rule>
+constexpr bool kHasCodesOnly = [] {
+  for (const StateCode code : Rule::kCodes) {
+    if (code == StateCode::kExact) return false;
+  }
+  return true;
+}();
+
+template <bool kAreStaged, class Rule, WeightFormat kWeights, int kWarps>
+struct ChosenBlocks {
+  using type = BlocksInPlace;
+};
+template <class Rule, WeightFormat kWeights, int kWarps>
+struct ChosenBlocks<true, Rule, kWeights, kWarps> {
+  using type = StagedBlocks<Rule, kWeights, kWarps>;
+};
+/// Those of an update kernel.
+template <class Rule, WeightFormat kWeights, StateDType kStates, int kWarps>
+using BlocksOf =
+    typename ChosenBlocks<kStates == StateDType::k8Bit && kHasCodesOnly<Rule>, Rule, kWeights, kWarps>::type;
+
+}  // namespace
+}  // namespace tessera::cuda

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera {
+
+/// Copies of gradients to their places in buckets that wait to be started together: starting one costs the host about as
+/// much as starting a hundred. On a GPU; `flush` comes before anything reads a place.
+class PendingCopies {
+ public:
+  /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.
+  void add(const at::Tensor& place, const at::Tensor& gradient);
+  /// Starts all copies.
+  void flush();
+  /// Starts them if the gradients that wait take much memory, or are many.
+  void flush_if_many();
+  /// Drops them.
+  void drop();
+  bool empty() const { return count_ == 0; }
+
+ private:
+  /// Tensors of one dtype: LibTorch copies a list by few launches only where all of its tensors have the same.
+  struct Alike {
+    at::ScalarType dtype;
+    std::vector<at::Tensor> places, gradients;
+  };
+
+  std::vector<Alike> lists_;
+  std::size_t count_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace tessera

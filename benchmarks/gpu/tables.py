@@ -174,7 +174,7 @@ def _launch_ratios(results):
         if row[3] is not None:
             ratio = targets.UNIT_US / row[3] if row[3] > 0 else None
             yield [f"host time of a unit: {targets.UNIT_US} us over it", "plain module", row[0], 1.0, ratio,
-                   "no" if row[3] > targets.UNIT_US else "yes", ""]
+                   "no" if row[3] > targets.UNIT_US else "yes", f"{row[3]:.1f} us"]
 
 
 def _first_reason(results, keys):

@@ -205,7 +205,7 @@ inline void __syncwarp() {
   using cuda_on_host::ThreadBlock;
   ThreadBlock::current()->stop_at(ThreadBlock::Stop::kWarp);
 }
-// Copies that go on without the thread (cuda_pipeline_primitives.h) are made when they are waited for, so that who does not wait reads
+// Copies that go on without the thread (CUDA's "pipeline primitives") are made when they are waited for, so that who does not wait reads
 // something else.
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
   cuda_on_host::ThreadBlock::current()->copies().add(to, from, bytes);

@@ -17,25 +17,28 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
   };
+  const auto refuse_without_paths = [&](const char* key) {
+    refuse(key,
+           "\"auto\" needs \"paths\" where the CPU trains: one directory on each local disk, such as "
+           "[\"/mnt/nvme0\"]. hint: name some, or take \"memory\"");
+  };
   const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
   for (const auto& [key, tier] : states) {
     if (tier == Tier::kHost && !is_gpu) {
       refuse(key, std::string("\"host\" is for a GPU's ") + key +
                       "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
     }
-    if (tier == Tier::kAuto && is_gpu) {
-      refuse(key,
-             std::string("how much of a GPU's ") + key +
-                 " lies below its memory is not chosen yet. hint: take \"host\" or \"nvme\" with a \"fraction\", or " +
-                 kOnTheCpu);
-    }
+    if (tier == Tier::kAuto && !is_gpu && offload.paths.empty()) refuse_without_paths(key);
   }
+  if (offload.parameters.tier == Tier::kAuto && !is_gpu && offload.paths.empty()) refuse_without_paths("parameters");
   if (offload.activations == Tier::kHost && !is_gpu) {
     refuse("activations",
            "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
            "leave it out");
   }
-  const bool on_host = offload.masters.tier == Tier::kHost || offload.moments.tier == Tier::kHost;
+  const auto has = [&](Tier tier) { return offload.masters.tier == tier || offload.moments.tier == tier; };
+  const bool chooses_host = is_gpu && has(Tier::kAuto) && offload.paths.empty();
+  const bool on_host = has(Tier::kHost) || chooses_host;
   if (offload.step == OffloadedStep::kCpu && !on_host) {
     throw Error(
         ExitCode::kConfig,
@@ -44,6 +47,11 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
         "out");
   }
   if (!is_gpu) return;
+  if (chooses_host && (offload.cache_bytes > 0 || offload.verify)) {
+    throw Error(ExitCode::kConfig, std::string("/offload/") + (offload.verify ? "verify" : "cache") +
+                                       ": there are no files: without paths, tier auto of a GPU is its host's memory. "
+                                       "hint: leave it out, or name directories in \"paths\"");
+  }
   if (offload.parameters.tier != Tier::kMemory) {
     refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "
                                      "hint: take \"memory\" and shard over more ranks, or ") +

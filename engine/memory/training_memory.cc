@@ -503,7 +503,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   }
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   const std::int64_t limit = strategy.memory.limit_bytes;
-  MemoryPlan plan(with_tiers_chosen(std::move(input), limit));
+  // Who names no directories for a GPU's state means its host's memory.
+  const Tier below = scene.is_queued && strategy.offload.paths.empty() ? Tier::kHost : Tier::kNvme;
+  MemoryPlan plan(with_tiers_chosen(std::move(input), limit, below));
   if (plan.steps_on_host()) expect_whole_records(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.has_whole_records()) return plan;

@@ -40,13 +40,18 @@ Condition with_records_of_a_size() {
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
 
+/// Or may have.
 bool has_state_on_host(const Strategy& s) {
-  return s.offload.masters.tier == Tier::kHost || s.offload.moments.tier == Tier::kHost;
+  const auto may_be_on_host = [](const OffloadedState& state) {
+    return state.tier == Tier::kHost || state.tier == Tier::kAuto;
+  };
+  return may_be_on_host(s.offload.masters) || may_be_on_host(s.offload.moments);
 }
 
 Condition with_state_on_host() {
-  return {
-      "offload.masters or moments on tier host", {"/offload/masters/tier", "/offload/moments/tier"}, has_state_on_host};
+  return {"offload.masters or moments on tier host or auto",
+          {"/offload/masters/tier", "/offload/moments/tier"},
+          has_state_on_host};
 }
 
 /// What the host's CPU updates stays where it lies.
@@ -185,7 +190,8 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = R"(["/mnt/nvme0", "/mnt/nvme1"])",
        .doc = "Directories on local disks, one a disk; each rank has a file in every one, and spreads its records over "
               "them: evenly, and from 256 MiB a rank on in proportion to the disks' bandwidth, measured at the start. "
-              "The files have no name: they are gone when the run ends, however it ends.",
+              "The files have no name: they are gone when the run ends, however it ends. Without them tier auto is the "
+              "memory of a GPU's host.",
        .cost = "Disk space as the plan says.",
        .only_if = with_files()},
       {.pointer = "/offload/record",

@@ -166,8 +166,8 @@ const std::vector<Named<Tier>>& state_tiers() {
       {Tier::kHost, "host", "in pinned memory of the host whose GPU trains, updated as offload.step says"},
       {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
       {Tier::kAuto, "auto",
-       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters; when the CPU "
-       "trains"}};
+       "as much of it below as memory.limit makes necessary: on nvme, moments, then masters, then parameters; where a "
+       "GPU trains and there are no offload.paths, on host, masters and moments of the same elements"}};
   return list;
 }
 

@@ -192,10 +192,13 @@ StrategyRule schedule_length_rule() {
 StrategyRule offload_paths_rule() {
   return {{"/offload/paths", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
            "/offload/gradients/tier", "/offload/activations/tier"},
-          "offload.paths names at least one directory where a tier is nvme or auto.",
+          "offload.paths names at least one directory where a tier is nvme, and where it is auto and the CPU trains.",
           [](const Strategy& s) -> std::string {
-            if (!s.offload.uses_files() || !s.offload.paths.empty()) return "";
-            return "the tiers nvme and auto need \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
+            const OffloadConfig& o = s.offload;
+            const Tier tiers[] = {o.parameters.tier, o.masters.tier, o.moments.tier, o.gradients, o.activations};
+            const bool needs_files = std::find(std::begin(tiers), std::end(tiers), Tier::kNvme) != std::end(tiers);
+            if (!needs_files || !o.paths.empty()) return "";
+            return "the tier nvme needs \"paths\": one directory on each local disk, such as [\"/mnt/nvme0\"]";
           }};
 }
 

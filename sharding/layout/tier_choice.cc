@@ -1,5 +1,6 @@
 #include "sharding/layout/tier_choice.h"
 
+#include <initializer_list>
 #include <utility>
 
 namespace tessera {
@@ -9,23 +10,25 @@ constexpr int kSteps = 256;
 
 bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
-/// The least share of `state` on disk with which the plan fits; all of it if none is enough.
-void choose(PlanInput& input, OffloadedState& state, std::int64_t limit) {
-  state = {Tier::kMemory, 1.0};
+/// Gives all of `states`, which are `input`'s, the least share on `below` with which the plan fits; all of them if none is enough.
+void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std::int64_t limit, Tier below) {
+  const auto set = [&](Tier tier, int share) {
+    for (OffloadedState* state : states) *state = {tier, static_cast<double>(share) / kSteps};
+  };
+  set(Tier::kMemory, kSteps);
   if (fits(input, limit)) return;
-  state.tier = Tier::kNvme;
   int too_little = 0, enough = kSteps;
   while (enough - too_little > 1) {
     const int middle = (too_little + enough) / 2;
-    state.fraction = static_cast<double>(middle) / kSteps;
+    set(below, middle);
     (fits(input, limit) ? enough : too_little) = middle;
   }
-  state.fraction = static_cast<double>(enough) / kSteps;
+  set(below, enough);
 }
 
 }  // namespace
 
-PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit) {
+PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
   OffloadedState& masters = input.offload.masters;
   OffloadedState& moments = input.offload.moments;
   OffloadedState& parameters = input.offload.parameters;
@@ -33,10 +36,15 @@ PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit) {
   const auto is_open = [](OffloadedState& state) {
     return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;
   };
-  const bool chooses_masters = is_open(masters), chooses_parameters = is_open(parameters);
-  if (moments.tier == Tier::kAuto) choose(input, moments, limit);
-  if (chooses_masters) choose(input, masters, limit);
-  if (chooses_parameters) choose(input, parameters, limit);
+  const bool chooses_moments = is_open(moments), chooses_masters = is_open(masters),
+             chooses_parameters = is_open(parameters);
+  if (below == Tier::kHost && chooses_masters && chooses_moments) {
+    choose(input, {&masters, &moments}, limit, below);
+  } else {
+    if (chooses_moments) choose(input, {&moments}, limit, below);
+    if (chooses_masters) choose(input, {&masters}, limit, below);
+  }
+  if (chooses_parameters) choose(input, {&parameters}, limit, below);
   return input;
 }
 

@@ -262,7 +262,7 @@ const BadFile kCombinations[] = {
     {"CacheForMomentsOnTheHost", R"({"offload": {"cache": 1, "moments": {"tier": "host"}}})",
      R"(s.json:1:23: /offload/cache: 1 has no effect: it needs offload.parameters, masters or moments on tier nvme or auto; leave it out, or change that)"},
     {"ActivationsWithoutPaths", R"({"offload": {"activations": {"tier": "nvme"}}})",
-     R"(s.json:1:38: /offload/activations/tier: the tiers nvme and auto need "paths": one directory on each local disk, such as ["/mnt/nvme0"])"},
+     R"(s.json:1:38: /offload/activations/tier: the tier nvme needs "paths": one directory on each local disk, such as ["/mnt/nvme0"])"},
     {"PathsForActivationsOnTheHost", R"({"offload": {"paths": ["a"], "activations": {"tier": "host"}}})",
      R"(s.json:1:23: /offload/paths: ["a"] has no effect: it needs an offload tier nvme or auto; leave it out, or change that)"},
     {"CacheForActivations", R"({"offload": {"paths": ["a"], "cache": 1, "activations": {"tier": "nvme"}}})",
@@ -330,7 +330,7 @@ INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombin
 
 const BadFile kOffloadedSteps[] = {
     {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
-     R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host; leave it out, or change that)"},
+     R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host or auto; leave it out, or change that)"},
     {"QueueOfWhatStays", R"({"offload": {"moments": {"tier": "host"}, "step": "cpu", "queue_depth": 2}})",
      R"(s.json:1:73: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, and of masters and moments on host with step cpu; leave it out, or change that)"},
 };

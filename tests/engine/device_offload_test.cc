@@ -434,6 +434,52 @@ TEST(DeviceOffload, TheLimitIsOneOfTheDevicesMemory) {
   }
 }
 
+TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
+  const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+  const TrainOptions options = wide_run();
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  for (const ShardingStrategy kind : kThree) {
+    const Strategy plain = strategy_of(kept, kind);
+    const Trained on_cpu = train_on_threads({.ranks = 2}, plain, options);
+    const EmulatedGpus gpus;
+    for (const bool in_files : {false, true}) {
+      for (const OffloadedStep step : {OffloadedStep::kGpu, OffloadedStep::kCpu}) {
+        if (in_files && step == OffloadedStep::kCpu) continue;
+        const std::string which = name_of(kind) + (in_files ? " in files, by " : " on the host, by ") +
+                                  (step == OffloadedStep::kCpu ? "the CPU" : "the GPU");
+        Strategy strategy = plain;
+        strategy.offload.record_bytes = 4096;
+        strategy.offload.queue_depth = 1;
+        const auto limited = [&](const Strategy& given) {
+          std::int64_t bytes = 0;
+          run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+            const Session session(mesh, given, options.model);
+            if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
+          });
+          return bytes;
+        };
+        const std::int64_t most = limited(strategy);
+        if (in_files) strategy.offload.paths = {folder};
+        if (!in_files) strategy.offload.step = step;
+        strategy.offload.masters.tier = strategy.offload.moments.tier = in_files ? Tier::kNvme : Tier::kHost;
+        const std::int64_t least = limited(strategy);
+        ASSERT_LT(least, most) << which;
+        strategy.offload.masters.tier = strategy.offload.moments.tier = Tier::kAuto;
+        strategy.memory.limit_bytes = most;
+        EXPECT_EQ(limited(strategy), most) << which << ": all of it has room";
+        strategy.memory.limit_bytes = (most + least) / 2;
+        EXPECT_LE(limited(strategy), strategy.memory.limit_bytes) << which;
+        const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
+        expect_same_bits(trained, on_cpu, which);
+        EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
+        EXPECT_EQ(trained.traffic.disk_bytes_written > 0, in_files) << which;
+        EXPECT_EQ(trained.traffic.streamed_bytes > 0, step == OffloadedStep::kGpu) << which;
+        EXPECT_EQ(trained.traffic.host_step.to_host > 0, step == OffloadedStep::kCpu) << which;
+      }
+    }
+  }
+}
+
 TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const ShardingStrategy kind : kThree) {
@@ -572,10 +618,12 @@ TEST(DeviceOffload, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {
 std::string refusal_of(const Adjust& adjust) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      Strategy strategy = strategy_for(ShardingStrategy::kFullShard, adjust, DType::kBF16);
-      strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
-      strategy.memory.limit_bytes = std::int64_t{1} << 30;
-      const Session session(mesh, strategy);
+      const auto with_room = [&](Strategy& strategy) {
+        strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
+        strategy.memory.limit_bytes = std::int64_t{1} << 30;
+        adjust(strategy);
+      };
+      const Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_room, DType::kBF16));
     });
   });
 }
@@ -585,9 +633,18 @@ TEST(DeviceOffload, WhatCannotLieBelowIsRefusedByName) {
               HasSubstr("/offload/masters/tier: \"host\" is for a GPU's masters"));
   EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.moments.tier = Tier::kHost; }),
               HasSubstr("/offload/moments/tier: \"host\" is for a GPU's moments"));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.offload.moments.tier = Tier::kAuto;
+                s.offload.paths.clear();
+              }),
+              HasSubstr("/offload/moments/tier: \"auto\" needs \"paths\" where the CPU trains"));
   const EmulatedGpus gpus;
-  EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.moments.tier = Tier::kAuto; }),
-              HasSubstr("/offload/moments/tier: how much of a GPU's moments"));
+  EXPECT_THAT(refusal_of([](Strategy& s) {
+                s.offload.moments.tier = Tier::kAuto;
+                s.offload.paths.clear();
+                s.offload.cache_bytes = 1 << 20;
+              }),
+              HasSubstr("/offload/cache: there are no files"));
   EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.parameters.tier = Tier::kNvme; }),
               HasSubstr("/offload/parameters/tier: a GPU's parameters cannot"));
   EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.gradients = Tier::kNvme; }),

@@ -320,6 +320,38 @@ TEST(MemoryPlan, AutoPutsAsLittleOnDiskAsTheLimitAllows) {
   EXPECT_EQ(none.moments, disk);
 }
 
+TEST(MemoryPlan, AutoOfAGpuPutsMastersAndMomentsOfTheSameElementsOnTheHost) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  for (UnitShape& unit : input.units) {
+    for (GroupShape& group : unit.groups) group.dtype = DType::kBF16;
+  }
+  input.is_queued = true;
+  input.offload.record_bytes = 16 << 10;
+  input.offload.queue_depth = 1;
+  input.offload.masters.tier = input.offload.moments.tier = Tier::kAuto;
+  for (const OffloadedStep step : {OffloadedStep::kGpu, OffloadedStep::kCpu}) {
+    input.offload.step = step;
+    const auto plan_of = [&](double share) {
+      PlanInput chosen = input;
+      chosen.offload.masters = chosen.offload.moments =
+          share > 0 ? OffloadedState{Tier::kHost, share} : OffloadedState{};
+      return MemoryPlan(chosen);
+    };
+    const std::int64_t most = plan_of(0).use().limited(), least = plan_of(1).use().limited();
+    ASSERT_LT(least, most);
+    for (std::int64_t limit = least; limit < most; limit += (most - least) / 8) {
+      const PlanInput chosen = with_tiers_chosen(input, limit, Tier::kHost);
+      EXPECT_EQ(chosen.offload.masters, chosen.offload.moments);
+      EXPECT_EQ(chosen.offload.moments.tier, Tier::kHost);
+      const MemoryPlan plan(chosen);
+      EXPECT_LE(plan.use().limited(), limit);
+      EXPECT_GT(plan.state_records().pinned_bytes, 0);
+      EXPECT_GT(plan_of(chosen.offload.moments.fraction - 1.0 / 256).use().limited(), limit) << "as little as possible";
+    }
+    EXPECT_EQ(with_tiers_chosen(input, most, Tier::kHost).offload.moments.tier, Tier::kMemory);
+  }
+}
+
 TEST(MemoryPlan, StatesOfAGroupDoNotLieAMultipleOf128MiBApart) {
   constexpr std::int64_t kSlow = 128 * kMiB, kNear = 8 << 10;
   for (const StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {

@@ -19,6 +19,7 @@
 #include "engine/mesh_shape.h"
 #include "engine/parameter_groups.h"
 #include "engine/run_scope.h"
+#include "engine/step/outer_steps.h"
 #include "engine/step/own_optimizer.h"
 #include "engine/step/tensor_rule.h"
 #include "runtime/base/text.h"
@@ -234,6 +235,10 @@ TrafficCounts Engine::traffic() const {
   counts.reduced_bytes = reductions.reduced_bytes;
   counts.reduction_seconds = reductions.reduction_seconds;
   counts.overflow_buckets = reductions.overflow_buckets;
+  if (const OuterSteps* const outer = state_->outer.get()) {
+    counts.reductions += outer->sums();
+    counts.reduced_bytes += outer->sent_bytes();
+  }
   const auto add = [&](const TierCounters& disk) {
     counts.disk_bytes_read += disk.bytes_read;
     counts.disk_bytes_written += disk.bytes_written;

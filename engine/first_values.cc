@@ -2,6 +2,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -245,7 +247,11 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
   // Records are written in order, each once.
   const bool in_records = group.parameters_below || group.below;
   const bool several = !in_records && numel >= kTask;
+  // Each thread has a current stream of its own, but memory was cleared on this one's.
+  std::optional<c10::Stream> stream;
+  if (!group.device.is_cpu()) stream = c10::impl::VirtualGuardImpl(group.device.type()).getStream(group.device);
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
+    const c10::OptionalStreamGuard on_stream(stream);
     const PieceMaker& maker = makers_.at(&group.parameters[tasks[t].parameter]);
     make_part(group, tasks[t].parameter, tasks[t].range, maker.another());
   });

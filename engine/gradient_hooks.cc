@@ -148,7 +148,7 @@ void GradientHooks::receive(Watched& watched) {
     if (!gradient.defined()) throw_taken_away(watched);
     if (factor_.defined()) {
       const Unrecorded unrecorded;
-      gradient.mul_(factor_);
+      gradient = gradient.mul(factor_);  // two parameters' gradients may be views of one tensor
     }
     reducer_.take(*watched.group, watched.parameter);
     watched.counts = true;

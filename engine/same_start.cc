@@ -19,7 +19,8 @@ constexpr const char* kLabel = "strategies";
 
 nlohmann::json start_of(const Strategy& strategy) {
   nlohmann::json start = {{"strategy", nlohmann::json::parse(strategy.to_json())}, {"build", this_build()}};
-  start["strategy"]["offload"].erase("paths");
+  // Which directories is each host's business; whether there are some decides where tier auto of a GPU is.
+  start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
   return start;

@@ -192,8 +192,8 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   entry.gradients.take(group, parameter, gradient, bucket_of(entry, group), is_usual_bucket);
   gradient.reset();
   if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
-  if (!entry.gradients.is_complete()) return;
   if (accumulates()) return copies_.flush_if_many();
+  if (!entry.gradients.is_complete()) return;
   copies_.flush();
   if (was_ready) return;
   entry.phase = Phase::kReady;
@@ -674,7 +674,7 @@ void Reducer::agree_on_order() {
 }
 
 void Reducer::reset() {
-  copies_.drop();  // of a backward that threw
+  copies_.drop();  // of a backward that did not end
   counts_.overflow_peak = counts_.overflow_bytes;
   has_copy_ = false;
   for (Entry& entry : entries_) {

@@ -20,7 +20,7 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse_without_paths = [&](const char* key) {
     refuse(key,
            "\"auto\" needs \"paths\" where the CPU trains: one directory on each local disk, such as "
-           "[\"/mnt/nvme0\"]. hint: name some, or take \"memory\"");
+           "[\"/mnt/nvme0\"]. hint: name some; or where a GPU is meant, say so by comm.transport \"nccl\"");
   };
   const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
   for (const auto& [key, tier] : states) {

@@ -207,7 +207,9 @@ AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank) {
       throw Error(ExitCode::kOsResource,
                   c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
                            " of pinned memory of the host for masters and moments: ", error.what(),
-                           ". hint: a smaller \"fraction\" of them, or the tier \"nvme\", needs less of it"));
+                           ". hint: a smaller \"fraction\" of them, or the tier \"nvme\", needs less of it; where the "
+                           "tier is auto, a higher memory.limit, or \"paths\" on "
+                           "disks"));
     }
   };
 }
@@ -505,13 +507,12 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const std::int64_t limit = strategy.memory.limit_bytes;
   // Who names no directories for a GPU's state means its host's memory.
   const Tier below = scene.is_queued && strategy.offload.paths.empty() ? Tier::kHost : Tier::kNvme;
-  MemoryPlan plan(with_tiers_chosen(std::move(input), limit, below));
+  MemoryPlan plan(with_tiers_chosen(input, limit, below));
   if (plan.steps_on_host()) expect_whole_records(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.has_whole_records()) return plan;
-  PlanInput on_cpu = plan.input();  // which needs less memory of the GPU
-  on_cpu.offload.step = OffloadedStep::kCpu;
-  MemoryPlan smaller(std::move(on_cpu));
+  input.offload.step = OffloadedStep::kCpu;  // which needs less memory of the GPU
+  MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));
   return smaller.use().limited() <= limit ? smaller : plan;
 }
 

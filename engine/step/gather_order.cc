@@ -31,6 +31,8 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
   Collectives& world = *axes.control;
   const auto* bytes = reinterpret_cast<const char*>(own.data());
   const auto orders = value_or_throw(gather_strings(world, "gathers of a step", {bytes, own.size_bytes()}));
+  // No rank leaves, which ends its connections, before all have read what they compare.
+  world.barrier("gathers of a step").wait().IgnoreError();
   const auto unit_of = [&](int rank, std::size_t gather) {
     int unit = kNoUnit;
     const std::string& order = orders[static_cast<std::size_t>(rank)];

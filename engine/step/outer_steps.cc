@@ -8,6 +8,7 @@
 #include "engine/memory/state_views.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
+#include "runtime/comm/sum/wire_codec.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
@@ -137,11 +138,10 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     write_gradients(outer, flat.const_data_ptr<float>() + part.offset, at);
     Work work;
     if (part.numel > 0) {
-      const auto count = static_cast<std::size_t>(part.numel);
       ReduceOptions beside = options();
       // In shared memory a sum is no wait worth hiding, and few may be under way.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
-      work = replicate_->all_reduce(outer.group->unit->name, at, DType::kF32, at, count, nullptr, beside);
+      work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
@@ -213,9 +213,17 @@ ReduceOptions OuterSteps::options() const {
 void OuterSteps::mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                     const ReduceOptions& options) {
   if (numel == 0) return;
-  const auto count = static_cast<std::size_t>(numel);
-  throw_if_error(replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options).wait());
+  throw_if_error(sum_over_replicas(label, values, numel, options).wait());
   divide_by_replicas(values, numel);
+}
+
+Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std::int64_t numel,
+                                   const ReduceOptions& options) {
+  const auto count = static_cast<std::size_t>(numel);
+  const WireForm form = options.contributions;
+  ++sums_;
+  sent_bytes_ += static_cast<std::int64_t>(form == WireForm::kPlain ? 4 * count : encoded_bytes(form, count));
+  return replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options);
 }
 
 void OuterSteps::divide_by_replicas(float* values, std::int64_t numel) const {

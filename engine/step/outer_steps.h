@@ -61,6 +61,10 @@ class OuterSteps {
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
+  /// Sums over replicas begun so far, and the bytes that this rank gave to them, in the form in which they go over a network.
+  std::int64_t sums() const { return sums_; }
+  std::int64_t sent_bytes() const { return sent_bytes_; }
+
   std::int64_t memory_bytes() const;  ///< of outer weights and momentum
   std::int64_t scratch_bytes() const { return flat_.bytes() + sent_.bytes(); }
 
@@ -88,6 +92,7 @@ class OuterSteps {
   void publish(FlatGroup& group, const at::Tensor& flat);
   void wait_until_published();
   ReduceOptions options() const;
+  Work sum_over_replicas(const std::string& label, float* values, std::int64_t numel, const ReduceOptions& options);
   std::vector<double> agree_on_counts(std::span<std::int64_t* const> counts);
   void average_states(std::span<const double> shares);
   void mean_over_replicas(const std::string& label, float* values, std::int64_t numel,
@@ -104,6 +109,7 @@ class OuterSteps {
   Arena sent_;  ///< with streaming_diloco: this rank's part of the largest fragment
   std::vector<Outer> groups_;
   bool is_due_ = false;
+  std::int64_t sums_ = 0, sent_bytes_ = 0;
   std::int64_t arrives_ = 0;     ///< the step at which what is under way is applied
   std::vector<Sent> under_way_;  ///< last: the work uses the others
 };

@@ -75,7 +75,7 @@ struct MicrobatchInfo {
 /// Collectives begun by this rank since the Engine was made.
 struct TrafficCounts {
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
-  std::int64_t reductions = 0, reduced_bytes = 0;
+  std::int64_t reductions = 0, reduced_bytes = 0;  ///< of units' gradients; and of outer steps ("sync")
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
   double gather_seconds = 0;                                 ///< in gathers, waiting for other ranks included
   double reduction_seconds = 0;                              ///< in reductions, waiting for other ranks included

@@ -18,10 +18,12 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// So many blocks find room on a processor with the registers that an update takes, and a launch has many times as many: those that
+// So many blocks find room on a processor with the registers that an update takes, and a large launch has many times as many: those that
 // run at one time are then neighbours in memory, and processors, which are not equally fast, end together.
 constexpr int kResidentBlocks = 3;
-constexpr int kBlocksPerProcessor = 40 * kResidentBlocks;
+constexpr int kMostRounds = 40;
+// Where there is room, a warp computes no fewer than so many times 256 elements: what it sets up counts for more, and it reads ahead.
+constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
   return *reinterpret_cast<const StepMessageHeader*>(t.messages + t.message_bytes * static_cast<std::size_t>(rank));
@@ -359,7 +361,8 @@ cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& t
   int count = 0;
   if (const cudaError_t error = multiprocessors(count); error != cudaSuccess) return error;
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
-  const std::size_t useful = std::min<std::size_t>(needed, std::size_t(count) * kBlocksPerProcessor);
+  const std::size_t room = std::size_t(count) * kResidentBlocks;
+  const std::size_t useful = std::min(needed, std::clamp(needed / kLeastTurns, room, room * kMostRounds));
   const auto blocks = static_cast<unsigned>(std::min<std::size_t>(useful, most_blocks));
   return launch(kernel, blocks, kThreads, stream, run, tables);
 }

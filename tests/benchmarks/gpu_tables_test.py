@@ -110,7 +110,7 @@ class Tables(unittest.TestCase):
                          (2.0, None))
         self.assertAlmostEqual(table["FULL_SHARD"]["over the plain module, us a unit"], 20.0)
         row, = (row for row in tables.ratios(self.results)["rows"] if row[1] == "plain module")
-        self.assertEqual(row[2:4] + row[5:], ["FULL_SHARD", 1.0, "yes", ""])
+        self.assertEqual(row[2:4] + row[5:], ["FULL_SHARD", 1.0, "yes", "20.0 us"])
         self.assertAlmostEqual(row[4], 1.0)
 
 

@@ -359,6 +359,11 @@ TEST(DeviceOffload, AnOpenPlanIsTheCpusWhereOnlyThatFits) {
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_gpu.limited()).use, on_gpu);
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited()).use, on_cpu);
   EXPECT_EQ(plan(OffloadedStep::kAuto, on_cpu.limited() - 1).use, on_gpu) << "neither fits";
+  // Open tiers are chosen for who updates.
+  strategy.offload.masters.tier = strategy.offload.moments.tier = Tier::kAuto;
+  const std::int64_t limit = on_gpu.limited() - 1;
+  EXPECT_EQ(plan(OffloadedStep::kAuto, limit).use, plan(OffloadedStep::kCpu, limit).use);
+  EXPECT_LT(plan(OffloadedStep::kAuto, limit).use[MemoryCategory::kHostRecords], on_cpu[MemoryCategory::kHostRecords]);
 }
 
 /// With rates of groups, a rate set by hand, and values cut off.
@@ -478,6 +483,21 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
       }
     }
   }
+}
+
+TEST(DeviceOffload, RanksWhoseAutoWouldMeanDifferentTiersAreToldSo) {
+  const EmulatedGpus gpus;
+  const std::string told = error_of([&] {
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+      strategy.offload.moments.tier = Tier::kAuto;
+      strategy.memory.limit_bytes = std::int64_t{1} << 30;
+      if (mesh.rank() == 1) strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
+      const Session session(mesh, strategy);
+    });
+  });
+  EXPECT_THAT(told, HasSubstr("ranks have different strategies"));
+  EXPECT_THAT(told, HasSubstr("/offload/paths"));
 }
 
 TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {

@@ -319,18 +319,26 @@ TEST(OuterSteps, NothingGoesBetweenReplicasInInnerStepsAndMastersOnceInOuterOnes
         std::int64_t masters = 0;  // of this rank's part
         for (const auto& [name, value] : session.values()) masters += value.numel();
         const bool streams = type == SyncType::kStreamingDiloco;
-        std::int64_t sent = 0;  // bytes of a fragment, in this turn of all
+        std::int64_t sent = 0;    // bytes of a fragment, in this turn of all
+        std::int64_t inner = -1;  // that a step without an outer one tells of
         for (std::size_t i = 0; i < 6; ++i) {
           const Calls replicate = of("replicate"), world = of("world"), replica = of("replica");
+          const TrafficCounts before = session.engine.traffic();
           session.train(i);
+          const TrafficCounts after = session.engine.traffic();
+          const std::int64_t told = after.reduced_bytes - before.reduced_bytes;
           const bool outer = (i + 1) % 3 == 0 || (streams && i % 3 == 0);
           EXPECT_EQ(of("world").calls, world.calls) << i;
           EXPECT_GT(of("replica").calls, replica.calls) << i;
           if (!outer) {
             EXPECT_EQ(of("replicate").calls, replicate.calls) << i;
+            inner = told;
             continue;
           }
           std::int64_t bytes = of("replicate").bytes - replicate.bytes;
+          if (inner >= 0) {
+            EXPECT_EQ(told - inner, bytes) << i;
+          }
           if (streams && i % 3 == 0) {
             EXPECT_GT(bytes, 0);
             sent = bytes;
@@ -356,9 +364,19 @@ TEST(OuterSteps, OverANetworkOuterGradientsGoInFewBits) {
       Strategy strategy = with_sync(shape, SyncType::kDiloco, 2);
       strategy.compression.gradients = strategy.compression.sums = form;
       if (form != WireForm::kPlain) strategy.compression.axes = CompressedAxes::kReplicate;
-      return trained(mesh, strategy, 6);
+      std::int64_t bytes = 0;
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 6; ++i) {
+        const std::int64_t before = session.engine.traffic().reduced_bytes;
+        session.train(i);
+        if (i == 1) bytes = session.engine.traffic().reduced_bytes - before;
+      }
+      return std::pair(session.values(), bytes);
     };
-    const Values plain = diloco(WireForm::kPlain), fewer = diloco(WireForm::kInt8);
+    const auto [plain, plain_bytes] = diloco(WireForm::kPlain);
+    const auto [fewer, fewer_bytes] = diloco(WireForm::kInt8);
+    require(fewer_bytes < 0.3 * plain_bytes,
+            "int8 is told to send " + std::to_string(fewer_bytes) + " of " + std::to_string(plain_bytes) + " bytes");
     const double far = distance(fewer, plain);
     require(far > 0 && far < 0.02, "int8 outer gradients lead " + std::to_string(far) + " away");
   });

@@ -102,6 +102,7 @@ Step under(ShardingStrategy kind, const models::GPTConfig& config, bool on_gpu) 
 }  // namespace
 
 BenchTable study_launches(const LaunchStudyOptions& options) {
+  const int threads = at::get_num_threads();
   at::set_num_threads(1);  // others would wait for work by spinning, and slow the two that feed the GPU
   const models::GPTConfig config = narrow(options.blocks);
   const at::Device device = options.on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
@@ -134,6 +135,7 @@ BenchTable study_launches(const LaunchStudyOptions& options) {
       contender.samples.ns.push_back(nanoseconds_since(begin) / options.steps);
     }
   }
+  at::set_num_threads(threads);
   BenchTable table{{"contender", "step_s", "p10_s", "p90_s", "over_plain_s", "over_plain_unit_s",
                     "over_plain_unit_p10_s", "over_plain_unit_p90_s"},
                    {}};

@@ -16,8 +16,8 @@ struct LaunchStudyOptions {
 
 /// What Tessera costs the host that feeds a GPU, one rank alone: steps of a GPT in bf16 so narrow that the GPU waits for the
 /// host. "plain module" is LibTorch without an Engine: the module in bf16, fp32 masters beside it, one fused AdamW over
-/// all of them. over_plain_unit_s: what a step takes longer than the plain module's of the same round, for each unit; the median over
-/// rounds, and quantiles.
+/// all of them. over_plain_s: what a step takes longer than the plain module's of the same round, the median over rounds; over_plain_unit_s: for
+/// each unit, and quantiles. Afterwards LibTorch has as many threads as before.
 BenchTable study_launches(const LaunchStudyOptions& options);
 
 }  // namespace tessera::app

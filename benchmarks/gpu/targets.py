@@ -23,6 +23,7 @@ STEPS = (
     ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.03),
     ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_gpu", 2.0),
     ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_cpu", 2.0),
+    ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_gpu", 2.0),
 )
 
 # The most that a unit may cost the host above the plain module, microseconds.

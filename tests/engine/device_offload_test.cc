@@ -443,9 +443,11 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
   const TrainOptions options = wide_run();
   const std::string folder = std::filesystem::temp_directory_path().string();
-  for (const ShardingStrategy kind : kThree) {
+  using enum ShardingStrategy;
+  for (const ShardingStrategy kind : {kNoShard, kShardGradients, kFullShard, kHybridShard}) {
+    const ThreadRanks ranks = kind == kHybridShard ? ThreadRanks{.ranks = 4, .hosts = 2} : ThreadRanks{.ranks = 2};
     const Strategy plain = strategy_of(kept, kind);
-    const Trained on_cpu = train_on_threads({.ranks = 2}, plain, options);
+    const Trained on_cpu = train_on_threads(ranks, plain, options);
     const EmulatedGpus gpus;
     for (const bool in_files : {false, true}) {
       for (const OffloadedStep step : {OffloadedStep::kGpu, OffloadedStep::kCpu}) {
@@ -457,7 +459,7 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
         strategy.offload.queue_depth = 1;
         const auto limited = [&](const Strategy& given) {
           std::int64_t bytes = 0;
-          run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+          run_ranks(ranks, [&](const Mesh& mesh) {
             const Session session(mesh, given, options.model);
             if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
           });
@@ -474,7 +476,7 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
         EXPECT_EQ(limited(strategy), most) << which << ": all of it has room";
         strategy.memory.limit_bytes = (most + least) / 2;
         EXPECT_LE(limited(strategy), strategy.memory.limit_bytes) << which;
-        const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
+        const Trained trained = train_on_threads(late(ranks), strategy, options);
         expect_same_bits(trained, on_cpu, which);
         EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
         EXPECT_EQ(trained.traffic.disk_bytes_written > 0, in_files) << which;
@@ -525,6 +527,23 @@ TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
 }
 
 /// What programs do around steps: on the CPU with all in memory, and on GPUs with each tier.
+/// Half of what could go to the host has no room on the GPU.
+Strategy with_too_little_room(const Strategy& strategy) {
+  const auto limited = [&](const Strategy& given) {
+    std::int64_t bytes = 0;
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      const Session session(mesh, given, kWide);
+      if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
+    });
+    return bytes;
+  };
+  Strategy open = below(strategy, kAllOnHost);
+  open.memory.limit_bytes = (limited(strategy) + limited(open)) / 2;
+  open.offload.masters = open.offload.moments = {Tier::kAuto, 1.0};
+  open.offload.step = OffloadedStep::kAuto;
+  return open;
+}
+
 void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const Strategy&)>& body) {
   for (const Kept& kept : kOneOfEachKind) {
     for (const ShardingStrategy kind : kThree) {
@@ -538,6 +557,8 @@ void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const S
         expect_same(run(late({.ranks = 2}), below(strategy, tiered)), wanted,
                     tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", " + name_of(tiered));
       }
+      expect_same(run(late({.ranks = 2}), with_too_little_room(strategy)), wanted,
+                  tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", auto");
     }
   }
 }

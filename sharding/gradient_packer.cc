@@ -74,12 +74,12 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   char& arrived = part.arrived[parameter];
   if (!arrived && !device_.is_queued && is_copied_bytewise(gradient, dtype_, flat)) {
     std::memcpy(place, gradient.const_data_ptr(), gradient.nbytes());
-  } else if (!arrived && device_.is_queued && is_usual && waits(gradient)) {
-    copies_.add(usual_view_of(group, parameter, place), gradient);
+  } else if (!arrived && device_.is_queued && waits(gradient)) {
+    copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
     if (arrived) copies_.flush();  // one of them may be what this one is added to
     const Unrecorded unrecorded;
-    const at::Tensor view = make_view(group, parameter, place);
+    const at::Tensor view = view_of(group, parameter, place, is_usual);
     if (gradient.is_sparse()) {  // rows, added one after the other
       if (!arrived) view.zero_();
       view.add_(gradient.to(scalar_type_of(dtype_)));
@@ -104,19 +104,19 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// Making a view costs the host as much time as starting a copy.
-const at::Tensor& GradientPacker::usual_view_of(const FlatGroup& group, std::size_t parameter, std::byte* place) {
+/// Making a view costs the host as much time as starting a copy, and a guard that it needs some of that too.
+at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
+  const FlatParameter& flat = group.parameters[parameter];
+  const auto make = [&] {
+    const Unrecorded unrecorded;
+    return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device);
+  };
+  if (!device_.is_queued || !is_usual) return make();
   std::vector<PlaceView>& views = parts_[group.index].views[parameter];
   for (const PlaceView& known : views) {
     if (known.place == place) return known.view;
   }
-  const Unrecorded unrecorded;
-  return views.emplace_back(PlaceView{place, make_view(group, parameter, place)}).view;
-}
-
-at::Tensor GradientPacker::make_view(const FlatGroup& group, std::size_t parameter, std::byte* place) const {
-  const FlatParameter& flat = group.parameters[parameter];
-  return memory_view(place, dtype_, flat.sizes, flat.strides, device_.device);
+  return views.emplace_back(PlaceView{place, make()}).view;
 }
 
 void GradientPacker::fill_missing(const FlatGroup& group, std::byte* bucket, bool gaps_are_zero) const {

@@ -54,8 +54,7 @@ class GradientPacker {
     std::vector<std::vector<PlaceView>> views;  ///< [parameter]: on a GPU, of each usual place
   };
 
-  const at::Tensor& usual_view_of(const FlatGroup& group, std::size_t parameter, std::byte* place);
-  at::Tensor make_view(const FlatGroup& group, std::size_t parameter, std::byte* place) const;
+  at::Tensor view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual);
   void note_arrival(Part& part, std::size_t parameter);
   void clear(std::byte* memory, std::int64_t bytes) const;
 

@@ -36,11 +36,6 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
   }
 }
 
-std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
-  const auto count = static_cast<std::size_t>(numel);
-  return static_cast<std::int64_t>(form == WireForm::kPlain ? count * size_of(dtype) : encoded_bytes(form, count));
-}
-
 }  // namespace
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
@@ -506,9 +501,11 @@ void Reducer::start_group(UnitReduction& reduction, FlatGroup& group) {
   }
   const ReduceOptions options = shard_options(group);
   GradientMethod* const method = method_of(group);
-  if (mesh.world_size() > 1)
+  if (mesh.world_size() > 1) {
+    const auto count = static_cast<std::size_t>(group.layout.numel());
     counts_.reduced_bytes +=
-        method ? method->wire_bytes() : bytes_on_wire(options.contributions, wire, group.layout.numel());
+        method ? method->wire_bytes() : static_cast<std::int64_t>(wire_bytes(options.contributions, wire, count));
+  }
   const std::int64_t numel = owned({placement.shard, false}, mesh, group.layout.numel()).numel;
   const bool replicated = mesh.replicate_size > 1, adds = entry.has_sum;
   float* sum = adds || (replicated && placement.replicate) ? scratch(reduction, numel) : group.gradient;

@@ -6,6 +6,7 @@
 #include "engine/memory/training_memory.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/layout/tier_choice.h"
 
 namespace tessera {
 namespace {
@@ -17,7 +18,8 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
   };
-  const auto refuse_without_paths = [&](const char* key) {
+  const auto expect_paths_for_auto = [&](const char* key, Tier tier) {
+    if (tier != Tier::kAuto || is_gpu || !offload.paths.empty()) return;
     refuse(key,
            "\"auto\" needs \"paths\" where the CPU trains: one directory on each local disk, such as "
            "[\"/mnt/nvme0\"]. hint: name some; or where a GPU is meant, say so by comm.transport \"nccl\"");
@@ -28,16 +30,16 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
       refuse(key, std::string("\"host\" is for a GPU's ") + key +
                       "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
     }
-    if (tier == Tier::kAuto && !is_gpu && offload.paths.empty()) refuse_without_paths(key);
+    expect_paths_for_auto(key, tier);
   }
-  if (offload.parameters.tier == Tier::kAuto && !is_gpu && offload.paths.empty()) refuse_without_paths("parameters");
+  expect_paths_for_auto("parameters", offload.parameters.tier);
   if (offload.activations == Tier::kHost && !is_gpu) {
     refuse("activations",
            "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
            "leave it out");
   }
   const auto has = [&](Tier tier) { return offload.masters.tier == tier || offload.moments.tier == tier; };
-  const bool chooses_host = is_gpu && has(Tier::kAuto) && offload.paths.empty();
+  const bool chooses_host = has(Tier::kAuto) && tier_below(offload, is_gpu) == Tier::kHost;
   const bool on_host = has(Tier::kHost) || chooses_host;
   if (offload.step == OffloadedStep::kCpu && !on_host) {
     throw Error(

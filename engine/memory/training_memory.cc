@@ -208,8 +208,7 @@ AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank) {
                   c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
                            " of pinned memory of the host for masters and moments: ", error.what(),
                            ". hint: a smaller \"fraction\" of them, or the tier \"nvme\", needs less of it; where the "
-                           "tier is auto, a higher memory.limit, or \"paths\" on "
-                           "disks"));
+                           "tier is auto, a higher memory.limit, or \"paths\" on disks"));
     }
   };
 }
@@ -505,8 +504,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   }
   input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
   const std::int64_t limit = strategy.memory.limit_bytes;
-  // Who names no directories for a GPU's state means its host's memory.
-  const Tier below = scene.is_queued && strategy.offload.paths.empty() ? Tier::kHost : Tier::kNvme;
+  const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
   if (plan.steps_on_host()) expect_whole_records(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;

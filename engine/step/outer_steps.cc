@@ -220,9 +220,8 @@ void OuterSteps::mean_over_replicas(const std::string& label, float* values, std
 Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                    const ReduceOptions& options) {
   const auto count = static_cast<std::size_t>(numel);
-  const WireForm form = options.contributions;
   ++sums_;
-  sent_bytes_ += static_cast<std::int64_t>(form == WireForm::kPlain ? 4 * count : encoded_bytes(form, count));
+  sent_bytes_ += static_cast<std::int64_t>(wire_bytes(options.contributions, DType::kF32, count));
   return replicate_->all_reduce(label, values, DType::kF32, values, count, nullptr, options);
 }
 

@@ -28,6 +28,10 @@ void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std
 
 }  // namespace
 
+Tier tier_below(const OffloadConfig& offload, bool is_gpu) {
+  return is_gpu && offload.paths.empty() ? Tier::kHost : Tier::kNvme;
+}
+
 PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
   OffloadedState& masters = input.offload.masters;
   OffloadedState& moments = input.offload.moments;

@@ -6,6 +6,9 @@
 
 namespace tessera {
 
+/// Where what tier "auto" leaves no room for in memory lies: in files, but for a GPU whose user names no directories for them.
+Tier tier_below(const OffloadConfig& offload, bool is_gpu);
+
 /// `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as possible lies on
 /// `below`: all in memory if that fits; else a share of the moments, in steps of 1/256; else all of them and a share of the
 /// masters; else all of both and a share of the parameters. Where `below` is the memory of a GPU's host, and masters and moments are both open,

@@ -439,6 +439,16 @@ TEST(DeviceOffload, TheLimitIsOneOfTheDevicesMemory) {
   }
 }
 
+/// Of rank 0's plan.
+std::int64_t limited_bytes(const ThreadRanks& ranks, const Strategy& strategy, const TinyOptions& model) {
+  std::int64_t bytes = 0;
+  run_ranks(ranks, [&](const Mesh& mesh) {
+    const Session session(mesh, strategy, model);
+    if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
+  });
+  return bytes;
+}
+
 TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
   const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
   const TrainOptions options = wide_run();
@@ -457,14 +467,7 @@ TEST(DeviceOffload, AutoPutsBelowWhatTheLimitLeavesNoRoomFor) {
         Strategy strategy = plain;
         strategy.offload.record_bytes = 4096;
         strategy.offload.queue_depth = 1;
-        const auto limited = [&](const Strategy& given) {
-          std::int64_t bytes = 0;
-          run_ranks(ranks, [&](const Mesh& mesh) {
-            const Session session(mesh, given, options.model);
-            if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
-          });
-          return bytes;
-        };
+        const auto limited = [&](const Strategy& given) { return limited_bytes(ranks, given, options.model); };
         const std::int64_t most = limited(strategy);
         if (in_files) strategy.offload.paths = {folder};
         if (!in_files) strategy.offload.step = step;
@@ -529,14 +532,7 @@ TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
 /// What programs do around steps: on the CPU with all in memory, and on GPUs with each tier.
 /// Half of what could go to the host has no room on the GPU.
 Strategy with_too_little_room(const Strategy& strategy) {
-  const auto limited = [&](const Strategy& given) {
-    std::int64_t bytes = 0;
-    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-      const Session session(mesh, given, kWide);
-      if (mesh.rank() == 0) bytes = session.engine.plan().use.limited();
-    });
-    return bytes;
-  };
+  const auto limited = [&](const Strategy& given) { return limited_bytes({.ranks = 2}, given, kWide); };
   Strategy open = below(strategy, kAllOnHost);
   open.memory.limit_bytes = (limited(strategy) + limited(open)) / 2;
   open.offload.masters = open.offload.moments = {Tier::kAuto, 1.0};

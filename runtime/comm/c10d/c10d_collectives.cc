@@ -40,11 +40,6 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
-/// Bytes of one rank's `numel` elements on the wire.
-std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel) {
-  return form == WireForm::kPlain ? numel * size_of(dtype) : encoded_bytes(form, numel);
-}
-
 /// Writes `input[begin, begin + numel)` as it is sent.
 void write_part(const std::byte* input, DType dtype, std::size_t begin, std::size_t numel, std::byte* to,
                 const ReduceOptions& options) {

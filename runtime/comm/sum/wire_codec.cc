@@ -122,6 +122,10 @@ std::size_t encoded_bytes(WireForm form, std::size_t numel) {
   return blocks_of(numel) * sizeof(float) + (codes + 3) / 4 * 4;
 }
 
+std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel) {
+  return form == WireForm::kPlain ? numel * size_of(dtype) : encoded_bytes(form, numel);
+}
+
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire, float* residual) {
   const std::size_t blocks = blocks_of(numel);
   alignas(64) std::array<float, kCodecBlock> values, decoded;

@@ -15,6 +15,9 @@ inline constexpr std::size_t kCodecBlock = 256;
 /// Bytes of `numel` elements in `form`, which is not kPlain; a multiple of 4.
 std::size_t encoded_bytes(WireForm form, std::size_t numel);
 
+/// Bytes of one rank's `numel` elements on the wire: of `dtype` where `form` is kPlain.
+std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
+
 /// Writes `input[0, numel)` of `dtype` (fp32, bf16, fp16) to `wire`, encoded_bytes long and aligned to 4.
 ///
 /// `residual`, if any, holds [numel] what rounding took earlier: it is added first, and then holds what rounding took now. In runs

@@ -132,6 +132,8 @@ nlohmann::ordered_json to_json(const MemoryPlan& plan, std::int64_t parameters) 
                   {"durable_bytes", plan.disk().durable_bytes},
                   {"written_in_commit", plan.disk().written_in_commit}};
   json["streamed_bytes"] = plan.streamed_bytes();
+  json["uploaded_bytes"] = plan.uploaded_bytes();
+  json["gradients"] = {{"to_host", plan.gradient_copies().to_host}, {"to_gpu", plan.gradient_copies().to_gpu}};
   json["host_step"] = {{"to_host", plan.host_step().to_host}, {"to_gpu", plan.host_step().to_gpu}};
   json["units"] = nlohmann::ordered_json::array();
   for (const UnitShape& unit : plan.input().units) {

@@ -99,6 +99,9 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
           {"streamed_bytes", traffic.streamed_bytes - before_.streamed_bytes},
           {"bytes_to_host", traffic.host_step.to_host - before_.host_step.to_host},
           {"bytes_to_gpu", traffic.host_step.to_gpu - before_.host_step.to_gpu},
+          {"uploaded_bytes", traffic.uploaded_bytes - before_.uploaded_bytes},
+          {"gradient_bytes_to_host", traffic.gradients.to_host - before_.gradients.to_host},
+          {"gradient_bytes_to_gpu", traffic.gradients.to_gpu - before_.gradients.to_gpu},
           {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
 }
 

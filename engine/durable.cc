@@ -28,6 +28,7 @@ using nlohmann::json;
 // Names of a commit's parts, beside those of records, and of the parts of what the program gave.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
+constexpr const char* kGpuGenerator = "generator of the GPU";
 constexpr const char* kItems = "items";
 constexpr const char* kTexts = "json";
 constexpr const char* kTensors = "tensors";
@@ -99,6 +100,8 @@ CommitParts parts_of(const EngineCheckpoints::State& s) {
   for (const auto& buffer : whole_tensors(*s.module, s.strategy.units))
     parts[buffer_part(buffer.key())] = text_of(host_copy(buffer.value().detach()));
   parts[kOwnGenerator] = text_of(state_of_generator(c10::Device(c10::kCPU)));
+  const ComputeDevice device = s.accelerator.device;
+  if (device.is_queued) parts[kGpuGenerator] = text_of(state_of_generator(device.device));
   parts[kEngine] = engine.dump();
   return parts;
 }
@@ -123,10 +126,9 @@ class Resume {
       if (!fill(value, parts_[buffer_part(item.key())])) return other_bytes(item.key(), value);
       at::Tensor(item.value()).copy_(value);
     }
-    const std::string& state = parts_[kOwnGenerator];
-    const at::Tensor generator = at::empty({static_cast<std::int64_t>(state.size())}, at::TensorOptions(at::kByte));
-    fill(generator, state);
-    set_generator(c10::Device(c10::kCPU), generator);
+    read_generator(kOwnGenerator, c10::Device(c10::kCPU));
+    const ComputeDevice device = s_.accelerator.device;
+    if (device.is_queued) read_generator(kGpuGenerator, device.device);
     return read_items();
   }
 
@@ -156,6 +158,13 @@ class Resume {
   }
 
  private:
+  void read_generator(const char* part, c10::Device device) {
+    const std::string& text = parts_[part];
+    const at::Tensor state = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte));
+    fill(state, text);
+    set_generator(device, state);
+  }
+
   /// Those set by hand. Else the strategy says what they are, which may be another one by now.
   void read_rates(StepProgress& progress) {
     if (s_.strategy.lr_schedule.type != LrScheduleType::kManual) return;

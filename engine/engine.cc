@@ -14,6 +14,7 @@
 #include "engine/engine_checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/expect.h"
+#include "engine/memory/device_gradients.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/state_records.h"
 #include "engine/mesh_shape.h"
@@ -177,7 +178,9 @@ void Engine::zero_grad() {
 const Strategy& Engine::strategy() const { return state_->strategy; }
 PlannedMemory Engine::plan() const {
   const MemoryPlan& plan = state_->plan;
-  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.host_step(), plan.to_table()};
+  return {plan.use(),       plan.disk(),           plan.streamed_bytes(),
+          plan.host_step(), plan.uploaded_bytes(), plan.gradient_copies(),
+          plan.to_table()};
 }
 MemoryUse Engine::allocated() const { return state_->allocated(State::When::kNow); }
 void Engine::check() const {
@@ -248,8 +251,13 @@ TrafficCounts Engine::traffic() const {
   if (memory.parameter_records) add(memory.parameter_records->counters());
   if (memory.state_records) add(memory.state_records->counters());
   if (memory.gradient_records) add(memory.gradient_records->counters());
+  if (memory.device_gradients) {
+    add(memory.device_gradients->counters());
+    counts.gradients = memory.device_gradients->copied();
+  }
   counts.streamed_bytes = state_->step ? state_->step->streamed_bytes() : 0;
   if (state_->step) counts.host_step = state_->step->host_step();
+  if (state_->shards) counts.uploaded_bytes = state_->shards->uploaded_bytes();
   if (state_->activations) {
     const ActivationCounts disk = state_->activations->counts();
     counts.disk_bytes_read += disk.disk_bytes_read;
@@ -313,7 +321,9 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own) {
   const MemoryPlan plan = plan_in_detail(module, strategy, topology, own);
-  return {plan.use(), plan.disk(), plan.streamed_bytes(), plan.host_step(), plan.to_table()};
+  return {plan.use(),       plan.disk(),           plan.streamed_bytes(),
+          plan.host_step(), plan.uploaded_bytes(), plan.gradient_copies(),
+          plan.to_table()};
 }
 
 }  // namespace tessera

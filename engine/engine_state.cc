@@ -9,8 +9,10 @@
 #include "engine/background_save.h"
 #include "engine/expect.h"
 #include "engine/first_values.h"
+#include "engine/memory/device_shards.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/kept_group.h"
+#include "engine/memory/shard_records.h"
 #include "engine/memory/tensor_heap.h"
 #include "engine/mesh_shape.h"
 #include "engine/open_durable.h"
@@ -201,7 +203,8 @@ void Engine::State::set_up() {
   memory = TrainingMemory::allocate(plan, units, axes, device.device, strategy.offload.paths, accelerator.kernels.get(),
                                     durable.get());
   memory_use = memory.allocated();
-  if (durable) memory_use[MemoryCategory::kRecords] += durable->memory_bytes();
+  const MemoryCategory host_records = device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kRecords;
+  if (durable) memory_use[host_records] += durable->memory_bytes();
   for (auto& unit : units) first_values.load(*unit);
   // All parts are written before any is read.
   if (plan.input().placement.shared) throw_if_error(axes.gather->barrier("parameters").wait());
@@ -209,7 +212,7 @@ void Engine::State::set_up() {
   loaded = true;
   if (!device.is_queued) norm.emplace(units);
   Reducer::Memory gradient_memory{std::move(memory.buckets), std::move(memory.scratch), {}, std::move(memory.feedback)};
-  gradient_memory.store = memory.gradient_records.get();
+  gradient_memory.store = memory.gradient_store();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device, norm ? &*norm : nullptr);
   if (own_rules.comm_hook) reducer->sum_by(own_rules.comm_hook);
@@ -223,7 +226,8 @@ void Engine::State::set_up() {
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
                                      publication ? &*publication : nullptr);
   }
-  if (plan.steps_on_host()) reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
+  if (plan.steps_on_host() || (device.is_queued && plan.gradients_below()))
+    reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (sync.makes_outer_steps()) {
     outer = std::make_unique<OuterSteps>(units, plan, axes, whole.replicate);
     memory_use[MemoryCategory::kOptimizer] += outer->memory_bytes();
@@ -238,9 +242,14 @@ void Engine::State::set_up() {
   }
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
-    if (memory.parameter_records) shards.emplace(memory.parameter_records);
+    if (memory.parameter_records && device.is_queued) {
+      shards = std::make_unique<DeviceShards>(plan, units, memory.parameter_records, *accelerator.kernels);
+    } else if (memory.parameter_records) {
+      shards = std::make_unique<ShardRecords>(memory.parameter_records);
+    }
+    if (shards) memory_use[MemoryCategory::kHostRecords] += shards->pinned_bytes();
     residency.emplace(plan, pointers_to(units), *axes.gather, std::move(memory.slots), device, *log, on_failure,
-                      shards ? &*shards : nullptr);
+                      shards.get());
     if (strategy.check.values && !device.is_queued) residency->check_values();
     watch.emplace();
   } else if (publication) {
@@ -250,7 +259,10 @@ void Engine::State::set_up() {
     watch.emplace();
   }
   activations = offload_activations(strategy.offload, whole_tensors(*module, strategy.units), accelerator, mesh.rank());
-  if (activations) memory_use[MemoryCategory::kActivations] = activations->memory_bytes();
+  if (activations) {
+    memory_use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
+        activations->memory_bytes();
+  }
   expect_plan();
   checks->accept();
   if (accelerator.allocated) allocated_at_start = accelerator.allocated().now;

@@ -17,7 +17,6 @@
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
 #include "engine/memory/durable_files.h"
-#include "engine/memory/shard_records.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_checks.h"
@@ -144,10 +143,10 @@ struct Engine::State {
   std::optional<GradientHooks> hooks;
   std::optional<Publication> publication;  ///< where values are published behind the update
   std::unique_ptr<Step> step;
-  std::unique_ptr<OuterSteps> outer;   ///< null where "sync" is not in effect
-  std::optional<GatherLog> log;        ///< of this step
-  std::optional<ShardRecords> shards;  ///< where parameters lie below memory
-  std::optional<Residency> residency;  ///< where parameters are sharded, or lie below memory
+  std::unique_ptr<OuterSteps> outer;    ///< null where "sync" is not in effect
+  std::optional<GatherLog> log;         ///< of this step
+  std::unique_ptr<ShardSource> shards;  ///< null where no parameters lie below memory
+  std::optional<Residency> residency;   ///< where parameters are sharded, or lie below memory
   std::optional<OpWatch> watch;
   std::shared_ptr<SavedActivations> activations;  ///< null where they stay in memory
 

@@ -51,6 +51,8 @@ class DeviceKernels {
   /// Copies from the device on a queue of its own, after everything that is on the current stream now. The mark returned
   /// is behind the copy, and so behind all earlier ones: join it before changing `device`; once it is passed, `pinned` holds the bytes.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
+  /// Copies what is there already, beside all queues, and returns when it has arrived. From any thread, while others call anything.
+  virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A stretch of the current stream, from where the Interval was made to where `end` was called.
   class Interval {

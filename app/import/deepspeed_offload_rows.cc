@@ -6,8 +6,9 @@ namespace tessera::app {
 
 const char kHostTierByHand[] =
     "what it means depends on the device. Training on the CPU, leave this out: its memory is the host's. On a GPU set "
-    "offload.moments.tier \"host\", and with bf16 or fp16 offload.masters.tier too; parameters stay on the GPU, and "
-    "offload.step says who updates them";
+    "offload.moments.tier \"host\", and with bf16 or fp16 offload.masters.tier too, and with FULL_SHARD "
+    "offload.parameters.tier "
+    "as you like; offload.step says who updates them";
 
 namespace {
 

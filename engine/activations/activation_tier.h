@@ -1,7 +1,9 @@
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,6 +23,14 @@ struct ActivationCounts {
   std::int64_t peak_bytes = 0;  ///< the most that `live_bytes` was
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;
   double disk_wait_seconds = 0;  ///< standing still for the disk
+
+  void add_put(std::size_t bytes) {
+    ++values;
+    bytes_put += static_cast<std::int64_t>(bytes);
+    live_bytes += static_cast<std::int64_t>(bytes);
+    peak_bytes = std::max(peak_bytes, live_bytes);
+  }
+  void drop(std::size_t bytes) { live_bytes -= static_cast<std::int64_t>(bytes); }
 };
 
 /// Holds bytes of saved tensors somewhere else than in the memory of the device that computes. For one thread at a time. Errors
@@ -44,6 +54,11 @@ class ActivationTier {
   /// The Engine goes, and with it what moves bytes of a GPU. Values stay, and are got without it.
   virtual void close() {}
 };
+
+/// Memory for a value's bytes, such that they may lie at any distance from a multiple of 64.
+inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+}
 
 /// So far from a multiple of 64 does `data` lie. What is brought back lies the same, so that operators compute it alike.
 inline std::size_t phase_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 64; }

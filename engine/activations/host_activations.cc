@@ -1,56 +1,32 @@
 #include "engine/activations/host_activations.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
 namespace tessera {
-namespace {
-
-at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
-  return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
-}
-
-}  // namespace
-
 HostActivations::HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth)
     : device_(device), kernels_(&kernels), queue_depth_(queue_depth) {}
 
 HostActivations::~HostActivations() = default;
 
-/// Pinned memory that is not used any more, the smallest that is large enough. Copies of it were joined, so the next one, which
-/// comes after what is computed now, comes after them.
-HostActivations::Block HostActivations::idle_block(std::size_t bytes) {
-  auto best = idle_.end();
-  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
-    if (block->bytes < bytes) continue;
-    if (best == idle_.end() || block->bytes < best->bytes) best = block;
-  }
-  if (best == idle_.end()) return {kernels_->pinned_memory(bytes), bytes, nullptr};
-  Block block = std::move(*best);
-  idle_.erase(best);
-  return block;
-}
-
 ActivationTier::Id HostActivations::put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) {
   const std::byte* const data = static_cast<const std::byte*>(storage.data()) + begin;
   const Id id = next_++;
   Value& value = values_[id];
-  value = {
-      .block = idle_block(bytes), .bytes = bytes, .phase = phase_of(data), .leaving = {storage, begin}, .coming = {}};
+  value = {.block = idle_.take(*kernels_, bytes),
+           .bytes = bytes,
+           .phase = phase_of(data),
+           .leaving = {storage, begin},
+           .coming = {}};
   value.block.last = kernels_->download(value.block.memory.get(), data, bytes);
   leaving_.push_back(id);
   while (leaving_.size() > queue_depth_) {
     let_go(values_.at(leaving_.front()));
     leaving_.pop_front();
   }
-  ++counts_.values;
-  counts_.bytes_put += static_cast<std::int64_t>(bytes);
-  counts_.live_bytes += static_cast<std::int64_t>(bytes);
-  counts_.peak_bytes = std::max(counts_.peak_bytes, counts_.live_bytes);
+  counts_.add_put(bytes);
   return id;
 }
 
@@ -68,7 +44,7 @@ void HostActivations::bring_back(Value& value) {
   const DeviceKernels::UploadPiece piece[] = {
       {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
   // Behind what still computes in memory that the allocator gives out, and behind the copy out, which was joined.
-  const std::unique_ptr<Mark> now = kernels_->mark();
+  const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
   value.block.last = kernels_->upload(piece, now.get());
 }
 
@@ -98,10 +74,10 @@ void HostActivations::drop(Id id) {
   const auto found = values_.find(id);
   Value& value = found->second;
   std::erase(leaving_, id);
-  counts_.live_bytes -= static_cast<std::int64_t>(value.bytes);
+  counts_.drop(value.bytes);
   if (kernels_) {
     let_go(value);
-    idle_.push_back(std::move(value.block));
+    idle_.give_back(std::move(value.block));
   }
   values_.erase(found);
 }
@@ -112,7 +88,6 @@ void HostActivations::close() {
     value.leaving = {};
     value.coming = {};
   }
-  for (const Block& block : idle_) block.last->wait();
   leaving_.clear();
   idle_.clear();
   kernels_ = nullptr;

@@ -3,10 +3,9 @@
 #include <cstddef>
 #include <deque>
 #include <map>
-#include <memory>
-#include <vector>
 
 #include "engine/activations/activation_tier.h"
+#include "engine/activations/pinned_blocks.h"
 #include "optim/device_kernels.h"
 #include "sharding/compute_device.h"
 
@@ -35,21 +34,13 @@ class HostActivations final : public ActivationTier {
   void close() override;
 
  private:
-  using Mark = DeviceKernels::Mark;
-  /// Pinned memory, and the last copy from or to it.
-  struct Block {
-    std::shared_ptr<std::byte> memory;
-    std::size_t bytes = 0;
-    std::shared_ptr<Mark> last;
-  };
   struct Value {
-    Block block;
+    PinnedBlocks::Block block;
     std::size_t bytes = 0, phase = 0;
     StoredBytes leaving;  ///< read by a copy out that was not joined
     StoredBytes coming;   ///< written by a copy back that was not joined
   };
 
-  Block idle_block(std::size_t bytes);
   static void let_go(Value& value);
   void bring_back(Value& value);
 
@@ -58,7 +49,8 @@ class HostActivations final : public ActivationTier {
   const std::size_t queue_depth_;
   std::map<Id, Value> values_;
   std::deque<Id> leaving_;  ///< values whose copy out was not joined, oldest first
-  std::vector<Block> idle_;
+  PinnedBlocks
+      idle_;  ///< copies of them were joined, so the next one, which comes after what is computed now, comes after them
   Id next_ = 0;
   ActivationCounts counts_;
 };

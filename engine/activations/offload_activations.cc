@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "engine/activations/device_nvme_activations.h"
 #include "engine/activations/host_activations.h"
 #include "engine/activations/nvme_activations.h"
 #include "sharding/whole_tensors.h"
@@ -15,6 +16,8 @@ std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offlo
   if (offload.activations == Tier::kHost) {
     tier = std::make_unique<HostActivations>(accelerator.device, *accelerator.kernels,
                                              static_cast<std::size_t>(offload.queue_depth));
+  } else if (accelerator.device.is_queued) {
+    tier = std::make_unique<DeviceNvmeActivations>(accelerator.device, *accelerator.kernels, offload, rank);
   } else {
     tier = std::make_unique<NvmeActivations>(offload, rank);
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char kOnTheCpu[] = "train on the CPU (comm.transport \"host\" or \"gloo\")";
 
-/// What of a GPU's can lie below its memory: masters, moments and activations. And what is of the CPU's is in the host's memory.
+/// What is of the CPU's is in the host's memory.
 void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);
@@ -24,7 +24,11 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
            "\"auto\" needs \"paths\" where the CPU trains: one directory on each local disk, such as "
            "[\"/mnt/nvme0\"]. hint: name some; or where a GPU is meant, say so by comm.transport \"nccl\"");
   };
-  const std::pair<const char*, Tier> states[] = {{"masters", offload.masters.tier}, {"moments", offload.moments.tier}};
+  const std::pair<const char*, Tier> states[] = {{"parameters", offload.parameters.tier},
+                                                 {"gradients", offload.gradients},
+                                                 {"masters", offload.masters.tier},
+                                                 {"moments", offload.moments.tier},
+                                                 {"activations", offload.activations}};
   for (const auto& [key, tier] : states) {
     if (tier == Tier::kHost && !is_gpu) {
       refuse(key, std::string("\"host\" is for a GPU's ") + key +
@@ -32,15 +36,9 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
     }
     expect_paths_for_auto(key, tier);
   }
-  expect_paths_for_auto("parameters", offload.parameters.tier);
-  if (offload.activations == Tier::kHost && !is_gpu) {
-    refuse("activations",
-           "\"host\" is for a GPU's activations; the CPU's are in the host's memory already. hint: take \"nvme\", or "
-           "leave it out");
-  }
   const auto has = [&](Tier tier) { return offload.masters.tier == tier || offload.moments.tier == tier; };
-  const bool chooses_host = has(Tier::kAuto) && tier_below(offload, is_gpu) == Tier::kHost;
-  const bool on_host = has(Tier::kHost) || chooses_host;
+  const bool is_auto_host = tier_below(offload, is_gpu) == Tier::kHost;
+  const bool on_host = has(Tier::kHost) || (has(Tier::kAuto) && is_auto_host);
   if (offload.step == OffloadedStep::kCpu && !on_host) {
     throw Error(
         ExitCode::kConfig,
@@ -49,24 +47,11 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
         "out");
   }
   if (!is_gpu) return;
+  const bool chooses_host = is_auto_host && (has(Tier::kAuto) || offload.parameters.tier == Tier::kAuto);
   if (chooses_host && (offload.cache_bytes > 0 || offload.verify)) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + (offload.verify ? "verify" : "cache") +
                                        ": there are no files: without paths, tier auto of a GPU is its host's memory. "
                                        "hint: leave it out, or name directories in \"paths\"");
-  }
-  if (offload.parameters.tier != Tier::kMemory) {
-    refuse("parameters", std::string("a GPU's parameters cannot lie below its memory yet; its masters and moments can. "
-                                     "hint: take \"memory\" and shard over more ranks, or ") +
-                             kOnTheCpu);
-  }
-  if (offload.gradients != Tier::kMemory) {
-    refuse("gradients", std::string("a GPU's gradients cannot lie on disk yet; its masters and moments can. hint: take "
-                                    "\"memory\" and SHARD_GRADIENTS or FULL_SHARD, or ") +
-                            kOnTheCpu);
-  }
-  if (offload.activations == Tier::kNvme) {
-    refuse("activations",
-           std::string("a GPU's activations cannot lie on disk yet. hint: take \"host\", or ") + kOnTheCpu);
   }
 }
 
@@ -82,11 +67,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
-  if (strategy.durable.every > 0) {
-    refuse(std::string("/durable: a GPU's steps cannot be made durable yet. hint: leave \"durable\" out and save "
-                       "checkpoints, or ") +
-           kOnTheCpu);
-  }
   if (strategy.sync.makes_outer_steps()) {
     refuse(
         std::string("/sync/type: replicas of GPUs are not trained by themselves yet. hint: leave \"sync\" out, or ") +

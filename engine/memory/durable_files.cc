@@ -11,6 +11,7 @@
 
 #include "checkpoint/hash.h"
 #include "engine/memory/training_memory.h"
+#include "optim/device_kernels.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
@@ -147,29 +148,43 @@ void DurableFiles::protect(StateRecords& records, const std::string& kind) const
 
 std::int64_t kept_gradient_bytes(const MemoryPlan& plan) { return 4 * plan.kept_gradient_numel(); }
 
-void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
-                               const std::vector<std::unique_ptr<Unit>>& units) {
-  for (const auto& unit : units) {
-    for (const auto& group : unit->groups) {
-      const std::int64_t bytes = group->parameter_chunks.before_records() * group->element_bytes();
-      if (bytes > 0) pieces_.push_back({group->shard, static_cast<std::size_t>(bytes)});
-    }
-  }
-  for (const Arena* arena : {&memory.masters, &memory.optimizer}) {
-    if (arena->taken() > 0) pieces_.push_back({arena->data(), static_cast<std::size_t>(arena->taken())});
-  }
-  const std::int64_t kept = kept_gradient_bytes(plan);  // behind what reductions use by turns
-  if (kept > 0)
-    pieces_.push_back({memory.feedback.data() + memory.feedback.bytes() - kept, static_cast<std::size_t>(kept)});
-  if (memory.parameter_records) kinds_.push_back({"parameters", memory.parameter_records});
-  if (memory.state_records) kinds_.push_back({"states", memory.state_records});
-  for (const Kind& kind : kinds_) {
-    kind.records->between_passes([&](DurableTier& tier) {
-      if (!tier.in_memory().empty()) pieces_.push_back(tier.in_memory());
+void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place) {
+  if (bytes > 0) pieces_.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
+}
+
+/// Those in files are durable themselves, but for what of them stays in memory.
+void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind) {
+  if (!records) return;
+  const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
+  if (pool.pinned_bytes == 0) {
+    kinds_.push_back({kind, records});
+    records->between_passes([&](DurableTier& tier) {
+      add_piece(tier.in_memory().data(), static_cast<std::int64_t>(tier.in_memory().size()), on_host);
     });
+    return;
   }
+  for (std::int64_t record = 0; record < pool.records; ++record) {
+    const std::span<std::byte> bytes = records->hold(record);
+    records->let_go(record);  // where it lies it stays
+    add_piece(bytes.data(), static_cast<std::int64_t>(bytes.size()), on_host);
+  }
+}
+
+void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
+                               const std::vector<std::unique_ptr<Unit>>& units, c10::Device device,
+                               DeviceKernels* kernels) {
+  kernels_ = kernels;
+  for (const auto& unit : units) {
+    for (const auto& group : unit->groups)
+      add_piece(group->shard, group->parameter_chunks.before_records() * group->element_bytes(), device);
+  }
+  for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
+  const std::int64_t kept = kept_gradient_bytes(plan);  // behind what reductions use by turns
+  if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, device);
+  add_records(memory.parameter_records, plan.parameter_records(), "parameters");
+  add_records(memory.state_records, plan.state_records(), "states");
   std::int64_t bytes = 0;
-  for (const std::span<std::byte> piece : pieces_) bytes += static_cast<std::int64_t>(piece.size());
+  for (const Piece& piece : pieces_) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.image_bytes(), "what a commit writes departs from the plan");
   const RecordPool& pool = plan.image_records();
   if (pool.records == 0) return;  // all lies below memory
@@ -184,23 +199,24 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.read_ahead = options.write_behind = static_cast<int>(plan.input().offload.queue_depth);
   options.durable_is_there = last_.has_value();
   options.io.any_thread = true;  // as all records
+  if (kernels) options.memory = [kernels](std::size_t size) { return kernels->pinned_memory(size); };
   image_record_bytes_ = pool.record_bytes;
   image_ = value_or_throw(FileTier::create(options));
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
 }
 
-/// Calls `copy(in the record, in a piece, bytes)` for all of the image from `offset` on that a record has.
+/// Calls `copy(in the record, in a piece, bytes, where the piece is)` for all of the image from `offset` on that a record has.
 template <class Copy>
 void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
   auto skip = static_cast<std::size_t>(offset);
   std::size_t done = 0;
-  for (const std::span<std::byte> piece : pieces_) {
+  for (const auto& [piece, place] : pieces_) {
     if (skip >= piece.size()) {
       skip -= piece.size();
       continue;
     }
     const std::size_t bytes = std::min(piece.size() - skip, record.size() - done);
-    copy(record.data() + done, piece.data() + skip, bytes);
+    copy(record.data() + done, piece.data() + skip, bytes, place);
     skip = 0;
     done += bytes;
     if (done == record.size()) return;
@@ -211,7 +227,9 @@ absl::Status DurableFiles::write_image() {
   for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get_to_overwrite(i));
     copy_piecewise(i * image_record_bytes_, record,
-                   [](std::byte* in_record, const std::byte* in_piece, std::size_t bytes) {
+                   [&](std::byte* in_record, const std::byte* in_piece, std::size_t bytes, MemoryPlace place) {
+                     const bool on_gpu = kernels_ && !place.in_record;
+                     if (on_gpu) return kernels_->fetch(in_record, in_piece, bytes);
                      std::memcpy(in_record, in_piece, bytes);
                    });
     TESSERA_RETURN_IF_ERROR(image_->put_if_changed(i));
@@ -224,8 +242,8 @@ absl::Status DurableFiles::read_image() {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get(i));
     for (std::int64_t ahead = i + 1; ahead < image_->num_records() && ahead <= i + 4; ++ahead) image_->fetch(ahead);
     copy_piecewise(i * image_record_bytes_, record,
-                   [](const std::byte* in_record, std::byte* in_piece, std::size_t bytes) {
-                     std::memcpy(in_piece, in_record, bytes);
+                   [](const std::byte* in_record, std::byte* in_piece, std::size_t bytes, MemoryPlace place) {
+                     write_state(in_piece, in_record, static_cast<std::int64_t>(bytes), place);
                    });
     TESSERA_RETURN_IF_ERROR(image_->release(i));
   }

@@ -16,6 +16,7 @@
 
 #include "checkpoint/commit.h"
 #include "checkpoint/commit_log.h"
+#include "engine/memory/host_view.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
 #include "sharding/layout/memory_plan.h"
@@ -24,6 +25,7 @@
 
 namespace tessera {
 
+class DeviceKernels;
 struct TrainingMemory;
 
 /// Of what reductions keep of gradients from step to step (MemoryCategory::kFeedback), which backward changes.
@@ -69,12 +71,13 @@ class DurableFiles {
   /// Keeps what the last commit says of records of a kind; before anything is put there.
   void protect(StateRecords& records, const std::string& kind) const;
 
-  /// Makes the file for what lies in memory, once all of that has its place.
+  /// Makes the file for what lies in memory, once all of that has its place. `kernels`: of the GPU that trains, or null.
   void take_memory(const TrainingMemory& memory, const MemoryPlan& plan,
-                   const std::vector<std::unique_ptr<Unit>>& units);
+                   const std::vector<std::unique_ptr<Unit>>& units, c10::Device device, DeviceKernels* kernels);
   std::int64_t memory_bytes() const { return image_ ? static_cast<std::int64_t>(image_->record_memory_bytes()) : 0; }
 
-  /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s.
+  /// Begins to write a commit of `step`; `parts`: what it holds beside training state. Errors are `end`'s. REQUIRES: of a GPU that all steps
+  /// have ended, and that what follows does not change training state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
   /// Whether `begin` was called, and what came of it was not asked yet.
   bool is_under_way() const { return writer_.valid(); }
@@ -94,6 +97,13 @@ class DurableFiles {
     std::string name;
     std::shared_ptr<StateRecords> records;
   };
+  /// Training state in memory.
+  struct Piece {
+    std::span<std::byte> bytes;
+    MemoryPlace place;
+  };
+  void add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place);
+  void add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind);
   absl::Status write(Commit& commit);
   absl::Status write_image();
   absl::Status read_image();
@@ -111,7 +121,8 @@ class DurableFiles {
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;
-  std::vector<std::span<std::byte>> pieces_;  ///< of the image, one behind the other
+  std::vector<Piece> pieces_;  ///< of the image, one behind the other
+  DeviceKernels* kernels_ = nullptr;
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;
   std::vector<Kind> kinds_;

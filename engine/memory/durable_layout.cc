@@ -45,6 +45,11 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
       {"records", {input.offload.record_bytes, input.offload.cache_bytes}},
       {"optimizer", {name_of(strategy.optimizer.type), strategy.ema.decay > 0}},
       {"directories", strategy.offload.paths}};
+  const auto on_host = [](const OffloadedState& state) { return state.tier == Tier::kHost ? state.fraction : 0.0; };
+  const OffloadConfig& offload = input.offload;
+  if (on_host(offload.parameters) + on_host(offload.masters) + on_host(offload.moments) > 0)
+    json["on_host"] = {on_host(offload.parameters), on_host(offload.masters), on_host(offload.moments)};
+  if (input.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),
                               input.compression.top_k_momentum > 0, input.compressed_shard_part,

@@ -54,6 +54,7 @@ void StateRecords::let_go(std::int64_t record) {
 }
 
 void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
+  if (before_visits_) before_visits_();
   const std::lock_guard lock(mutex_);
   if (record == open_) close();
   throw_if_error(tier_->start_copy(record, memory, tag));
@@ -65,6 +66,7 @@ void StateRecords::end_copies(std::uint64_t tag) {
 }
 
 void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
+  if (before_visits_) before_visits_();
   const std::lock_guard lock(mutex_);
   close();
   body(*durable_);

@@ -45,7 +45,7 @@ class StateRecords {
   /// bytes.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// `settle` is called before a record is visited: by what holds records for a device (StateStream). Null: nothing is.
+  /// `settle` is called before the host uses a record: by what holds records for a device (StateStream, MappedRecords). Null: nothing is.
   void before_visits(std::function<void()> settle) { before_visits_ = std::move(settle); }
   /// The record's memory, as many bytes as it has, until it is let go, after which it counts as changed. In a pass its next records
   /// are read ahead. Between the two nobody visits it. Throws as `visit`. REQUIRES: no more are held than the tier allows.

@@ -192,9 +192,9 @@ std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slic
   return {group.gradient + begin, slice.gradient.size()};
 }
 
-StateView states_in_memory(const FlatGroup& group) {
-  return view_of_memory(group, {group.optimizer_part.offset, group.records.before_records()});
-}
+Extent run_in_memory(const FlatGroup& group) { return {group.optimizer_part.offset, group.records.before_records()}; }
+
+StateView states_in_memory(const FlatGroup& group, Extent run) { return view_of_memory(group, run); }
 
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk) {
   const Extent place = group.records.chunk(chunk);
@@ -205,6 +205,21 @@ StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent ru
   StateView view = view_of_memory(group, run);
   point_into_record(view, group, chunk, bytes, group.device);
   return view;
+}
+
+void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction direction,
+                              c10::function_ref<void(const ParameterPiece&)> visit) {
+  const Tiered tiered = parameters_of(group);
+  const auto place_at = [&](std::int64_t element) { return place_of(tiered, element).run; };
+  for_each_piece(run, direction, place_at, [&](Extent piece) {
+    const Place place = place_of(tiered, piece.offset);
+    if (place.chunk == kInMemory) return visit({piece});
+    visit({piece, record_of(tiered, place.chunk), (piece.offset - place.run.offset) * group.element_bytes()});
+  });
+}
+
+void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters) {
+  point_at_parameter(view, group, parameters, group.device);
 }
 
 }  // namespace tessera

@@ -56,8 +56,9 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 /// The gradients of the slice, which its optimizer may overwrite.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// The first elements of a group's optimizer part, which lie in memory: all of them where it has no records.
-StateView states_in_memory(const FlatGroup& group);
+/// The first elements of a group's optimizer part, whose masters and states lie in memory: all of them where it has no records.
+Extent run_in_memory(const FlatGroup& group);
+StateView states_in_memory(const FlatGroup& group, Extent run);
 
 /// The elements of the optimizer part that a chunk has, as a run of the flat buffer.
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
@@ -65,5 +66,18 @@ Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
 /// `run`, some elements of a chunk that has a record, which begins at `bytes`: where it lies, or on the device that trains, where it was
 /// brought to. What has no record is where it is. `chunk`: RecordLayout::first_record to chunks.
 StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
+
+/// Some elements whose parameters lie in one place.
+struct ParameterPiece {
+  static constexpr std::int64_t kNoRecord = -1;
+  Extent run;                       ///< of the group's flat buffer
+  std::int64_t record = kNoRecord;  ///< the parameters' record, or none where they are in memory
+  std::int64_t offset = 0;          ///< bytes of the record in front of them
+};
+/// Calls `visit(piece)` for the pieces of `run`, some of the group's parameter part.
+void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction direction,
+                              c10::function_ref<void(const ParameterPiece&)> visit);
+/// The view's parameters, and its masters where they are those, lie there, which the device that trains reaches.
+void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters);
 
 }  // namespace tessera

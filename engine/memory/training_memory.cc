@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/memory/device_gradients.h"
 #include "engine/memory/device_rules.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/gradient_records.h"
@@ -175,7 +176,7 @@ std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& po
                                         const std::string& kind, const AlignedMemory::Give& give = nullptr) {
   FileTierOptions options = tier_options(std::move(records), pool, offload, paths, rank);
   options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
-  options.most_held = static_cast<int>(std::max<std::int64_t>(1, pool.device_slots));
+  options.most_held = static_cast<int>(pool.held);
   options.memory = give;
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
@@ -187,30 +188,43 @@ std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& po
 }
 
 /// Makes the pinned memory that holds `pool`.
-std::shared_ptr<StateRecords> make_host_tier(NewRecords records, const RecordPool& pool, int rank,
-                                             const AlignedMemory::Give& give) {
+std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool, int rank,
+                                      const AlignedMemory::Give& give) {
   HostTierOptions options;
   options.records = pool.records;
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.sizes = std::move(records.sizes);
   options.who = "rank " + std::to_string(rank);
   options.give = give;
-  return logged(std::make_shared<StateRecords>(value_or_throw(HostTier::create(options)), /*read_ahead=*/0), rank);
+  return value_or_throw(HostTier::create(options));
 }
 
 /// Memory that a GPU copies from and to. Throws tessera::Error (71) where the host has not so much of it.
-AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank) {
-  return [&kernels, rank](std::size_t bytes) {
+AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what) {
+  return [&kernels, rank, what](std::size_t bytes) {
     try {
       return kernels.pinned_memory(bytes);
     } catch (const std::runtime_error& error) {
-      throw Error(ExitCode::kOsResource,
-                  c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
-                           " of pinned memory of the host for masters and moments: ", error.what(),
-                           ". hint: a smaller \"fraction\" of them, or the tier \"nvme\", needs less of it; where the "
-                           "tier is auto, a higher memory.limit, or \"paths\" on disks"));
+      throw Error(
+          ExitCode::kOsResource,
+          c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
+                   " of pinned memory of the host for ", what, ": ", error.what(),
+                   ". hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the "
+                   "tier is auto, a higher memory.limit, or \"paths\" on disks"));
     }
   };
+}
+
+/// Where `pool` says. `kernels`: of the GPU that trains, or null.
+std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+                                           const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
+                                           const DurableFiles* durable, const std::string& kind) {
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind) : nullptr;
+  if (pool.pinned_bytes > 0) {
+    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give), /*read_ahead=*/0),
+                  rank);
+  }
+  return make_tier(std::move(records), pool, offload, paths, rank, durable, kind, give);
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
@@ -224,10 +238,7 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank) : nullptr;
-  auto records = pool.pinned_bytes > 0
-                     ? make_host_tier(std::move(added), pool, rank, give)
-                     : make_tier(std::move(added), pool, plan.input().offload, paths, rank, durable, "states", give);
+  auto records = make_records(std::move(added), pool, plan.input().offload, paths, rank, kernels, durable, "states");
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -238,8 +249,9 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
 std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
                                                      const std::vector<std::unique_ptr<Unit>>& units,
                                                      const std::vector<StripePath>& paths, int rank,
-                                                     const DurableFiles* durable) {
-  if (plan.parameter_records().records == 0) return nullptr;
+                                                     DeviceKernels* kernels, const DurableFiles* durable) {
+  const RecordPool& pool = plan.parameter_records();
+  if (pool.records == 0) return nullptr;
   NewRecords added;
   std::vector<FlatGroup*> groups;
   for (const bool trains : {true, false}) {
@@ -256,17 +268,20 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
     });
   }
   auto records =
-      make_tier(std::move(added), plan.parameter_records(), plan.input().offload, paths, rank, durable, "parameters");
-  for (FlatGroup* group : groups) group->parameters_below = records;
+      make_records(std::move(added), pool, plan.input().offload, paths, rank, kernels, durable, "parameters");
+  for (FlatGroup* group : groups) {
+    if (group->parameter_chunks.records() > 0) group->parameters_below = records;
+  }
   return records;
 }
 
 /// Scratch on every path: no commit needs gradients.
-std::shared_ptr<GradientRecords> make_gradient_records(const MemoryPlan& plan,
-                                                       const std::vector<std::unique_ptr<Unit>>& units,
-                                                       const std::vector<StripePath>& paths, int rank) {
+void make_gradient_records(TrainingMemory& memory, const MemoryPlan& plan,
+                           const std::vector<std::unique_ptr<Unit>>& units, const MeshAxes& axes,
+                           const std::vector<StripePath>& paths, DeviceKernels* kernels) {
   const RecordPool& pool = plan.gradient_records();
-  if (pool.records == 0) return nullptr;
+  if (pool.records == 0) return;
+  const int rank = axes.world->rank();
   NewRecords added;
   for (const auto& unit : units) {
     const UnitShape shape = unit->shape();
@@ -274,12 +289,30 @@ std::shared_ptr<GradientRecords> make_gradient_records(const MemoryPlan& plan,
     added.sizes.push_back(static_cast<std::size_t>(plan.gradient_record_bytes_of(shape)));
     added.names.push_back("gradients of unit " + unit->name);
   }
+  const auto tell = [&](const std::string& where) {
+    log_info("rank " + std::to_string(rank) + ": gradients: " + where);
+  };
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients") : nullptr;
+  const auto in_slots = [&](std::unique_ptr<RecordTier> tier, FileTier* files) {
+    memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *axes.reduce);
+    std::byte* const slots = memory.gradient_slots.take(pool.device_bytes());
+    memory.device_gradients =
+        std::make_shared<DeviceGradients>(std::move(tier), files, pool.held, units, *kernels,
+                                          DeviceGradients::Slots{slots, pool.record_bytes, pool.device_slots});
+    tell(memory.device_gradients->describe());
+  };
+  if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), pool, rank, give), nullptr);
   FileTierOptions options = tier_options(std::move(added), pool, plan.input().offload, paths, rank);
-  options.most_held = static_cast<int>(plan.units_under_way());
   options.read_ahead = options.write_behind = static_cast<int>(MemoryPlan::kGradientsAhead);
-  auto records = std::make_shared<GradientRecords>(value_or_throw(FileTier::create(options)), units);
-  log_info("rank " + std::to_string(rank) + ": gradients: " + records->describe());
-  return records;
+  options.most_held = static_cast<int>(kernels ? pool.held : plan.units_under_way());
+  options.memory = give;
+  std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
+  if (kernels) {
+    FileTier* const same = files.get();
+    return in_slots(std::move(files), same);
+  }
+  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), units);
+  tell(memory.gradient_records->describe());
 }
 
 /// All of a group's values in one flat tensor: fp32 where they can train, so that masters lose nothing.
@@ -391,15 +424,16 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   }
   const int rank = axes.world->rank();
   const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
-  memory.parameter_records = make_parameter_records(plan, units, paths, rank, durable);
+  memory.parameter_records = make_parameter_records(plan, units, paths, rank, kernels, durable);
   memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
   memory.records_are_pinned = kernels != nullptr;
   memory.host_copies_bytes = plan.host_copies_bytes();
   if (plan.steps_on_host()) {
-    memory.host_copies = pinned_memory_of(*kernels, rank)(static_cast<std::size_t>(memory.host_copies_bytes));
+    memory.host_copies =
+        pinned_memory_of(*kernels, rank, "gradients")(static_cast<std::size_t>(memory.host_copies_bytes));
   }
-  memory.gradient_records = make_gradient_records(plan, units, paths, rank);
-  if (durable) durable->take_memory(memory, plan, units);
+  make_gradient_records(memory, plan, units, axes, paths, kernels);
+  if (durable) durable->take_memory(memory, plan, units, device, kernels);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();
   if (!input.updates_in_backward) memory.gradients.expect_full();
   return memory;
@@ -417,19 +451,32 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   use[MemoryCategory::kFeedback] = feedback.bytes();
   use[MemoryCategory::kRecords] = record_slots.bytes();
-  if (parameter_records) use[MemoryCategory::kRecords] += parameter_records->memory_bytes();
-  if (state_records)
-    use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += state_records->memory_bytes();
+  for (const auto& records : {parameter_records, state_records}) {
+    if (!records) continue;
+    use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += records->memory_bytes();
+  }
   use[MemoryCategory::kHostRecords] += host_copies_bytes;
   if (gradient_records) use[MemoryCategory::kRecords] += gradient_records->memory_bytes();
+  use[MemoryCategory::kRecords] += gradient_slots.bytes();
+  if (device_gradients) use[MemoryCategory::kHostRecords] += device_gradients->memory_bytes();
   return use;
+}
+
+GradientStore* TrainingMemory::gradient_store() const {
+  if (device_gradients) return device_gradients.get();
+  return gradient_records.get();
 }
 
 namespace {
 
 /// The CPU updates what lies in the host's memory, and nothing else.
-void expect_whole_records(const MemoryPlan& plan) {
-  if (plan.has_whole_records()) return;
+void expect_step_on_host(const MemoryPlan& plan) {
+  if (plan.can_step_on_host()) return;
+  if (plan.has_whole_records()) {
+    throw Error(ExitCode::kConfig,
+                "/offload/step: \"cpu\" updates a GPU's parameters where they lie, in its memory or its host's, and "
+                "here they lie in files. hint: give parameters the tier \"host\", or take \"gpu\"");
+  }
   throw Error(
       ExitCode::kConfig,
       "/offload/step: \"cpu\" updates elements whose masters and moments both lie in the host's memory, and here "
@@ -506,9 +553,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const std::int64_t limit = strategy.memory.limit_bytes;
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
-  if (plan.steps_on_host()) expect_whole_records(plan);
+  if (plan.steps_on_host()) expect_step_on_host(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
-  if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.has_whole_records()) return plan;
+  if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
   input.offload.step = OffloadedStep::kCpu;  // which needs less memory of the GPU
   MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));
   return smaller.use().limited() <= limit ? smaller : plan;

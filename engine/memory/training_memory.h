@@ -13,9 +13,11 @@
 
 namespace tessera {
 
+class DeviceGradients;
 class DeviceKernels;
 class DurableFiles;
 class GradientRecords;
+class GradientStore;
 
 /// All memory of training state: one arena a category, each as large as the plan says, and each piece given to the
 /// group it is for.
@@ -28,10 +30,12 @@ struct TrainingMemory {
   /// Of its host, pinned: MemoryPlan::host_copies_bytes; null where nothing is updated there.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
-  bool records_are_pinned = false;                    ///< those of states lie in the host's memory for its GPU
+  bool records_are_pinned = false;                    ///< they are memory of the host for its GPU
   std::shared_ptr<StateRecords> parameter_records;    ///< null where no parameters lie below memory
   std::shared_ptr<StateRecords> state_records;        ///< and no masters and states
-  std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients
+  std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients of the CPU
+  Arena gradient_slots;  ///< of a GPU, for the sums of units that have theirs below (RecordPool::device_slots)
+  std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU lie below its memory
   int owners_of_parameters = 1;                       ///< ranks that hold `parameters` together
   int owners_of_slots = 1;                            ///< likewise
 
@@ -43,6 +47,8 @@ struct TrainingMemory {
                                  const MeshAxes& axes, c10::Device device, const std::vector<std::string>& directories,
                                  DeviceKernels* kernels, DurableFiles* durable = nullptr);
   MemoryUse allocated() const;
+  /// Of either; null where gradients lie in memory.
+  GradientStore* gradient_store() const;
 };
 
 /// What decides a plan beside units and strategy.

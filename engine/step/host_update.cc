@@ -19,6 +19,16 @@ namespace {
 
 bool reads_parameter(const FlatGroup& group) { return holds_masters(group.master_kind, group.dtype); }
 
+/// Where they stay.
+std::vector<std::byte*> places_of(StateRecords* records) {
+  std::vector<std::byte*> places;
+  for (std::int64_t record = 0; records && record < records->records(); ++record) {
+    places.push_back(records->hold(record).data());
+    records->let_go(record);
+  }
+  return places;
+}
+
 /// Of the part's first element, on the GPU.
 std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
   return group.shard + (part.offset - group.parameter_part.offset) * group.element_bytes();
@@ -30,7 +40,10 @@ std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_
 
 HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                        const TrainingMemory& memory, DeviceKernels& kernels, const LearningRates& rates)
-    : memory_(memory.host_copies), kernels_(kernels), elements_(strategy, {}, rates) {
+    : memory_(memory.host_copies),
+      kernels_(kernels),
+      elements_(strategy, {}, rates),
+      parameter_records_(places_of(memory.parameter_records.get())) {
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : units) {
@@ -38,7 +51,8 @@ HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const St
       if (!flat->trainable) continue;
       const std::int64_t before = flat->records.before_records();
       const Extent part{flat->optimizer_part.offset + before, flat->optimizer_part.numel - before};
-      Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), nullptr, nullptr, {}});
+      const Extent on_gpu = intersect(part, {flat->parameter_part.offset, flat->parameter_chunks.before_records()});
+      Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), on_gpu, nullptr, nullptr, {}});
       steps_.resize(steps_.size() + flat->parameters.size());
       take_copies(group, place);
     }
@@ -61,7 +75,7 @@ void HostUpdate::take_copies(Group& group, std::byte*& place) const {
   group.gradient = reinterpret_cast<float*>(place);
   place += group.part.numel * 4;
   group.parameter = place;
-  place += group.part.numel * flat.element_bytes();
+  place += group.on_gpu.numel * flat.element_bytes();
   for (std::int64_t record = flat.first_record; record < flat.first_record + flat.records.records(); ++record) {
     group.records.push_back(flat.below->hold(record).data());
     flat.below->let_go(record);  // where it lies it stays
@@ -88,9 +102,9 @@ std::shared_ptr<DeviceKernels::Mark> HostUpdate::download(void* pinned, const vo
 void HostUpdate::fetch_parameters() {
   for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
     const FlatGroup& flat = *group->group;
-    if (group->part.numel == 0 || !reads_parameter(flat)) continue;
+    if (group->on_gpu.numel == 0 || !reads_parameter(flat)) continue;
     group->parameter_came =
-        download(group->parameter, parameter_on_gpu(flat, group->part), group->part.numel * flat.element_bytes());
+        download(group->parameter, parameter_on_gpu(flat, group->on_gpu), group->on_gpu.numel * flat.element_bytes());
   }
 }
 
@@ -136,10 +150,23 @@ void HostUpdate::cut(const Group& group) {
       const std::int64_t in_chunk = rest.offset - begin - place.offset;
       const std::int64_t end = std::min((in_chunk / kHostPiece + 1) * kHostPiece, place.numel);
       const Extent extent = intersect(rest, {rest.offset, end - in_chunk});
-      pieces_.push_back({extent, chunk, &run});
+      cut_by_parameters(group, extent, chunk, run);
       rest = {extent.end(), rest.end() - extent.end()};
     }
   }
+}
+
+void HostUpdate::cut_by_parameters(const Group& group, Extent extent, std::int64_t chunk, const UpdateRun& run) {
+  const FlatGroup& flat = *group.group;
+  for_each_parameter_piece(flat, extent, Direction::kForward, [&](const ParameterPiece& piece) {
+    std::byte* parameter = nullptr;
+    if (piece.record == ParameterPiece::kNoRecord) {
+      parameter = group.parameter + (piece.run.offset - group.on_gpu.offset) * flat.element_bytes();
+    } else {
+      parameter = parameter_records_[static_cast<std::size_t>(piece.record)] + piece.offset;
+    }
+    pieces_.push_back({piece.run, chunk, &run, parameter});
+  });
 }
 
 OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) const {
@@ -147,8 +174,7 @@ OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) cons
   const std::int64_t at = piece.extent.offset - group.part.offset;
   std::byte* const record = group.records[static_cast<std::size_t>(piece.chunk - flat.records.first_record())];
   StateView view = states_in_record(flat, piece.chunk, piece.extent, record);
-  view.parameter = group.parameter + at * flat.element_bytes();
-  if (flat.dtype == DType::kF32) view.master = reinterpret_cast<float*>(view.parameter);
+  point_at_parameters(view, flat, piece.parameter);
   OptimizerSlice slice = optimizer_slice(flat, view);
   slice.gradient = {group.gradient + at, static_cast<std::size_t>(piece.extent.numel)};
   return slice;
@@ -168,12 +194,15 @@ void HostUpdate::send(Group& group, bool swaps) {
   uploads_.clear();
   for (const UpdateRun& run : group.runs) {
     if (!run.is_updated && !swaps) continue;
-    const std::int64_t bytes = run.extent.numel * flat.element_bytes();
-    uploads_.push_back({parameter_on_gpu(flat, run.extent),
-                        group.parameter + (run.extent.offset - group.part.offset) * flat.element_bytes(),
+    const Extent on_gpu = intersect(run.extent, group.on_gpu);
+    if (on_gpu.numel == 0) continue;
+    const std::int64_t bytes = on_gpu.numel * flat.element_bytes();
+    uploads_.push_back({parameter_on_gpu(flat, on_gpu),
+                        group.parameter + (on_gpu.offset - group.on_gpu.offset) * flat.element_bytes(),
                         static_cast<std::size_t>(bytes)});
     copied_.to_gpu += bytes;
   }
+  if (uploads_.empty()) return;
   group.sent = last_sent_ = kernels_.upload(uploads_, read_.get());
   group.sent->join();
 }

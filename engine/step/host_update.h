@@ -19,7 +19,7 @@ namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
 /// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are masters, or half of them;
-/// new parameters back. Copies run on queues of their own beside what is computed, and marks keep them in order:
+/// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is computed, and marks keep them in order:
 ///
 /// 1. A unit's gradients are copied behind its reduction, in a step's last backward. A sum that changes once more is copied once more;
 ///    copies to the host pass in the order in which they were queued, so the last one counts.
@@ -65,8 +65,9 @@ class HostUpdate {
     FlatGroup* group = nullptr;
     Extent part;  ///< of the flat buffer
     std::size_t first_parameter = 0;
+    Extent on_gpu = {};                ///< of those, the first ones, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< pinned, as all here: [part]
-    std::byte* parameter = nullptr;    ///< [part], of the group's dtype
+    std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
     std::vector<UpdateRun> runs = {};  ///< of this step
     std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};  ///< null: no copy
@@ -76,12 +77,14 @@ class HostUpdate {
     Extent extent;
     std::int64_t chunk = 0;
     const UpdateRun* run = nullptr;
+    std::byte* parameter = nullptr;
   };
   using Visit = c10::function_ref<void(const OptimizerSlice& slice, const UpdateRun& run)>;
 
   std::shared_ptr<DeviceKernels::Mark> download(void* pinned, const void* device, std::int64_t bytes);
   void take_copies(Group& group, std::byte*& place) const;
   void cut(const Group& group);
+  void cut_by_parameters(const Group& group, Extent extent, std::int64_t chunk, const UpdateRun& run);
   OptimizerSlice slice_of(const Group& group, const Piece& piece) const;
   void pass_over(Group& group, Visit visit);
   void send(Group& group, bool swaps);
@@ -89,9 +92,10 @@ class HostUpdate {
   const std::shared_ptr<std::byte> memory_;
   DeviceKernels& kernels_;
   const ElementUpdate elements_;
-  std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty
-  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
-  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
+  std::vector<std::byte*> parameter_records_;  ///< where each lies; empty where none does
+  std::vector<Group> groups_;                  ///< that train, in the order of units; without records: `part` is empty
+  std::vector<std::size_t> first_of_unit_;     ///< [unit + 1], into groups_
+  std::vector<std::int64_t> steps_;            ///< applied, by trainable parameter
   bool fetches_ = false;
   std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been
   std::vector<Piece> pieces_;

@@ -155,8 +155,9 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     if (control.rank() == 0)
       log_info("offload.step auto: masters and moments in the host's memory are updated by " + choice);
   };
-  if (!on_gpu.has_whole_records()) {
-    tell("the GPU, since some elements have only one of the two there");
+  if (!on_gpu.can_step_on_host()) {
+    tell(on_gpu.has_whole_records() ? "the GPU, since parameters lie in files"
+                                    : "the GPU, since some elements have only one of the two there");
     return OffloadedStep::kGpu;
   }
   with.offloaded_step = OffloadedStep::kCpu;

@@ -35,6 +35,12 @@ std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMem
   return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
 }
 
+std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
+  if (!memory.parameter_records) return nullptr;
+  return std::make_unique<MappedRecords>(memory.parameter_records, kernels, plan.parameter_records().held,
+                                         !plan.parameters_on_host());
+}
+
 std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
   return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
 }
@@ -56,6 +62,8 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       publisher_(plan, axes, nullptr, accelerator.device.waits),
       rates_(strategy.optimizer),
       stream_(stream_of(plan, memory, kernels_)),
+      mapped_(mapped_of(plan, memory, kernels_)),
+      gradients_(memory.device_gradients),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
@@ -71,7 +79,8 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
     run.group = static_cast<std::uint32_t>(groups_.size());
     run.parameters = static_cast<std::uint32_t>(group.layout.size());
     Group& added = groups_.emplace_back(Group{&group, run});
-    added.run = run_of(added, states_in_memory(group));
+    // Of parameters in records nobody knows yet where they are.
+    if (!group.parameters_below) added.run = run_of(added, states_in_memory(group, run_in_memory(group)));
   });
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
@@ -80,7 +89,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   plan_norm();
   if (plan.steps_on_host()) {
     host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels_, rates_);
-    direction_ = Direction::kBackward;  // in which gradients come
+    if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
   }
   if (stream_ && !stream_->are_in_files()) report_speed();
 }
@@ -204,15 +213,51 @@ void QueuedStep::fill_group_numbers() {
 
 /// Prepares the sums of the norm: which elements this rank adds up in each step. The sums go into its message.
 void QueuedStep::plan_norm() {
-  std::vector<NormBuffer> buffers;
-  for (const Group& g : groups_) buffers.push_back({g.group->gradient, norm_runs(*g.group, g.group->gradient_part)});
-  auto* const sums = reinterpret_cast<double*>(message_ + sums_offset_);
-  const NormLaunch launch = norm_launch(buffers, sums, take<double>(norm_scratch_count(buffers)));
-  norm_.nodes = put<NormTileNode>(launch.nodes);
-  norm_.first_node = put<std::uint32_t>(launch.first_node);
-  norm_.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
-  norm_.spans = put<NormSpan>(launch.spans);
-  norm_.span_count = static_cast<std::uint32_t>(launch.spans.size());
+  auto* sums = reinterpret_cast<double*>(message_ + sums_offset_);
+  std::vector<NormBuffer> all;
+  std::map<const Unit*, std::vector<NormBuffer>> units;
+  std::map<const Unit*, double*> first_sums;
+  std::size_t most_scratch = 0;
+  for (const Group& g : groups_) {
+    const Unit* const unit = g.group->unit;
+    NormBuffer buffer{g.group->gradient, norm_runs(*g.group, g.group->gradient_part)};
+    if (gradients_) {
+      first_sums.try_emplace(unit, sums);
+      sums += NormSums(buffer.runs).count();
+      units[unit].push_back(buffer);
+      most_scratch = std::max(most_scratch, norm_scratch_count(units[unit]));
+    }
+    all.push_back(std::move(buffer));
+  }
+  if (!gradients_) {
+    norm_ = put(norm_launch(all, sums, take<double>(norm_scratch_count(all))));
+    return;
+  }
+  auto* const scratch = take<double>(most_scratch);  // of one unit after the other
+  for (auto& [unit, buffers] : units) {
+    const auto index = static_cast<std::size_t>(unit->index);
+    unit_norms_.resize(std::max(unit_norms_.size(), index + 1));
+    const DeviceGradients::Slots& slots = gradients_->slots();
+    for (std::int64_t slot = 0; slot < (index == 0 ? 1 : slots.count); ++slot) {
+      const auto* place = reinterpret_cast<const float*>(slots.memory + slot * slots.bytes);
+      for (std::size_t i = 0, group = 0; index > 0 && i < unit->groups.size(); ++i) {
+        if (!unit->groups[i]->trainable) continue;
+        buffers[group++].values = place;
+        place += unit->groups[i]->gradient_part.numel;
+      }
+      unit_norms_[index].push_back(put(norm_launch(buffers, first_sums.at(unit), scratch)));
+    }
+  }
+}
+
+NormTables QueuedStep::put(const NormLaunch& launch) {
+  NormTables tables;
+  tables.nodes = put<NormTileNode>(launch.nodes);
+  tables.first_node = put<std::uint32_t>(launch.first_node);
+  tables.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
+  tables.spans = put<NormSpan>(launch.spans);
+  tables.span_count = static_cast<std::uint32_t>(launch.spans.size());
+  return tables;
 }
 
 void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
@@ -234,7 +279,7 @@ void QueuedStep::swap_averages() {
                  [&](std::size_t group) { host_->swap_averages(group); });
 }
 
-/// Calls `launch(run)` for all runs, each of which lies in the device's memory then, or `on_host(group)` for those of a group that the host
+/// Calls `launch(run)` for all runs, each of which the device reaches then, or `on_host(group)` for those of a group that the host
 /// updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the last ones
 /// are in memory still.
 template <class Launch, class OnHost>
@@ -248,42 +293,107 @@ void QueuedStep::pass_over_runs(const Launch& launch, const OnHost& on_host) {
     const std::size_t index = forward ? i : groups_.size() - 1 - i;
     const Group& g = groups_[index];
     const RecordLayout& records = g.group->records;
-    launch(g.run);
+    const auto launch_in_memory = [&] {
+      if (!g.group->parameters_below && !gradients_) return launch(g.run);
+      launch_pieces(g, run_in_memory(*g.group), launch, [&](Extent run) { return states_in_memory(*g.group, run); });
+    };
+    const bool comes_first = forward || host_;  // the device computes while the host does
+    hold_gradients(g);
+    if (comes_first) launch_in_memory();
     if (host_) on_host(index);
     for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
       const std::int64_t chunk = at(c, records.first_record(), records.chunks());
       stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
-        launch(run_of(g, states_in_record(*g.group, chunk, run_of_chunk(*g.group, chunk), there)));
+        launch_pieces(g, run_of_chunk(*g.group, chunk), launch,
+                      [&](Extent run) { return states_in_record(*g.group, chunk, run, there); });
       });
     }
+    if (!comes_first) launch_in_memory();
     publisher_.publish(*g.group);
   }
   publisher_.finish();
-  if (!stream_) return;
-  stream_->end_pass();
-  if (stream_->are_in_files()) direction_ = forward ? Direction::kBackward : Direction::kForward;
+  if (stream_) stream_->end_pass();
+  if (mapped_) mapped_->end_pass();
+  if (alternates()) direction_ = forward ? Direction::kBackward : Direction::kForward;
+}
+
+/// Calls `launch` for the pieces of `run` whose parameters lie in one place. `view_of(piece)` has their masters and states.
+template <class Launch, class ViewOf>
+void QueuedStep::launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of) {
+  if (!group.group->parameters_below) return launch(run_of(group, view_of(run)));
+  for_each_parameter_piece(*group.group, run, direction_, [&](const ParameterPiece& piece) {
+    StateView view = view_of(piece.run);
+    if (piece.record != ParameterPiece::kNoRecord)
+      point_at_parameters(view, *group.group, mapped_->use(piece.record) + piece.offset);
+    launch(run_of(group, view));
+  });
+}
+
+/// Of what the device updates.
+bool QueuedStep::needs_gradients(const Group& group) const {
+  return !host_ || group.group->records.before_records() > 0;
+}
+
+/// So that they are brought ahead. Groups of one unit follow each other.
+void QueuedStep::begin_gradients() {
+  if (!gradients_) return;
+  updates_ = true;
+  std::vector<int> order;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i];
+    const int unit = group.group->unit->index;
+    if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
+  }
+  gradients_->begin_update(std::move(order));
+}
+
+/// Averages are exchanged without.
+void QueuedStep::hold_gradients(const Group& group) {
+  Unit* const unit = group.group->unit;
+  if (!updates_ || held_ == unit || !needs_gradients(group)) return;
+  let_gradients_go();
+  gradients_->open(*unit, /*has_sum=*/true);
+  held_ = unit;
+}
+
+void QueuedStep::let_gradients_go() {
+  if (Unit* const unit = std::exchange(held_, nullptr)) gradients_->close(*unit, /*changed=*/false);
+}
+
+/// The host takes groups as their gradients come, and what backward left of those in files is of the first units.
+bool QueuedStep::alternates() const {
+  const bool reads_states = stream_ && stream_->are_in_files(), reads_parameters = mapped_ && mapped_->are_in_files();
+  return !host_ && !gradients_ && (reads_states || reads_parameters);
 }
 
 void QueuedStep::announce_records() {
-  if (!stream_ || !stream_->are_in_files()) return;
-  order_.clear();
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const FlatGroup& group = *groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i].group;
-    append_records(group, StateKind::kMastersAndStates, group.optimizer_part, direction_, order_);
-  }
-  stream_->begin_pass(order_);
+  const auto order_of = [&](StateKind kind) -> std::span<const std::int64_t> {
+    order_.clear();
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      const FlatGroup& group = *groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i].group;
+      append_records(group, kind, group.optimizer_part, direction_, order_);
+    }
+    return order_;
+  };
+  if (stream_ && stream_->are_in_files()) stream_->begin_pass(order_of(StateKind::kMastersAndStates));
+  if (mapped_) mapped_->begin_pass(order_of(StateKind::kParameters));
 }
 
 void QueuedStep::expect_update(std::span<const int>) {
   announce_records();
+  sums_are_steps_ = true;
   if (host_) host_->expect(/*sums_of_step=*/true);
 }
 
 void QueuedStep::reduced(const Unit& unit) {
+  const auto index = static_cast<std::size_t>(unit.index);
+  if (sums_are_steps_ && index < unit_norms_.size() && !unit_norms_[index].empty())
+    kernels_.norm(unit_norms_[index][static_cast<std::size_t>(std::max(gradients_->slot_of(unit), 0))]);
   if (host_) host_->fetch(unit);
 }
 
 void QueuedStep::forget_losses() {
+  sums_are_steps_ = false;
   if (host_) host_->expect(/*sums_of_step=*/false);
   const Unrecorded unrecorded;
   loss_.zero_();
@@ -321,7 +431,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
     known_used_.assign(used, used + parameters_);
   }
   send_host_part(slot, local);
-  kernels_.norm(norm_);
+  if (!gradients_) kernels_.norm(norm_);
   uploaded_->join();
   if (messages_ != message_) {
     const Timed timed(&exposed_);
@@ -335,10 +445,13 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   messages_read_ = kernels_.mark();
   forget_losses();
   const std::optional<UpdateRates> rates = begin_on_host();
+  begin_gradients();
   pass_over_runs([&](const DeviceRun& run) { kernels_.update(run, tables_); },
                  [&](std::size_t group) {
                    if (rates) host_->update(group, *rates);
                  });
+  let_gradients_go();
+  updates_ = false;
   slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
   downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
   ++steps_;

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
+#include "engine/memory/device_gradients.h"
+#include "engine/memory/mapped_records.h"
 #include "engine/memory/state_stream.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
@@ -37,7 +39,7 @@ namespace tessera {
 ///
 /// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
 /// skipped takes back what it brought. The device alone knows which step that is. Or the host updates them where they lie (HostUpdate):
-/// then it waits for the device's decision.
+/// then it waits for the device's decision. Parameters in records of the host are changed there in either case (MappedRecords).
 ///
 /// Else the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
@@ -94,10 +96,18 @@ class QueuedStep final : public Step {
   void fill_tables();
   void fill_group_numbers();
   void plan_norm();
+  NormTables put(const NormLaunch& launch);
+  void begin_gradients();
+  bool needs_gradients(const Group& group) const;
+  void hold_gradients(const Group& group);
+  void let_gradients_go();
   DeviceRun run_of(const Group& group, const StateView& view) const;
   std::optional<UpdateRates> begin_on_host();
   template <class Launch, class OnHost>
   void pass_over_runs(const Launch& launch, const OnHost& on_host);
+  template <class Launch, class ViewOf>
+  void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
+  bool alternates() const;
   void announce_records();
   void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
@@ -121,20 +131,26 @@ class QueuedStep final : public Step {
   LearningRates rates_;
   double* group_lr_ = nullptr;  ///< StepTables::group_lr
   std::vector<Group> groups_;
-  std::unique_ptr<StateStream> stream_;  ///< null where all state is in the device's memory, or updated on the host
-  std::unique_ptr<HostUpdate> host_;     ///< null where no state is updated on the host
-  Direction direction_ = Direction::kForward;  ///< of the next pass over records in files
-  std::vector<std::int64_t> order_;            ///< of that pass
-  std::vector<int> ranks_with_parts_;          ///< whose gradient parts make up the whole, each part once
+  std::unique_ptr<StateStream> stream_;    ///< null where all state is in the device's memory, or updated on the host
+  std::unique_ptr<HostUpdate> host_;       ///< null where no state is updated on the host
+  std::unique_ptr<MappedRecords> mapped_;  ///< null where all parameters are in the device's memory
+  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where all gradients are
+  bool updates_ = false;                              ///< the pass under way is an update
+  Unit* held_ = nullptr;                              ///< whose gradients are open
+  Direction direction_ = Direction::kForward;         ///< of the next pass over records in files
+  std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
+  std::vector<int> ranks_with_parts_;                 ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
   std::vector<Arena> memory_;  ///< of all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   StepTables tables_;
-  NormTables norm_;
-  at::Tensor loss_;        ///< of `message_`
-  at::Tensor loss_scale_;  ///< of the decision: a scalar, fp32
+  NormTables norm_;                                  ///< of all gradients that have a place of their own
+  std::vector<std::vector<NormTables>> unit_norms_;  ///< [unit][slot of DeviceGradients]; empty without those
+  bool sums_are_steps_ = false;                      ///< from the beginning of a step's last backward to its end
+  at::Tensor loss_;                                  ///< of `message_`
+  at::Tensor loss_scale_;                            ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
   std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags

@@ -83,6 +83,8 @@ struct TrafficCounts {
   double disk_wait_seconds = 0;                              ///< standing still for the disk
   std::int64_t streamed_bytes = 0;  ///< of records that were copied to the GPU to be updated; as many were copied back
   HostStepBytes host_step;          ///< copied where the host's CPU updated them instead
+  std::int64_t uploaded_bytes = 0;  ///< of parameters that lie below a GPU's memory and were copied there for gathers
+  HostStepBytes gradients;          ///< of sums that lie below a GPU's memory
 };
 
 /// Trains a module under a strategy.

@@ -63,6 +63,8 @@ struct PlannedMemory {
   DiskUse disk;
   std::int64_t streamed_bytes = 0;  ///< of records in host memory that a step copies to its GPU; it copies as many back
   HostStepBytes host_step;          ///< where the host's CPU updates them instead
+  std::int64_t uploaded_bytes = 0;  ///< of parameters below a GPU's memory that a step copies there for gathers
+  HostStepBytes gradients;          ///< of sums below a GPU's memory that a step copies
   std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter
 };
 

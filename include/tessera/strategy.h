@@ -157,7 +157,7 @@ enum class Tier {
   kMemory,  ///< "memory": that of the device which trains
   kNvme,    ///< "nvme": files on a local disk
   kAuto,    ///< "auto": on disk as far as memory.limit makes it necessary; the plan says how far
-  kHost,    ///< "host": pinned memory of the host whose GPU trains; of masters, moments and activations
+  kHost,    ///< "host": pinned memory of the host whose GPU trains
 };
 
 struct OffloadedState {
@@ -173,13 +173,12 @@ enum class OffloadedStep {
   kGpu,   ///< "gpu": each step brings their records to the GPU and takes them back
 };
 
-/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again. Of a GPU's
-/// state masters and moments can lie there.
+/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.
 struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters
   OffloadedState moments;               ///< optimizer states
-  Tier gradients = Tier::kMemory;       ///< sums of gradients, from a unit's reduction to its update: kMemory or kNvme
+  Tier gradients = Tier::kMemory;       ///< sums of gradients, from a unit's reduction to its update: not kAuto
   std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
   std::int64_t record_bytes = 4 << 20;  ///< "record": what is read and written with one operation
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step

@@ -161,6 +161,13 @@ class CudaKernels : public DeviceKernels {
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, down), "cudaMemcpyAsync from the device");
     return mark_of(down);
   }
+  void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
+    const std::lock_guard lock(fetching_);
+    stream_();  // on its device
+    const cudaStream_t beside = beside_.get();
+    check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, beside), "cudaMemcpyAsync from the device");
+    check(cudaStreamSynchronize(beside), "cudaStreamSynchronize");
+  }
   std::unique_ptr<Mark> mark() override { return mark_of(stream_()); }
   std::unique_ptr<Interval> begin_interval() override { return std::make_unique<EventInterval>(timed_, stream_()); }
 
@@ -173,6 +180,8 @@ class CudaKernels : public DeviceKernels {
   const std::shared_ptr<Events> marks_ = std::make_shared<Events>(cudaEventDisableTiming);
   const std::shared_ptr<Events> timed_ = std::make_shared<Events>(cudaEventDefault);
   CopyStream up_, down_;
+  std::mutex fetching_;
+  CopyStream beside_;  ///< of `fetch`
 };
 
 }  // namespace

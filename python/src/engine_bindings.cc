@@ -106,6 +106,7 @@ void bind_results(py::module_& module) {
       .def_property_readonly("total", [](const PlannedMemory& plan) { return plan.use.total(); })
       .def_property_readonly("limited", [](const PlannedMemory& plan) { return plan.use.limited(); })
       .def_readonly("streamed_bytes", &PlannedMemory::streamed_bytes)
+      .def_readonly("uploaded_bytes", &PlannedMemory::uploaded_bytes)
       .def_property_readonly("bytes_to_host", [](const PlannedMemory& plan) { return plan.host_step.to_host; })
       .def_property_readonly("bytes_to_gpu", [](const PlannedMemory& plan) { return plan.host_step.to_gpu; })
       .def_property_readonly("disk_bytes", [](const PlannedMemory& plan) { return plan.disk.bytes; })
@@ -262,6 +263,9 @@ py::dict dict_of(const TrafficCounts& counts) {
   result["disk_bytes_written"] = counts.disk_bytes_written;
   result["disk_wait_seconds"] = counts.disk_wait_seconds;
   result["streamed_bytes"] = counts.streamed_bytes;
+  result["uploaded_bytes"] = counts.uploaded_bytes;
+  result["gradient_bytes_to_host"] = counts.gradients.to_host;
+  result["gradient_bytes_to_gpu"] = counts.gradients.to_gpu;
   result["bytes_to_host"] = counts.host_step.to_host;
   result["bytes_to_gpu"] = counts.host_step.to_gpu;
   return result;

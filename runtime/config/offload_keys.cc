@@ -56,13 +56,18 @@ Condition with_state_on_host() {
 
 /// What the host's CPU updates stays where it lies.
 Condition with_a_queue() {
-  return {"an offload tier other than memory, but of gradients, and of masters and moments on host with step cpu",
-          {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier",
-           "/offload/step"},
-          [](const Strategy& s) {
-            const bool stays = has_state_on_host(s) && s.offload.step == OffloadedStep::kCpu;
-            return (has_state_below(s) && !stays) || s.offload.activations != Tier::kMemory;
-          }};
+  return {
+      "an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on "
+      "host with step cpu",
+      {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier",
+       "/offload/step"},
+      [](const Strategy& s) {
+        const Tier parameters = s.offload.parameters.tier;
+        const bool stays = has_state_on_host(s) && s.offload.step == OffloadedStep::kCpu;
+        const bool has_states = s.offload.masters.tier != Tier::kMemory || s.offload.moments.tier != Tier::kMemory;
+        return (parameters != Tier::kMemory && parameters != Tier::kHost) || (has_states && !stays) ||
+               s.offload.activations != Tier::kMemory;
+      }};
 }
 
 Condition with_narrow_parameters() {
@@ -85,10 +90,13 @@ std::vector<StrategyKey> offload_keys() {
        .field = choice_field(AT(offload.parameters.tier), tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
-       .doc = "Where each rank's part of the parameters lies. Units are read from there before they are used, ahead as "
-              "\"prefetch\" says; ranks that share memory read each unit once together.",
-       .cost = "nvme: memory for units that are gathered only, on one rank too. Two reads a step for forward and "
-               "backward, and a read and a write for the update."},
+       .doc = "Where each rank's part of the parameters lies. Units are brought from there before they are used, ahead "
+              "as \"prefetch\" says; ranks that share memory read each unit once together. A GPU's are updated in its "
+              "host's memory, by its kernels over the bus or by the CPU, as offload.step says of masters and moments.",
+       .cost = "host, nvme: memory for units that are gathered only, on one rank too. host: two copies to the GPU a "
+               "step for forward and backward, and what the update writes, and reads of masters. nvme: two reads a "
+               "step, and a read and a write for the update; of a GPU as with host besides, and as much pinned memory "
+               "as the parts of the units that may be on their way have."},
       {.pointer = "/offload/parameters/fraction",
        .field = number_field(AT(offload.parameters.fraction)),
        .range = {0, 1},
@@ -96,9 +104,9 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = "0.75",
        .doc = "Share of the parameters on that tier, as for masters.",
        .cost = "Traffic in proportion.",
-       .only_if = {"offload.parameters.tier nvme",
+       .only_if = {"offload.parameters.tier host or nvme",
                    {"/offload/parameters/tier"},
-                   [](const Strategy& s) { return uses_nvme(s.offload.parameters); }}},
+                   [](const Strategy& s) { return takes_fraction(s.offload.parameters); }}},
       {.pointer = "/offload/masters/tier",
        .field = choice_field(AT(offload.masters.tier), state_tiers()),
        .default_json = R"("memory")",
@@ -156,11 +164,13 @@ std::vector<StrategyKey> offload_keys() {
               "root unit's stay in memory. With this and with \"in_backward\" of optimizer no gradients of a "
               "whole model are in memory; this one also clips by norm, skips steps that overflow, and takes "
               "several microbatches.",
-       .cost = "nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as "
-               "many units as are reduced at a time and two more; on a rank alone also buckets, which it has "
-               "none of else. As many bytes are written a microbatch and read a step; from the second microbatch "
-               "on, read too. Updates then go through all records in the same direction, so that what was used "
-               "last is not found in memory.",
+       .cost =
+           "host, nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as "
+           "many units as are reduced at a time and two more (of a GPU one more); on a rank alone also buckets, which "
+           "it has none of else. As many bytes are written a microbatch and read a step, or copied to the host and "
+           "back; from the second microbatch on, read too. Updates then go through all records in the same direction, "
+           "so that what was used "
+           "last is not found in memory.",
        .only_if = {}},
       {.pointer = "/offload/activations/tier",
        .field = choice_field(AT(offload.activations), activation_tiers()),

@@ -153,10 +153,11 @@ const std::vector<Named<LrScheduleType>>& lr_schedule_types() {
 const std::vector<Named<Tier>>& tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update, when the CPU trains"},
+      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths, read ahead and written behind the update"},
       {Tier::kAuto, "auto",
-       "as much of it on nvme as memory.limit makes necessary: moments, then masters, then parameters; when the CPU "
-       "trains"}};
+       "as much of it below as memory.limit makes necessary: moments, then masters, then parameters; on nvme, or where "
+       "a GPU trains and there are no offload.paths, on host"}};
   return list;
 }
 
@@ -174,7 +175,8 @@ const std::vector<Named<Tier>>& state_tiers() {
 const std::vector<Named<Tier>>& gradient_tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths, when the CPU trains"}};
+      {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
+      {Tier::kNvme, "nvme", "in files of offload.paths; a GPU's by way of its host's memory"}};
   return list;
 }
 
@@ -233,7 +235,7 @@ const std::vector<Named<Tier>>& activation_tiers() {
   static const std::vector<Named<Tier>> list = {
       {Tier::kMemory, "memory", "in the memory of the device that trains"},
       {Tier::kHost, "host", "in pinned memory of the host whose GPU trains"},
-      {Tier::kNvme, "nvme", "in files of offload.paths, when the CPU trains"}};
+      {Tier::kNvme, "nvme", "in files of offload.paths; a GPU's by way of its host's memory"}};
   return list;
 }
 

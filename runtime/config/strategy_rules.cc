@@ -229,7 +229,7 @@ StrategyRule one_state_tier_rule() {
 
 StrategyRule offloaded_parameters_rule() {
   return {{"/offload/parameters/tier", "/strategy"},
-          "Parameters on nvme go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
+          "Parameters below memory go with FULL_SHARD and HYBRID_SHARD: other strategies keep them gathered.",
           [](const Strategy& s) -> std::string {
             const bool releases =
                 s.strategy == ShardingStrategy::kFullShard || s.strategy == ShardingStrategy::kHybridShard;
@@ -241,10 +241,10 @@ StrategyRule offloaded_parameters_rule() {
 
 StrategyRule offloaded_parameters_world_rule() {
   return {{"/offload/parameters/tier", "/optimizer/shard_over"},
-          "Parameters on nvme go without optimizer.shard_over \"world\".",
+          "Parameters below memory go without optimizer.shard_over \"world\".",
           [](const Strategy& s) -> std::string {
             if (s.offload.parameters.tier == Tier::kMemory || !s.optimizer.shard_over_world) return "";
-            return "updated parameters cannot be gathered over replicas on disk yet: leave shard_over \"shard\"";
+            return "updated parameters cannot be gathered over replicas below memory yet: leave shard_over \"shard\"";
           }};
 }
 

@@ -96,7 +96,8 @@ const StateFormats& MemoryPlan::states_of(const GroupShape& group) const {
 bool MemoryPlan::parameters_below() const {
   const OffloadedState& parameters = input_.offload.parameters;
   const bool has_slots = input_.placement.parameters.shard && !input_.placement.keep_gathered;
-  return has_slots && parameters.tier == Tier::kNvme && parameters.fraction > 0;
+  const bool is_below = parameters.tier == Tier::kNvme || parameters.tier == Tier::kHost;
+  return has_slots && is_below && parameters.fraction > 0;
 }
 
 bool MemoryPlan::gathers() const {
@@ -334,24 +335,39 @@ RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::in
   return pool;
 }
 
+namespace {
+
+/// Records in pinned memory of a GPU's host.
+RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
+  RecordPool pool;
+  pool.records = static_cast<std::int64_t>(bytes.size());
+  pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
+  pool.pinned_bytes = sum(bytes);
+  return pool;
+}
+
+}  // namespace
+
+/// Records in files that a GPU uses, `held` at once: their slots are memory of its host, and `more` of them for what is read ahead and
+/// written behind.
+RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes,
+                                         std::int64_t held, std::int64_t more) {
+  RecordPool pool = plan_pool(bytes, cache_bytes, more + held);
+  pool.held = held;
+  use_[MemoryCategory::kRecords] -= pool.memory_bytes();
+  return pool;
+}
+
 /// Records that go through a GPU: on their way from its host's memory and back they have slots on the GPU. Those in files have slots
 /// on the host too: while they are on the GPU, read ahead, or written behind.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
   if (bytes.empty()) return {};
-  const auto records = static_cast<std::int64_t>(bytes.size());
   const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
   const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
-  const std::int64_t device_slots = stays ? 0 : std::min(slots_of_queue(), records);
-  RecordPool pool;
-  if (on_host) {
-    pool.records = records;
-    pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
-    pool.pinned_bytes = sum(bytes);
-  } else {
-    pool = plan_pool(bytes, cache_bytes, 2 * input_.offload.queue_depth + device_slots);
-    use_[MemoryCategory::kRecords] -= pool.memory_bytes();
-  }
-  pool.device_slots = device_slots;
+  const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
+  RecordPool pool =
+      on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache_bytes, under_way, 2 * input_.offload.queue_depth);
+  pool.device_slots = stays ? 0 : under_way;
   use_[MemoryCategory::kRecords] += pool.device_bytes();
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
   if (stays) {
@@ -368,7 +384,12 @@ void MemoryPlan::plan_host_step() {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
       const std::int64_t numel = records.numel() - records.before_records();
-      const std::int64_t gradients = 4 * numel, parameters = numel * static_cast<std::int64_t>(size_of(group.dtype));
+      const Extent part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel());
+      const Extent parameters_part = owned(input_.placement.parameters, input_.mesh, group.layout.numel());
+      const std::int64_t on_gpu = intersect({part.offset + records.before_records(), numel},
+                                            {parameters_part.offset, parameter_chunks_of(group).before_records()})
+                                      .numel;
+      const std::int64_t gradients = 4 * numel, parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
       host_copies_bytes_ += gradients + parameters;
       host_step_.to_host += gradients + (holds_masters(input_.master, group.dtype) ? parameters : 0);
       host_step_.to_gpu += parameters;
@@ -431,7 +452,14 @@ void MemoryPlan::plan_parameter_records() {
       }
     }
   }
-  parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes, slots_of_queue());
+  if (bytes.empty()) return;
+  if (input_.is_queued) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
+    parameter_records_ = plan_uploaded_pool(bytes);
+    if (parameters_on_host()) return;
+  } else {
+    parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes, slots_of_queue());
+  }
   UpdatedRecords updated;
   for (auto i = static_cast<std::size_t>(parameter_records_.cached); i < of_matrices.size(); ++i) {
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
@@ -443,28 +471,81 @@ void MemoryPlan::plan_parameter_records() {
   }
 }
 
+/// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
+RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes) {
+  if (input_.offload.parameters.tier == Tier::kHost) {
+    const RecordPool pool = pinned_pool(bytes);
+    use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
+    return pool;
+  }
+  const std::int64_t held = std::min(slots_of_queue(), std::ssize(bytes));
+  const RecordPool pool = plan_files_of_gpu(bytes, input_.offload.cache_bytes, held, 2 * input_.offload.queue_depth);
+  for (const UnitShape& unit : input_.units) {
+    std::int64_t in_files = 0;
+    for (const GroupShape& group : unit.groups) {
+      const Chunks chunks = parameter_chunks_of(group);
+      in_files += (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
+    }
+    upload_piece_bytes_ = std::max(upload_piece_bytes_, in_files);
+  }
+  use_[MemoryCategory::kHostRecords] += pool.memory_bytes() + upload_pieces() * upload_piece_bytes_;
+  return pool;
+}
+
 std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const { return in_pages(sum_bytes_of(unit)); }
 
 /// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through
 /// them from the first unit on, which finds in the slots what backward left there.
 void MemoryPlan::plan_gradient_records() {
-  std::vector<std::int64_t> bytes;  // in the order of units
+  std::vector<std::int64_t> bytes, updated;  // in the order of units; of those, what an update reads
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
-    if (unit.trainable_numel() > 0) bytes.push_back(gradient_record_bytes_of(unit));
+    if (unit.trainable_numel() == 0) continue;
+    bytes.push_back(gradient_record_bytes_of(unit));
+    updated.push_back(updates_by_device(unit) ? bytes.back() : 0);
   }
-  gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
+  if (input_.is_queued) {
+    const std::int64_t device_slots = std::min(units_under_way() + 1, std::ssize(bytes));
+    const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
+    gradient_records_ = input_.offload.gradients == Tier::kHost
+                            ? pinned_pool(bytes)
+                            : plan_files_of_gpu(bytes, /*cache_bytes=*/0, held, 2 * kGradientsAhead);
+    gradient_records_.device_slots = device_slots;
+    use_[MemoryCategory::kRecords] += gradient_records_.device_bytes();
+    use_[MemoryCategory::kHostRecords] += gradient_records_.memory_bytes();
+    plan_gradient_copies();
+    if (gradient_records_.pinned_bytes > 0) return;
+  } else {
+    gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
+  }
   const std::int64_t all = sum(bytes), rounds = input_.accumulation;
   const auto slots = static_cast<std::size_t>(gradient_records_.slots);
   const std::int64_t again = slots < bytes.size() ? (rounds - 1) * all : 0;
-  disk_.read_in_two_steps += 2 * (again + all - sum(std::span(bytes).first(slots)));
+  disk_.read_in_two_steps += 2 * (again + sum(std::span(updated).subspan(slots)));
   disk_.written_in_two_steps += 2 * rounds * all;
+}
+
+/// Whether the device that trains updates something of it, and not its host's CPU all.
+bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
+  return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
+    return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
+  });
+}
+
+/// Each microbatch copies all sums out, and in before but for the first one; the update copies those in that it needs there.
+void MemoryPlan::plan_gradient_copies() {
+  for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
+    const std::int64_t bytes = sum_bytes_of(unit);
+    gradient_copies_.to_host += input_.accumulation * bytes;
+    gradient_copies_.to_gpu += (input_.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
+  }
 }
 
 void MemoryPlan::plan_image() {
   if (!input_.is_durable) return;
   image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
   image_bytes_ += 4 * kept_gradient_numel_;
-  for (const RecordPool& pool : {state_records_, parameter_records_}) image_bytes_ += pool.cached * pool.record_bytes;
+  for (const RecordPool& pool : {state_records_, parameter_records_})
+    image_bytes_ += pool.cached * pool.record_bytes + pool.pinned_bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
       image_bytes_ += parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
@@ -477,6 +558,10 @@ void MemoryPlan::plan_image() {
   }
   const std::int64_t before = disk_.bytes;
   image_records_ = plan_pool(bytes, /*cache_bytes=*/0, slots_of_queue());
+  if (input_.is_queued) {  // memory that the GPU copies to
+    use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
+    use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
+  }
   disk_.written_in_commit = sum(bytes);
   disk_.bytes = before;
   disk_.durable_bytes += 2 * disk_.written_in_commit;
@@ -562,12 +647,20 @@ void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.offload;
   if (offload.activations != Tier::kNvme) return;
   const std::int64_t piece = in_pages(offload.record_bytes);
-  use_[MemoryCategory::kActivations] = (2 * offload.queue_depth + 1) * piece;
+  use_[input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
+      (2 * offload.queue_depth + 1) * piece;
+}
+
+std::vector<const RecordPool*> MemoryPlan::pools_in_files() const {
+  std::vector<const RecordPool*> pools = {&parameter_records_, &state_records_, &gradient_records_};
+  std::erase_if(pools, [](const RecordPool* pool) { return pool->records == 0 || pool->pinned_bytes > 0; });
+  return pools;
 }
 
 std::int64_t MemoryPlan::records_on_disk() const {
-  const std::int64_t of_states = state_records_.pinned_bytes > 0 ? 0 : state_records_.records;
-  return parameter_records_.records + of_states + gradient_records_.records;
+  std::int64_t records = 0;
+  for (const RecordPool* pool : pools_in_files()) records += pool->records;
+  return records;
 }
 
 std::string MemoryPlan::to_table() const {
@@ -605,7 +698,7 @@ std::string MemoryPlan::to_table() const {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
             " bytes) of " + std::to_string(state_records_.records) + " records of at most " +
             format_bytes(state_records_.record_bytes) + " there, and as much back\n";
-    if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && has_whole_records()) {
+    if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && can_step_on_host()) {
       text +=
           "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
           "which needs less memory of the GPU and more of the host\n";
@@ -617,14 +710,26 @@ std::string MemoryPlan::to_table() const {
             " records of at most " + format_bytes(state_records_.record_bytes) + ", and copies " +
             format_bytes(host_step_.to_gpu) + " (" + std::to_string(host_step_.to_gpu) + " bytes) back\n";
   }
+  if (uploaded_bytes_ > 0) {
+    text += "to the GPU: a step copies " + format_bytes(uploaded_bytes_) + " (" + std::to_string(uploaded_bytes_) +
+            " bytes) of parameters there for gathers, and updates them where they lie, in " +
+            std::to_string(parameter_records_.records) + " records of at most " +
+            format_bytes(parameter_records_.record_bytes) + " on the host\n";
+  }
+  if (gradient_copies_.to_host > 0) {
+    text += "gradients: a step copies " + format_bytes(gradient_copies_.to_host) + " (" +
+            std::to_string(gradient_copies_.to_host) + " bytes) of sums to the host, and " +
+            format_bytes(gradient_copies_.to_gpu) + " (" + std::to_string(gradient_copies_.to_gpu) +
+            " bytes) back to the GPU\n";
+  }
   const std::int64_t records = records_on_disk();
   if (records > 0) {
+    std::int64_t largest = 0;
+    for (const RecordPool* pool : pools_in_files()) largest = std::max(largest, pool->record_bytes);
     text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
-            std::to_string(records) + " records of at most " +
-            format_bytes(std::max(
-                {parameter_records_.record_bytes, state_records_.record_bytes, gradient_records_.record_bytes})) +
-            "; a step reads " + format_bytes(disk_.read_in_two_steps / 2) + " and writes " +
-            format_bytes(disk_.written_in_two_steps / 2) + "\n";
+            std::to_string(records) + " records of at most " + format_bytes(largest) + "; a step reads " +
+            format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
+            "\n";
   }
   if (input_.is_durable) {
     text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +

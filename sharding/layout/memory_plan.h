@@ -82,8 +82,9 @@ struct RecordPool {
   /// Pieces of memory for the others: those that are used, as many as are read ahead, and as many as are written behind. After
   /// a step they hold the records that it used last, with which the next one begins.
   std::int64_t slots = 0;
-  /// Where a GPU trains: pieces of its memory, through which records go from its host's and back. As many records may be under way,
-  /// so as many of `slots` are used at once.
+  /// Of those, the pieces that are used at once: one on the CPU, and as many as may be under way where a GPU trains.
+  std::int64_t held = 1;
+  /// Where a GPU trains: pieces of its memory, through which records go from its host's and back, one for each that is used.
   std::int64_t device_slots = 0;
   /// All records, where they lie in pinned memory of the GPU's host (tier "host") and have no slots there.
   std::int64_t pinned_bytes = 0;
@@ -107,8 +108,10 @@ class MemoryPlan {
   BucketMode bucket_mode() const { return bucket_mode_; }
   /// Whether parameters, or some of them, lie in records: then units are gathered from there, on a rank alone too.
   bool parameters_below() const;
+  /// And whether those lie in the memory of a GPU's host, where kernels of the GPU reach them.
+  bool parameters_on_host() const { return parameter_records_.pinned_bytes > 0; }
   /// Whether sums of gradients lie in records from a unit's reduction to its update; then they are made in the records' own memory.
-  bool gradients_below() const { return input_.offload.gradients == Tier::kNvme; }
+  bool gradients_below() const { return input_.offload.gradients != Tier::kMemory; }
   /// Whether units are gathered before they are used, by some rank that does not have all of their parameters.
   bool gathers() const;
   /// How often a step gathers unit `index`, where units are used in the order of their definition, from the second step
@@ -187,16 +190,25 @@ class MemoryPlan {
   const HostStepBytes& host_step() const { return host_step_; }
   /// Of its host's pinned memory: gradients of what has records, and parameters of as many elements.
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
-  /// Whether the CPU could: of each element in a record, all of what the optimizer keeps is there.
+  /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
+  /// Whether the CPU could: they are whole, and no parameters lie in files.
+  bool can_step_on_host() const { return has_whole_records() && (!parameters_below() || parameters_on_host()); }
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
   /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }
   std::int64_t gradient_record_bytes_of(const UnitShape& unit) const;
+  /// Where a GPU trains: bytes that a step copies between its slots (RecordPool::device_slots) and the records.
+  const HostStepBytes& gradient_copies() const { return gradient_copies_; }
   /// Of those, as many as are read ahead of the update, and as many as are written behind.
   static constexpr std::int64_t kGradientsAhead = 1;
   /// Those of groups that train come first, then the frozen ones, each in the order of units.
   const RecordPool& parameter_records() const { return parameter_records_; }
+  /// Where a GPU trains: bytes of them that a step copies there for gathers, from the second step on; and the host's memory through which
+  /// those in files go, a piece for the parts of each unit that may be on its way.
+  std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
+  std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
+  std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
   /// Of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states, one behind the other, and
   /// cached records. `image_bytes` of them in all.
   const RecordPool& image_records() const { return image_records_; }
@@ -209,10 +221,13 @@ class MemoryPlan {
   std::string to_table() const;
 
  private:
+  std::vector<const RecordPool*> pools_in_files() const;
   void plan_parameters();
   void plan_gradients();
   void plan_sums();
   void plan_gradient_records();
+  void plan_gradient_copies();
+  bool updates_by_device(const UnitShape& unit) const;
   void plan_lag();
   std::int64_t most_ahead() const;
   std::int64_t bytes_ahead() const;
@@ -225,6 +240,9 @@ class MemoryPlan {
   void plan_outer();
   RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
   RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
+  RecordPool plan_uploaded_pool(const std::vector<std::int64_t>& bytes);
+  RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t held,
+                               std::int64_t more);
   void plan_host_step();
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
   std::int64_t slots_of_queue() const { return 2 * input_.offload.queue_depth + 1; }
@@ -248,8 +266,8 @@ class MemoryPlan {
   MatrixDeal matrices_;
   RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
   OuterNumel outer_numel_;
-  std::int64_t image_bytes_ = 0, streamed_bytes_ = 0;
-  HostStepBytes host_step_;
+  std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
+  HostStepBytes host_step_, gradient_copies_;
   std::int64_t host_copies_bytes_ = 0;
   DiskUse disk_;
 };

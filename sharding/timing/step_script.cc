@@ -27,7 +27,8 @@ std::vector<char> completes_units(const StepProfile& profile, const std::vector<
 
 std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   std::vector<std::string> left_out;
-  if (plan.parameters_below()) left_out.push_back("parameters that are read from disk before a unit is gathered");
+  if (plan.parameters_below())
+    left_out.push_back("parameters that are brought from below memory before a unit is gathered");
   if (plan.streamed_bytes() > 0)
     left_out.push_back("records of optimizer states that go through the GPU in the update");
   if (plan.steps_on_host())

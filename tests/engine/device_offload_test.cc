@@ -682,10 +682,6 @@ TEST(DeviceOffload, WhatCannotLieBelowIsRefusedByName) {
                 s.offload.cache_bytes = 1 << 20;
               }),
               HasSubstr("/offload/cache: there are no files"));
-  EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.parameters.tier = Tier::kNvme; }),
-              HasSubstr("/offload/parameters/tier: a GPU's parameters cannot"));
-  EXPECT_THAT(refusal_of([](Strategy& s) { s.offload.gradients = Tier::kNvme; }),
-              HasSubstr("/offload/gradients/tier: a GPU's gradients cannot"));
   EXPECT_THAT(refusal_of([](Strategy& s) {
                 s.offload.masters.tier = Tier::kHost;
                 s.offload.moments.tier = Tier::kNvme;

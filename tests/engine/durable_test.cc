@@ -15,6 +15,7 @@
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
 #include "tessera/safetensors.h"
+#include "tests/support/durable_runs.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/test_folder.h"
 
@@ -24,46 +25,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
-
-Strategy made_durable(Strategy strategy, const fs::path& folder, std::int64_t every = 1) {
-  strategy.durable = {.every = every, .dir = folder.string()};
-  return strategy;
-}
-
-/// Trains [begin, end) and offers each step for a commit; how many there were.
-int train_durably(Session& session, std::size_t begin, std::size_t end) {
-  int commits = 0;
-  for (std::size_t i = begin; i < end; ++i) {
-    session.train(i);
-    commits += commit_durable(session.engine) ? 1 : 0;
-  }
-  return commits;
-}
-
-/// A run that ends two steps behind its last commit, which a second one goes on from.
-void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model, const fs::path& folder,
-                    const std::string& what) {
-  const Values wanted = trained(mesh, strategy, 6, model);
-  const Strategy durable = made_durable(strategy, folder, 2);
-  {
-    Session first(mesh, durable, model);
-    EXPECT_FALSE(resume_durable(first.engine).has_value());
-    EXPECT_EQ(train_durably(first, 0, 5), 2) << what;
-    first.train(0);  // other data, and never committed: the seventh step would be
-  }
-  {
-    Session second(mesh, durable, model);
-    const auto resumed = resume_durable(second.engine);
-    ASSERT_TRUE(resumed.has_value()) << what;
-    EXPECT_EQ(resumed->step, 4) << what;
-    EXPECT_EQ(second.engine.plan().use, second.engine.allocated()) << what;
-    train_durably(second, 4, 6);
-    EXPECT_TRUE(all_same_bits(second.values(), wanted)) << what;
-  }
-  Session third(mesh, durable, model);
-  EXPECT_EQ(resume_durable(third.engine)->step, 6) << what;
-  EXPECT_TRUE(all_same_bits(third.values(), wanted)) << what;
-}
 
 TEST(Durable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
   for (const Kept& kept : sampled_kept()) {

@@ -66,13 +66,14 @@ void expect_pinned(const void* host, bool is_wanted, const char* what) {
   }
 }
 
-/// Kernels could read the host's memory, at the speed of the bus.
+/// Kernels reach the host's pinned memory, at the speed of the bus: so parameters alone, which may be the masters, may lie there.
 void expect_on_device(const DeviceRun& run) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return;
+  const bool are_masters = a.parameter == nullptr && a.low == nullptr;
   for (const void* memory :
-       {static_cast<const void*>(a.gradient), static_cast<const void*>(a.master), static_cast<const void*>(a.low),
-        static_cast<const void*>(a.parameter), static_cast<const void*>(a.average.values)}) {
+       {static_cast<const void*>(a.gradient), static_cast<const void*>(are_masters ? nullptr : a.master),
+        static_cast<const void*>(a.low), static_cast<const void*>(a.average.values)}) {
     expect_pinned(memory, false, "what is updated");
   }
   for (const StateArgument& state : a.states) expect_pinned(state.data, false, "what is updated");
@@ -201,6 +202,11 @@ class EmulatedKernels : public DeviceKernels {
     if (read_ == CopiesRead::kAtOnce) mark->join();
     downloads.push_back(arrival);
     return mark;
+  }
+  void fetch(std::byte* to, const void* device, std::size_t bytes) override {
+    expect_pinned(to, true, "where it is copied to");
+    expect_pinned(device, false, "what is copied from the device");
+    std::memcpy(to, device, bytes);
   }
   std::vector<std::weak_ptr<Arrival>> downloads;
   const CopiesRead read_;

@@ -22,8 +22,10 @@
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/nccl/nccl_transport.h"
 #include "tessera/checkpoint.h"
+#include "tessera/durable.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -176,6 +178,80 @@ TEST_F(Gpu, MastersAndStatesBelowItsMemoryChangeNoBit) {
         return wrong.str();
       });
     }
+  }
+}
+
+/// And activations in files.
+TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
+  struct Lying {
+    Tier parameters, gradients, states;
+    OffloadedStep step = OffloadedStep::kGpu;
+  };
+  using enum Tier;
+  constexpr Lying kLying[] = {{kHost, kMemory, kMemory},
+                              {kMemory, kHost, kMemory},
+                              {kHost, kHost, kHost, OffloadedStep::kCpu},
+                              {kHost, kHost, kHost},
+                              {kNvme, kNvme, kNvme}};
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      on_ranks(ranks, [&](int rank, int port) {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
+        strategy.gradient_accumulation = 2;
+        const Trained in_memory = train_on(mesh, strategy, options_of());
+        for (const Lying& lying : kLying) {
+          OffloadConfig& offload = strategy.offload;
+          offload = {};
+          offload.parameters.tier = lying.parameters;
+          offload.gradients = lying.gradients;
+          offload.moments.tier = lying.states;
+          if (dtype != DType::kF32) offload.masters.tier = lying.states;
+          offload.step = lying.step;
+          offload.record_bytes = 4096;
+          if (lying.gradients == kNvme) {
+            offload.activations = kNvme;
+            offload.activations_min_bytes = 1;
+            offload.paths = {std::filesystem::temp_directory_path().string()};
+          }
+          const std::string what = "case " + std::to_string(&lying - kLying);
+          const Trained trained = train_on(mesh, strategy, options_of());
+          wrong += difference(trained, in_memory, what);
+          for (const StepResult& step : trained.steps) {
+            if (!(step.planned == step.allocated)) wrong += what + ": allocated is not planned; ";
+          }
+        }
+        return wrong;
+      });
+    }
+  }
+}
+
+/// With all of it in the GPU's memory, and with all of it below.
+TEST_F(Gpu, ARunGoesOnFromItsLastCommit) {
+  for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {
+    const TestFolder folder;
+    on_ranks(2, [&](int rank, int port) {
+      const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+      Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, TransportChoice::kCudaHost);
+      OffloadConfig& offload = strategy.offload;
+      offload.parameters.tier = offload.masters.tier = offload.moments.tier = tier;
+      offload.paths = {std::filesystem::temp_directory_path().string()};
+      const Values wanted = trained(mesh, strategy, 6);
+      strategy.durable = {.every = 2, .dir = (folder.path() / std::to_string(static_cast<int>(tier))).string()};
+      {
+        Session first(mesh, strategy);
+        for (std::size_t i = 0; i < 5; ++i) {
+          first.train(i);
+          commit_durable(first.engine);
+        }
+      }
+      Session second(mesh, strategy);
+      if (!resume_durable(second.engine)) return std::string("there is no commit");
+      for (std::size_t i = 4; i < 6; ++i) second.train(i);
+      return std::string(all_same_bits(second.values(), wanted) ? "" : "other bits");
+    });
   }
 }
 

@@ -35,7 +35,8 @@ Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions o
 
 at::Tensor Session::loss(std::size_t i) {
   const Batch& batch = batches[i % batches.size()];
-  return model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh));
+  const c10::Device device = engine.device();
+  return model->forward(rows_of(batch.tokens, mesh).to(device), rows_of(batch.targets, mesh).to(device));
 }
 
 StepResult Session::train(std::size_t i) {

@@ -1,0 +1,124 @@
+#include "engine/activations/device_nvme_activations.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "engine/activations/activation_spill.h"
+#include "runtime/border/throw.h"
+
+namespace tessera {
+
+DeviceNvmeActivations::DeviceNvmeActivations(ComputeDevice device, DeviceKernels& kernels, const OffloadConfig& offload,
+                                             int rank)
+    : device_(device),
+      kernels_(&kernels),
+      queue_depth_(static_cast<std::size_t>(offload.queue_depth)),
+      spill_(activation_spill(offload, rank)) {}
+
+DeviceNvmeActivations::~DeviceNvmeActivations() = default;
+
+/// Which the host may write.
+PinnedBlocks::Block DeviceNvmeActivations::idle_block(std::size_t bytes) {
+  PinnedBlocks::Block block = idle_.take(*kernels_, bytes);
+  if (block.last) std::exchange(block.last, nullptr)->wait();
+  return block;
+}
+
+ActivationTier::Id DeviceNvmeActivations::put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) {
+  const std::byte* const data = static_cast<const std::byte*>(storage.data()) + begin;
+  const Id id = next_++;
+  Value& value = values_[id];
+  value.bytes = bytes;
+  value.phase = phase_of(data);
+  value.block = idle_block(bytes);
+  value.leaving = {storage, begin};
+  value.block.last = kernels_->download(value.block.memory.get(), data, bytes);
+  leaving_.push_back(id);
+  while (leaving_.size() > queue_depth_) spill_oldest();
+  counts_.add_put(bytes);
+  return id;
+}
+
+/// When the copy has been, so nothing need come after it.
+void DeviceNvmeActivations::spill_oldest() {
+  Value& value = values_.at(leaving_.front());
+  leaving_.pop_front();
+  std::exchange(value.block.last, nullptr)->wait();
+  value.leaving = {};
+  PinnedBlocks::Block block = std::exchange(value.block, {});
+  value.spilled = value_or_throw(spill_->put({block.memory.get(), value.bytes}));
+  idle_.give_back(std::move(block));
+}
+
+/// Begins to. REQUIRES: it is in the spill.
+void DeviceNvmeActivations::bring_back(Value& value) {
+  value.block = idle_block(value.bytes);
+  throw_if_error(spill_->get(*value.spilled, {value.block.memory.get(), value.bytes}));
+  const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
+  value.coming = {memory.storage(), value.phase};
+  const DeviceKernels::UploadPiece piece[] = {
+      {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
+  // Behind what still computes in memory that the allocator gives out.
+  const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
+  value.block.last = kernels_->upload(piece, now.get());
+}
+
+/// What is computed from now on comes after the copy back.
+StoredBytes DeviceNvmeActivations::take(Value& value) {
+  value.block.last->join();
+  idle_.give_back(std::exchange(value.block, {}));
+  return std::exchange(value.coming, {});
+}
+
+StoredBytes DeviceNvmeActivations::get(Id id) {
+  const auto found = values_.find(id);
+  Value& value = found->second;
+  counts_.bytes_got += static_cast<std::int64_t>(value.bytes);
+  if (value.leaving.storage) return value.leaving;
+  if (!kernels_) {
+    const at::Tensor on_host = bytes_on(c10::Device(c10::kCPU), value.phase + value.bytes);
+    auto* const data = static_cast<std::byte*>(on_host.mutable_data_ptr()) + value.phase;
+    throw_if_error(spill_->get(*value.spilled, {data, value.bytes}));
+    const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
+    memory.copy_(on_host);
+    return {memory.storage(), value.phase};
+  }
+  if (!value.coming.storage) bring_back(value);
+  const StoredBytes bytes = take(value);
+  if (found != values_.begin()) {
+    Value& before = std::prev(found)->second;
+    if (before.spilled && !before.coming.storage) bring_back(before);
+  }
+  return bytes;
+}
+
+void DeviceNvmeActivations::drop(Id id) {
+  const auto found = values_.find(id);
+  Value& value = found->second;
+  std::erase(leaving_, id);
+  if (value.leaving.storage) {  // what is computed later in its memory comes after the copy
+    value.block.last->join();
+    idle_.give_back(std::exchange(value.block, {}));
+  }
+  if (value.coming.storage) take(value);
+  if (value.spilled) spill_->drop(*value.spilled);
+  counts_.drop(value.bytes);
+  values_.erase(found);
+}
+
+void DeviceNvmeActivations::close() {
+  while (!leaving_.empty()) spill_oldest();
+  for (auto& [id, value] : values_) {
+    if (!value.coming.storage) continue;
+    value.block.last->wait();
+    value.block = {};
+    value.coming = {};
+  }
+  idle_.clear();
+  kernels_ = nullptr;
+}
+
+ActivationCounts DeviceNvmeActivations::counts() const { return with_disk(counts_, spill_->counters()); }
+
+}  // namespace tessera

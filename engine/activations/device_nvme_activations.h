@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "engine/activations/activation_tier.h"
+#include "engine/activations/pinned_blocks.h"
+#include "offload/spill.h"
+#include "optim/device_kernels.h"
+#include "sharding/compute_device.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// Activations of a GPU in scratch files, by way of pinned memory of its host.
+///
+/// **Out.** A copy to the host begins at once, beside what is computed, and holds the tensor's storage. When `queue_depth` of them were begun
+/// after it, the host waits for it, gives the storage back, and puts the value into the spill, which writes it in the background.
+/// **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device; then it does so with the one put
+/// before, which comes while the device computes with this one.
+/// **Host memory**: the spill's slots, which the plan has; and pinned blocks, as HostActivations has them, for the values on their way.
+class DeviceNvmeActivations final : public ActivationTier {
+ public:
+  /// `kernels` are used until `close`. Throws tessera::Error: those of Spill::create.
+  DeviceNvmeActivations(ComputeDevice device, DeviceKernels& kernels, const OffloadConfig& offload, int rank);
+  ~DeviceNvmeActivations() override;
+
+  Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) override;
+  StoredBytes get(Id id) override;
+  void drop(Id id) override;
+  ActivationCounts counts() const override;
+  std::int64_t memory_bytes() const override { return static_cast<std::int64_t>(spill_->memory_bytes()); }
+  /// Waits for the copies under way, and puts what was on its way out into the spill.
+  void close() override;
+
+ private:
+  struct Value {
+    std::size_t bytes = 0, phase = 0;
+    std::optional<Spill::Id> spilled;  ///< nothing: it is on its way out
+    PinnedBlocks::Block block;         ///< while a copy is under way
+    StoredBytes leaving;               ///< read by a copy out that the host has not waited for
+    StoredBytes coming;                ///< written by a copy back that was not joined
+  };
+
+  void spill_oldest();
+  void bring_back(Value& value);
+  StoredBytes take(Value& value);
+  PinnedBlocks::Block idle_block(std::size_t bytes);
+
+  const ComputeDevice device_;
+  DeviceKernels* kernels_;  ///< null when closed
+  const std::size_t queue_depth_;
+  std::unique_ptr<Spill> spill_;
+  std::map<Id, Value> values_;
+  std::deque<Id> leaving_;  ///< values on their way out, oldest first
+  PinnedBlocks idle_;
+  Id next_ = 0;
+  ActivationCounts counts_;  ///< without the disk's
+};
+
+}  // namespace tessera

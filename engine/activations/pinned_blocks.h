@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "optim/device_kernels.h"
+
+namespace tessera {
+
+/// Pinned memory of a host for values of any length, taken as it is needed and used again for values that are no larger; so a steady loop
+/// takes none.
+class PinnedBlocks {
+ public:
+  /// And the last copy from or to it; null: there was none.
+  struct Block {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes = 0;
+    std::shared_ptr<DeviceKernels::Mark> last;
+  };
+
+  /// The smallest that is large enough. Its last copy may still be under way.
+  Block take(DeviceKernels& kernels, std::size_t bytes) {
+    auto best = idle_.end();
+    for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+      if (block->bytes < bytes) continue;
+      if (best == idle_.end() || block->bytes < best->bytes) best = block;
+    }
+    if (best == idle_.end()) return {kernels.pinned_memory(bytes), bytes, nullptr};
+    Block block = std::move(*best);
+    idle_.erase(best);
+    return block;
+  }
+  void give_back(Block block) { idle_.push_back(std::move(block)); }
+  /// Waits for the copies of those that are not in use, and gives their memory back.
+  void clear() {
+    for (const Block& block : idle_) {
+      if (block.last) block.last->wait();
+    }
+    idle_.clear();
+  }
+
+ private:
+  std::vector<Block> idle_;
+};
+
+}  // namespace tessera

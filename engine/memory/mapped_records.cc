@@ -1,0 +1,73 @@
+#include "engine/memory/mapped_records.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace tessera {
+
+MappedRecords::MappedRecords(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, std::int64_t held,
+                             bool are_in_files)
+    : records_(std::move(records)),
+      kernels_(kernels),
+      held_(static_cast<std::size_t>(held)),
+      are_in_files_(are_in_files) {
+  records_->before_visits([this] { settle(); });
+  if (are_in_files_) return;
+  for (std::int64_t record = 0; record < records_->records(); ++record) {
+    places_.push_back(records_->hold(record).data());
+    records_->let_go(record);  // where it lies it stays
+  }
+}
+
+MappedRecords::~MappedRecords() {
+  records_->before_visits(nullptr);
+  try {
+    settle();
+  } catch (const std::exception& error) {
+    log_error(std::string("records that the GPU changes: ") + error.what());
+  }
+}
+
+void MappedRecords::begin_pass(std::span<const std::int64_t> order) {
+  if (!are_in_files_) return;
+  settle();
+  records_->begin_pass(order);
+}
+
+std::byte* MappedRecords::use(std::int64_t record) {
+  if (!are_in_files_) return places_[static_cast<std::size_t>(record)];
+  if (current_ && used_.back().record == record) return current_;
+  close();
+  if (used_.size() == held_) let_go_oldest();
+  current_ = records_->hold(record).data();
+  used_.push_back({record, nullptr});
+  return current_;
+}
+
+void MappedRecords::end_pass() {
+  close();
+  passed_ = kernels_.mark();
+  if (are_in_files_) records_->end_pass();
+}
+
+void MappedRecords::close() {
+  if (std::exchange(current_, nullptr)) used_.back().done = kernels_.mark();
+}
+
+void MappedRecords::let_go_oldest() {
+  used_.front().done->wait();
+  const std::int64_t record = used_.front().record;
+  used_.pop_front();
+  records_->let_go(record);
+}
+
+void MappedRecords::settle() {
+  close();
+  while (!used_.empty()) let_go_oldest();
+  if (const auto passed = std::exchange(passed_, nullptr)) passed->wait();
+}
+
+}  // namespace tessera

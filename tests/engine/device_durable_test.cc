@@ -1,0 +1,109 @@
+// "durable" on an emulated GPU: a run that ends goes on from its last commit with the bits of a run that nothing happened to, wherever its
+// state lies; and training goes on beside a commit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "tessera/durable.h"
+#include "tessera/error.h"
+#include "tests/support/durable_runs.h"
+#include "tests/support/long_tests.h"
+#include "tests/support/offloaded.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Where state lies, by tier: none, or a share of each kind.
+struct Lying {
+  const char* name;
+  OffloadedState parameters, states;
+  OffloadedStep step = OffloadedStep::kGpu;
+};
+constexpr Lying kLying[] = {{"in memory", {}, {}},
+                            {"states on the host", {}, {Tier::kHost, 0.5}},
+                            {"by the CPU", {}, {Tier::kHost, 1}, OffloadedStep::kCpu},
+                            {"states in files", {}, {Tier::kNvme, 0.6}},
+                            {"parameters on the host", {Tier::kHost, 0.6}, {}},
+                            {"all by the CPU", {Tier::kHost, 1}, {Tier::kHost, 1}, OffloadedStep::kCpu},
+                            {"all in files", {Tier::kNvme, 1}, {Tier::kNvme, 1}}};
+
+Strategy below(Strategy strategy, const Lying& lying) {
+  OffloadConfig& offload = strategy.offload;
+  const bool releases = strategy.strategy == ShardingStrategy::kFullShard;
+  if (releases) offload.parameters = lying.parameters;
+  offload.moments = lying.states;
+  if (strategy.mixed_precision.param != DType::kF32) offload.masters = lying.states;
+  if (lying.states.tier == Tier::kHost) offload.step = lying.step;
+  if (offload.is_used()) offload.record_bytes = 4096;
+  if (offload.uses_files()) {
+    offload.paths = {std::filesystem::temp_directory_path().string()};
+    offload.cache_bytes = 10000;
+  }
+  return strategy;
+}
+
+TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
+  const EmulatedGpus gpus;
+  for (const Kept& kept : sampled_kept()) {
+    for (const ShardingStrategy kind : kThree) {
+      for (const Lying& lying : kLying) {
+        if (lying.parameters.tier != Tier::kMemory && kind != ShardingStrategy::kFullShard) continue;
+        for (const auto& [model, ranks] : {std::pair(kWide, 1), {kAwkward, 2}}) {
+          const TestFolder folder;
+          const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", " + lying.name;
+          const TinyOptions& options = model;
+          run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
+            expect_goes_on(mesh, below(strategy_of(kept, kind), lying), options, folder.path(), what);
+          });
+        }
+      }
+    }
+  }
+}
+
+/// A commit reads what is there when it begins, while the next step is computed.
+TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
+  const EmulatedGpus gpus;
+  for (const Lying& lying : kLying) {
+    const TestFolder folder;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy plain = below(strategy_of(kKept[2], ShardingStrategy::kFullShard), lying);
+      const Strategy durable = made_durable(plain, folder.path());
+      const Values wanted = trained(mesh, plain, 5, kWide);
+      {
+        Session session(mesh, durable, kWide);
+        EXPECT_EQ(session.engine.plan().use, session.engine.allocated()) << lying.name;
+        EXPECT_EQ(train_durably(session, 0, 5), 5);
+        session.engine.backward(session.loss(5));
+      }
+      Session next(mesh, durable, kWide);
+      ASSERT_TRUE(resume_durable(next.engine).has_value()) << lying.name;
+      EXPECT_TRUE(all_same_bits(next.values(), wanted)) << lying.name;
+    });
+  }
+}
+
+TEST(DeviceDurable, WhatTheCpuCommittedIsRefused) {
+  const TestFolder folder;
+  const Strategy durable = made_durable(strategy_of(kKept[2], ShardingStrategy::kFullShard), folder.path());
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Session session(mesh, durable, kWide);
+    train_durably(session, 0, 2);
+  });
+  const EmulatedGpus gpus;
+  EXPECT_THAT(error_of([&] {
+                run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) { const Session session(mesh, durable, kWide); });
+              }),
+              HasSubstr("its model, strategy or number of ranks is another one"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

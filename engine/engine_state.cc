@@ -243,7 +243,7 @@ void Engine::State::set_up() {
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {
     if (memory.parameter_records && device.is_queued) {
-      shards = std::make_unique<DeviceShards>(plan, units, memory.parameter_records, *accelerator.kernels);
+      shards = std::make_unique<DeviceShards>(plan, units, memory.parameter_records, *accelerator.kernels, mesh.rank());
     } else if (memory.parameter_records) {
       shards = std::make_unique<ShardRecords>(memory.parameter_records);
     }

@@ -52,8 +52,8 @@ Residency::~Residency() {
     if (is_coming_[unit->index] == 0) continue;
     try {
       source_->finish(*unit);
-    } catch (const Error& error) {
-      log_error("unit " + unit->name + ": " + error.message());
+    } catch (const std::exception& error) {
+      log_error("unit " + unit->name + ": " + error.what());
     }
   }
   if (std::uncaught_exceptions() == exceptions_at_start_) {

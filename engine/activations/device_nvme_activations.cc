@@ -1,6 +1,5 @@
 #include "engine/activations/device_nvme_activations.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -43,16 +42,23 @@ ActivationTier::Id DeviceNvmeActivations::put(const c10::Storage& storage, std::
 /// When the copy has been, so nothing need come after it.
 void DeviceNvmeActivations::spill_oldest() {
   Value& value = values_.at(leaving_.front());
+  value.block.last->wait();
   leaving_.pop_front();
-  std::exchange(value.block.last, nullptr)->wait();
   value.leaving = {};
+  value.block.last = nullptr;
   PinnedBlocks::Block block = std::exchange(value.block, {});
   value.spilled = value_or_throw(spill_->put({block.memory.get(), value.bytes}));
   idle_.give_back(std::move(block));
 }
 
-/// Begins to. REQUIRES: it is in the spill.
+/// It is not where putting it there failed, which is an error already.
+void DeviceNvmeActivations::expect_spilled(const Value& value) {
+  if (!value.spilled) throw Error(ExitCode::kIo, "an activation could not be put on disk, as was said before");
+}
+
+/// Begins to.
 void DeviceNvmeActivations::bring_back(Value& value) {
+  expect_spilled(value);
   value.block = idle_block(value.bytes);
   throw_if_error(spill_->get(*value.spilled, {value.block.memory.get(), value.bytes}));
   const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
@@ -77,6 +83,7 @@ StoredBytes DeviceNvmeActivations::get(Id id) {
   counts_.bytes_got += static_cast<std::int64_t>(value.bytes);
   if (value.leaving.storage) return value.leaving;
   if (!kernels_) {
+    expect_spilled(value);
     const at::Tensor on_host = bytes_on(c10::Device(c10::kCPU), value.phase + value.bytes);
     auto* const data = static_cast<std::byte*>(on_host.mutable_data_ptr()) + value.phase;
     throw_if_error(spill_->get(*value.spilled, {data, value.bytes}));
@@ -108,6 +115,7 @@ void DeviceNvmeActivations::drop(Id id) {
 }
 
 void DeviceNvmeActivations::close() {
+  kernels_ = nullptr;
   while (!leaving_.empty()) spill_oldest();
   for (auto& [id, value] : values_) {
     if (!value.coming.storage) continue;
@@ -116,7 +124,6 @@ void DeviceNvmeActivations::close() {
     value.coming = {};
   }
   idle_.clear();
-  kernels_ = nullptr;
 }
 
 ActivationCounts DeviceNvmeActivations::counts() const { return with_disk(counts_, spill_->counters()); }

@@ -46,6 +46,7 @@ class DeviceNvmeActivations final : public ActivationTier {
   };
 
   void spill_oldest();
+  static void expect_spilled(const Value& value);
   void bring_back(Value& value);
   StoredBytes take(Value& value);
   PinnedBlocks::Block idle_block(std::size_t bytes);

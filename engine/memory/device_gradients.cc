@@ -32,6 +32,10 @@ DeviceGradients::DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* fil
 DeviceGradients::~DeviceGradients() {
   try {
     if (last_) last_->wait();
+    for (const Entry& each : entries_) {
+      if (each.came) each.came->wait();
+    }
+    for (const Leaving& each : leaving_) each.mark->wait();
   } catch (const std::exception& error) {
     log_error(std::string("gradients on their way from the GPU: ") + error.what());
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/memory/pinned_memory.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/device/device_memory.h"
 #include "sharding/unrecorded.h"
@@ -12,25 +13,37 @@
 namespace tessera {
 
 DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-                           std::shared_ptr<StateRecords> records, DeviceKernels& kernels)
+                           std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank)
     : records_(std::move(records)),
       kernels_(kernels),
+      take_memory_(pinned_memory_of(kernels, rank, "parameters on their way to the GPU")),
       are_in_files_(!plan.parameters_on_host()),
       piece_bytes_(static_cast<std::size_t>(plan.upload_piece_bytes())),
       coming_(units.size()) {
   for (std::int64_t i = 0; i < plan.upload_pieces(); ++i) {
-    pieces_.push_back({kernels_.pinned_memory(piece_bytes_), nullptr});
+    pieces_.push_back({take_memory_(piece_bytes_), nullptr});
     pinned_bytes_ += plan.upload_piece_bytes();
   }
-  for (std::int64_t record = 0; !are_in_files_ && record < records_->records(); ++record) {
+  if (are_in_files_) return;  // copies do not read records, but pieces
+  records_->before_visits(this, [this] { settle(); });
+  for (std::int64_t record = 0; record < records_->records(); ++record) {
     places_.push_back(records_->hold(record).data());
     records_->let_go(record);  // where it lies it stays
   }
 }
 
+/// Copies pass in the order in which they were queued.
+void DeviceShards::settle() {
+  for (const Coming& unit : coming_) {
+    for (const auto& copy : unit.copies) copy->wait();
+  }
+  if (const auto last = std::exchange(last_, nullptr)) last->wait();
+}
+
 DeviceShards::~DeviceShards() {
+  records_->before_visits(this, nullptr);
   try {
-    if (last_) last_->wait();
+    settle();
   } catch (const std::exception& error) {
     log_error(std::string("parameters on their way to the GPU: ") + error.what());
   }
@@ -87,7 +100,7 @@ void DeviceShards::read(const FlatGroup& group, std::byte* memory) {
 std::size_t DeviceShards::take_piece() {
   auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
   if (idle == pieces_.end()) {
-    pieces_.push_back({kernels_.pinned_memory(piece_bytes_), nullptr});
+    pieces_.push_back({take_memory_(piece_bytes_), nullptr});
     pinned_bytes_ += static_cast<std::int64_t>(piece_bytes_);
     idle = std::prev(pieces_.end());
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/memory/state_records.h"
+#include "offload/aligned_memory.h"
 #include "optim/device_kernels.h"
 #include "sharding/layout/memory_plan.h"
 #include "sharding/shard_source.h"
@@ -24,7 +25,7 @@ class DeviceShards final : public ShardSource {
  public:
   /// `kernels` outlive this. `rank`: for errors.
   DeviceShards(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
-               std::shared_ptr<StateRecords> records, DeviceKernels& kernels);
+               std::shared_ptr<StateRecords> records, DeviceKernels& kernels, int rank);
   /// Waits for the copies under way; a failure is logged.
   ~DeviceShards() override;
 
@@ -50,11 +51,13 @@ class DeviceShards final : public ShardSource {
   };
 
   Coming& coming(const Unit& unit) { return coming_[static_cast<std::size_t>(unit.index)]; }
+  void settle();
   void read(const FlatGroup& group, std::byte* memory);
   std::size_t take_piece();
 
   const std::shared_ptr<StateRecords> records_;
   DeviceKernels& kernels_;
+  const AlignedMemory::Give take_memory_;
   const bool are_in_files_;
   const std::size_t piece_bytes_;
   std::vector<Coming> coming_;  ///< by unit

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/hash.h"
+#include "engine/memory/pinned_memory.h"
 #include "engine/memory/training_memory.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"
@@ -163,6 +164,7 @@ void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, con
     });
     return;
   }
+  pinned_.push_back(records);
   for (std::int64_t record = 0; record < pool.records; ++record) {
     const std::span<std::byte> bytes = records->hold(record);
     records->let_go(record);  // where it lies it stays
@@ -199,7 +201,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.read_ahead = options.write_behind = static_cast<int>(plan.input().offload.queue_depth);
   options.durable_is_there = last_.has_value();
   options.io.any_thread = true;  // as all records
-  if (kernels) options.memory = [kernels](std::size_t size) { return kernels->pinned_memory(size); };
+  if (kernels) options.memory = pinned_memory_of(*kernels, rank_, "commits");
   image_record_bytes_ = pool.record_bytes;
   image_ = value_or_throw(FileTier::create(options));
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));
@@ -223,16 +225,28 @@ void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> reco
   }
 }
 
-absl::Status DurableFiles::write_image() {
-  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
-    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get_to_overwrite(i));
-    copy_piecewise(i * image_record_bytes_, record,
+/// Of the image's record `index`. What a GPU's driver throws is an error.
+absl::Status DurableFiles::copy_to(std::span<std::byte> record, std::int64_t index) const {
+  try {
+    copy_piecewise(index * image_record_bytes_, record,
                    [&](std::byte* in_record, const std::byte* in_piece, std::size_t bytes, MemoryPlace place) {
                      const bool on_gpu = kernels_ && !place.in_record;
                      if (on_gpu) return kernels_->fetch(in_record, in_piece, bytes);
                      std::memcpy(in_record, in_piece, bytes);
                    });
-    TESSERA_RETURN_IF_ERROR(image_->put_if_changed(i));
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return make_error(ExitCode::kInternal, c10::str(who_, ": what a commit holds cannot be copied: ", error.what()));
+  }
+}
+
+absl::Status DurableFiles::write_image() {
+  for (std::int64_t i = 0; image_ && i < image_->num_records(); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_->get_to_overwrite(i));
+    const absl::Status copied = copy_to(record, i);
+    const absl::Status put = copied.ok() ? image_->put_if_changed(i) : image_->put(i);  // a later commit tries again
+    TESSERA_RETURN_IF_ERROR(copied);
+    TESSERA_RETURN_IF_ERROR(put);
   }
   return absl::OkStatus();
 }
@@ -255,6 +269,7 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
   next_->parts[kAbout] = about_;
   next_->parts[kWeights] = nlohmann::json(weights_).dump();
   try {
+    for (const auto& records : pinned_) records->settle();
     for (const Kind& kind : kinds_) {
       kind.records->between_passes([&](DurableTier& tier) {
         throw_if_error(tier.end_writes());
@@ -301,6 +316,7 @@ void DurableFiles::committed() {
 }
 
 absl::Status DurableFiles::bring_back() {
+  for (const auto& records : pinned_) records->settle();
   if (image_) TESSERA_RETURN_IF_ERROR(image_->return_to(last_->parts[kImage]));
   for (const Kind& kind : kinds_) {
     kind.records->between_passes([&](DurableTier& tier) { throw_if_error(tier.return_to(last_->parts[kind.name])); });

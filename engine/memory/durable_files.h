@@ -105,6 +105,7 @@ class DurableFiles {
   void add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace place);
   void add_records(const std::shared_ptr<StateRecords>& records, const RecordPool& pool, const char* kind);
   absl::Status write(Commit& commit);
+  absl::Status copy_to(std::span<std::byte> record, std::int64_t index) const;
   absl::Status write_image();
   absl::Status read_image();
   template <class Copy>
@@ -126,7 +127,8 @@ class DurableFiles {
   std::unique_ptr<FileTier> image_;
   std::int64_t image_record_bytes_ = 0;
   std::vector<Kind> kinds_;
-  std::future<absl::Status> writer_;  ///< of the thread, which its destructor waits for: so it is last
+  std::vector<std::shared_ptr<StateRecords>> pinned_;  ///< records of the image in pinned memory of a GPU's host
+  std::future<absl::Status> writer_;                   ///< of the thread, which its destructor waits for: so it is last
 };
 
 }  // namespace tessera

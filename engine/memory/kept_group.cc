@@ -85,7 +85,9 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   c10::StorageImpl& storage = *group.storage;
   if (!is_readable) {
     set_refusal(storage, "unit " + kept->unit_name +
-                             (group.parameters_below ? " was put below memory" : " was sharded") +
+                             (plan.parameters_on_host() ? " was put in its GPU's host's memory"
+                              : group.parameters_below  ? " was put on disk"
+                                                        : " was sharded") +
                              " by an Engine that is gone. hint: the next Engine over this module takes the "
                              "values; to read them, make a tessera::Gathered while an Engine lives");
   }

@@ -14,7 +14,7 @@ MappedRecords::MappedRecords(std::shared_ptr<StateRecords> records, DeviceKernel
       kernels_(kernels),
       held_(static_cast<std::size_t>(held)),
       are_in_files_(are_in_files) {
-  records_->before_visits([this] { settle(); });
+  records_->before_visits(this, [this] { settle(); });
   if (are_in_files_) return;
   for (std::int64_t record = 0; record < records_->records(); ++record) {
     places_.push_back(records_->hold(record).data());
@@ -23,7 +23,7 @@ MappedRecords::MappedRecords(std::shared_ptr<StateRecords> records, DeviceKernel
 }
 
 MappedRecords::~MappedRecords() {
-  records_->before_visits(nullptr);
+  records_->before_visits(this, nullptr);
   try {
     settle();
   } catch (const std::exception& error) {

@@ -7,6 +7,11 @@
 
 namespace tessera {
 
+void StateRecords::before_visits(const void* owner, std::function<void()> settle) {
+  before_visits_.erase(owner);
+  if (settle) before_visits_[owner] = std::move(settle);
+}
+
 void StateRecords::begin_pass(std::span<const std::int64_t> order) {
   const std::lock_guard lock(mutex_);
   close();
@@ -33,7 +38,7 @@ void StateRecords::end_pass() {
 }
 
 void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
-  if (before_visits_) before_visits_();
+  settle();
   const std::lock_guard lock(mutex_);
   if (record != open_) open(record);
   changed_ = changed_ || updates;
@@ -54,7 +59,7 @@ void StateRecords::let_go(std::int64_t record) {
 }
 
 void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {
-  if (before_visits_) before_visits_();
+  settle();
   const std::lock_guard lock(mutex_);
   if (record == open_) close();
   throw_if_error(tier_->start_copy(record, memory, tag));
@@ -66,7 +71,7 @@ void StateRecords::end_copies(std::uint64_t tag) {
 }
 
 void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
-  if (before_visits_) before_visits_();
+  settle();
   const std::lock_guard lock(mutex_);
   close();
   body(*durable_);

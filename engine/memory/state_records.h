@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,8 +46,13 @@ class StateRecords {
   /// bytes.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// `settle` is called before the host uses a record: by what holds records for a device (StateStream, MappedRecords). Null: nothing is.
-  void before_visits(std::function<void()> settle) { before_visits_ = std::move(settle); }
+  /// `settle` is called before the host uses a record: by `owner`, which holds records for a device (StateStream, MappedRecords,
+  /// DeviceShards). Null: nothing more is.
+  void before_visits(const void* owner, std::function<void()> settle);
+  /// Waits for the device, as before a visit: then memory of records that stay where they lie may be used.
+  void settle() {
+    for (const auto& [owner, settle_one] : before_visits_) settle_one();
+  }
   /// The record's memory, as many bytes as it has, until it is let go, after which it counts as changed. In a pass its next records
   /// are read ahead. Between the two nobody visits it. Throws as `visit`. REQUIRES: no more are held than the tier allows.
   std::span<std::byte> hold(std::int64_t record);
@@ -81,7 +87,7 @@ class StateRecords {
   const std::unique_ptr<RecordTier> tier_;
   const std::int64_t read_ahead_;
   DurableTier* const durable_;
-  std::function<void()> before_visits_;
+  std::map<const void*, std::function<void()>> before_visits_;  ///< by owner
   std::mutex mutex_;
   std::int64_t open_ = kNone;
   bool changed_ = false;

@@ -19,11 +19,11 @@ StateStream::StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& k
       made_(kernels.mark()),
       back_(static_cast<std::size_t>(slots.count)),
       last_use_(static_cast<std::size_t>(records_->records()), -1) {
-  records_->before_visits([this] { settle(); });
+  records_->before_visits(this, [this] { settle(); });
 }
 
 StateStream::~StateStream() {
-  records_->before_visits(nullptr);
+  records_->before_visits(this, nullptr);
   try {
     settle();
   } catch (const std::exception& error) {

@@ -13,6 +13,7 @@
 #include "engine/memory/durable_files.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/master_weights.h"
+#include "engine/memory/pinned_memory.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
 #include "offload/host_tier.h"
@@ -197,22 +198,6 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool
   options.who = "rank " + std::to_string(rank);
   options.give = give;
   return value_or_throw(HostTier::create(options));
-}
-
-/// Memory that a GPU copies from and to. Throws tessera::Error (71) where the host has not so much of it.
-AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what) {
-  return [&kernels, rank, what](std::size_t bytes) {
-    try {
-      return kernels.pinned_memory(bytes);
-    } catch (const std::runtime_error& error) {
-      throw Error(
-          ExitCode::kOsResource,
-          c10::str("rank ", rank, ": wanted ", format_bytes(static_cast<std::int64_t>(bytes)),
-                   " of pinned memory of the host for ", what, ": ", error.what(),
-                   ". hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the "
-                   "tier is auto, a higher memory.limit, or \"paths\" on disks"));
-    }
-  };
 }
 
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.

@@ -183,6 +183,7 @@ OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) cons
 void HostUpdate::pass_over(Group& group, Visit visit) {
   if (group.parameter_came) group.parameter_came->wait();
   if (group.sent) group.sent->wait();
+  if (!parameter_records_.empty()) read_->wait();  // gathers of an evaluation, say, read them
   cut(group);
   on_threads(pieces_.size(), host_update_threads(),
              [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });

@@ -169,6 +169,13 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     tell("the CPU there, since memory.limit leaves no room for them on the GPU");
     return OffloadedStep::kCpu;
   }
+  const bool chooses = strategy.offload.masters.tier == Tier::kAuto || strategy.offload.moments.tier == Tier::kAuto;
+  if (chooses && strategy.durable.every > 0) {
+    tell(
+        "the GPU: \"durable\" wants what tier auto leaves there to be the same in each run. hint: \"cpu\" may be "
+        "faster");
+    return OffloadedStep::kGpu;
+  }
   OffloadSpeeds speeds;
   throw_if_error(control.barrier("offload.step").wait());  // so that all measure at once
   measure_copies(*accelerator.kernels, accelerator.device.device, std::min(on_gpu.streamed_bytes(), kMostCopiedBytes),

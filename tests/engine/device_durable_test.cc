@@ -91,6 +91,37 @@ TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   }
 }
 
+/// What moved for them has to be back.
+TEST(DeviceDurable, ACommitRightAfterAveragesWereShownHasTheWeights) {
+  const EmulatedGpus gpus;
+  for (const Lying& lying : kLying) {
+    const TestFolder folder;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy plain = below(strategy_of(kKept[2], ShardingStrategy::kFullShard), lying);
+      plain.ema.decay = 0.5;
+      const Strategy durable = made_durable(plain, folder.path());
+      const auto averages_of = [](Session& session) {
+        const Gathered averages(session.engine, Gathered::kEma);
+        return values_of(*session.model);
+      };
+      Values wanted, wanted_averages;
+      {
+        Session session(mesh, durable, kWide);
+        for (std::size_t i = 0; i < 4; ++i) {
+          session.train(i);
+          wanted_averages = averages_of(session);
+          commit_durable(session.engine);
+        }
+        wanted = session.values();
+      }
+      Session next(mesh, durable, kWide);
+      ASSERT_TRUE(resume_durable(next.engine).has_value()) << lying.name;
+      EXPECT_TRUE(all_same_bits(next.values(), wanted)) << lying.name;
+      EXPECT_TRUE(all_same_bits(averages_of(next), wanted_averages)) << lying.name;
+    });
+  }
+}
+
 TEST(DeviceDurable, WhatTheCpuCommittedIsRefused) {
   const TestFolder folder;
   const Strategy durable = made_durable(strategy_of(kKept[2], ShardingStrategy::kFullShard), folder.path());

@@ -26,6 +26,7 @@ class Contender:
     ranks: int = 1
     transport: str = "nccl"     # Tessera's
     host_step: str = ""         # of Tessera with masters and moments in the host's memory: who updates them, "gpu" or "cpu"
+    host_all: bool = False      # parameters and gradients lie there, too, as with FSDP2's CPUOffloadPolicy
 
 
 def _shared(strategy, ranks):
@@ -45,6 +46,8 @@ CONTENDERS = {contender.name: contender for contender in (
               host_step="gpu"),
     Contender("tessera_host_cpu", "tessera", "Tessera FULL_SHARD, states on the host, updated by the CPU", "FULL_SHARD",
               host_step="cpu"),
+    Contender("tessera_host_all", "tessera", "Tessera FULL_SHARD, all on the host, updated by the CPU", "FULL_SHARD",
+              host_step="cpu", host_all=True),
     *(_shared(strategy, ranks) for strategy in ("NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD") for ranks in (1, 2, 4)),
 )}
 
@@ -56,6 +59,8 @@ def strategy_file(contender, device):
                 "comm": {"transport": contender.transport if device == "cuda" else "auto"}}
     if contender.host_step:
         strategy["offload"] = {"masters": {"tier": "host"}, "moments": {"tier": "host"}, "step": contender.host_step}
+    if contender.host_all:
+        strategy["offload"] |= {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
     return strategy
 
 

@@ -24,7 +24,11 @@ DeviceGradients::DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* fil
     for (const auto& group : unit->groups) {
       if (group->trainable) own.bytes += group->gradient_part.numel * 4;
     }
-    if (unit->index > 0 && own.bytes > 0) own.record = records++;
+    if (unit->index == 0 || own.bytes == 0) continue;
+    own.record = records++;
+    if (files_) continue;
+    own.place = value_or_throw(tier_->get(own.record)).data();
+    throw_if_error(tier_->put(own.record));  // where it lies it stays
   }
   for (int slot = 0; slot < slots_.count; ++slot) free_.push_back(slot);
 }
@@ -60,12 +64,13 @@ void DeviceGradients::give_up_brought() {
   free_.push_back(std::exchange(brought->slot, -1));
 }
 
-std::byte* DeviceGradients::hold(std::int64_t record, bool overwrites) {
-  if (!files_) {
-    std::byte* const memory = value_or_throw(tier_->get(record)).data();
-    throw_if_error(tier_->put(record));  // where it lies it stays
-    return memory;
-  }
+float* DeviceGradients::sums_on_host(const Unit& unit) const {
+  return reinterpret_cast<float*>(entries_[static_cast<std::size_t>(unit.index)].place);
+}
+
+std::byte* DeviceGradients::hold(const Entry& entry, bool overwrites) {
+  if (!files_) return entry.place;
+  const std::int64_t record = entry.record;
   // What leaves may be this one.
   const auto leaves = [&] {
     return std::ranges::any_of(leaving_, [&](const Leaving& each) { return each.record == record; });
@@ -86,7 +91,7 @@ void DeviceGradients::let_go_oldest() {
 
 /// Begins to copy a unit's sums to a slot.
 void DeviceGradients::bring(Entry& entry) {
-  std::byte* const memory = hold(entry.record, /*overwrites=*/false);
+  std::byte* const memory = hold(entry, /*overwrites=*/false);
   if (files_) entry.held = memory;
   take_slot(entry);
   if (entry.left) entry.left->join();
@@ -131,7 +136,7 @@ void DeviceGradients::close(Unit& unit, bool changed) {
   std::shared_ptr<Mark> came = std::exchange(entry.came, nullptr);
   const bool changes = std::exchange(entry.changed, false);
   if (changes) {
-    std::byte* const memory = entry.held ? entry.held : hold(entry.record, /*overwrites=*/true);
+    std::byte* const memory = entry.held ? entry.held : hold(entry, /*overwrites=*/true);
     last_ = kernels_.download(memory, slots_.memory + entry.slot * slots_.bytes, static_cast<std::size_t>(entry.bytes));
     emptied_[slot] = entry.left = last_;
     copied_.to_host += entry.bytes;

@@ -51,6 +51,13 @@ class DeviceGradients final : public GradientStore {
   /// Of a unit that is open; -1 where its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
+  /// Where a unit's sums lie in the host's memory, those of its groups that train one behind the other; null where they lie in files, and of
+  /// the root. They are what `close` took last when `copied_out` has passed, and the host may write them until the next `open`.
+  float* sums_on_host(const Unit& unit) const;
+  const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
+    return entries_[static_cast<std::size_t>(unit.index)].left;
+  }
+
   TierCounters counters() const { return tier_->counters(); }
   /// Copied so far.
   const HostStepBytes& copied() const { return copied_; }
@@ -66,6 +73,7 @@ class DeviceGradients final : public GradientStore {
     int opened = 0;              ///< as often as it has yet to be closed
     int slot = -1;               ///< that is its own
     bool changed = false;        ///< since it was opened
+    std::byte* place = nullptr;  ///< of the record, where it stays
     std::byte* held = nullptr;   ///< the record's memory, while it is copied to the slot; of files alone
     std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined
     std::shared_ptr<Mark> left;  ///< the record's last copy out
@@ -81,7 +89,7 @@ class DeviceGradients final : public GradientStore {
   void take_slot(Entry& entry);
   void give_up_brought();
   void bring(Entry& entry);
-  std::byte* hold(std::int64_t record, bool overwrites);
+  std::byte* hold(const Entry& entry, bool overwrites);
   void let_go_oldest();
   void bring_next();
 

@@ -41,20 +41,22 @@ std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_
 HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                        const TrainingMemory& memory, DeviceKernels& kernels, const LearningRates& rates)
     : memory_(memory.host_copies),
+      gradients_(memory.device_gradients),
       kernels_(kernels),
       elements_(strategy, {}, rates),
       parameter_records_(places_of(memory.parameter_records.get())) {
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : units) {
+    float* sums = gradients_ ? gradients_->sums_on_host(*unit) : nullptr;
     for (const auto& flat : unit->groups) {
       if (!flat->trainable) continue;
       const std::int64_t before = flat->records.before_records();
       const Extent part{flat->optimizer_part.offset + before, flat->optimizer_part.numel - before};
       const Extent on_gpu = intersect(part, {flat->parameter_part.offset, flat->parameter_chunks.before_records()});
-      Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), on_gpu, nullptr, nullptr, {}});
+      Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), on_gpu, nullptr, false, nullptr, {}});
       steps_.resize(steps_.size() + flat->parameters.size());
-      take_copies(group, place);
+      take_copies(group, place, sums);
     }
     first_of_unit_.push_back(groups_.size());
   }
@@ -70,10 +72,17 @@ HostUpdate::~HostUpdate() {
   }
 }
 
-void HostUpdate::take_copies(Group& group, std::byte*& place) const {
+/// `sums`: of the group, where they lie on the host; moves behind them.
+void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) const {
   FlatGroup& flat = *group.group;
-  group.gradient = reinterpret_cast<float*>(place);
-  place += group.part.numel * 4;
+  if (sums) {
+    group.has_sums_here = true;
+    group.gradient = sums + (group.part.offset - flat.gradient_part.offset);
+    sums += flat.gradient_part.numel;
+  } else {
+    group.gradient = reinterpret_cast<float*>(place);
+    place += group.part.numel * 4;
+  }
   group.parameter = place;
   place += group.on_gpu.numel * flat.element_bytes();
   for (std::int64_t record = flat.first_record; record < flat.first_record + flat.records.records(); ++record) {
@@ -87,7 +96,7 @@ void HostUpdate::fetch(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
   for (std::size_t i = first_of_unit_[index]; i < first_of_unit_[index + 1]; ++i) {
     Group& group = groups_[i];
-    if (group.part.numel == 0) continue;
+    if (group.part.numel == 0 || group.has_sums_here) continue;
     const float* const sum = group.group->gradient + (group.part.offset - group.group->gradient_part.offset);
     group.gradient_came = download(group.gradient, sum, group.part.numel * 4);
   }
@@ -121,12 +130,18 @@ void HostUpdate::update(std::size_t index, const UpdateRates& rates) {
   Group& group = groups_[index];
   if (group.runs.empty()) return;
   const Span span("update on the host", group.group->unit->name);
-  TORCH_INTERNAL_ASSERT(group.gradient_came, "unit ", group.group->unit->name, " has no gradients on the host");
-  std::exchange(group.gradient_came, nullptr)->wait();
+  wait_for_gradients(group);
   pass_over(group, [&](const OptimizerSlice& slice, const UpdateRun& run) {
     elements_.update(elements_.optimizer_of(run), slice, rates, run);
   });
   send(group, /*swaps=*/false);
+}
+
+void HostUpdate::wait_for_gradients(Group& group) const {
+  const Unit& unit = *group.group->unit;
+  const auto came = group.has_sums_here ? gradients_->copied_out(unit) : std::exchange(group.gradient_came, nullptr);
+  TORCH_INTERNAL_ASSERT(came, "unit ", unit.name, " has no gradients on the host");
+  came->wait();
 }
 
 void HostUpdate::swap_averages(std::size_t index) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/device_gradients.h"
 #include "engine/memory/training_memory.h"
 #include "engine/step/element_update.h"
 #include "optim/device_kernels.h"
@@ -21,7 +22,8 @@ namespace tessera {
 /// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are masters, or half of them;
 /// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is computed, and marks keep them in order:
 ///
-/// 1. A unit's gradients are copied behind its reduction, in a step's last backward. A sum that changes once more is copied once more;
+/// 1. A unit's gradients are copied behind its reduction, in a step's last backward; those that lie in the host's memory anyway
+///    (DeviceGradients) are used there. A sum that changes once more is copied once more;
 ///    copies to the host pass in the order in which they were queued, so the last one counts.
 /// 2. The host waits for a group's copies before it updates it. It takes groups in the order in which gradients come, the last first.
 /// 3. What is computed from then on waits for the copies of new parameters, and the host for the last such copy of a group before it
@@ -67,6 +69,7 @@ class HostUpdate {
     std::size_t first_parameter = 0;
     Extent on_gpu = {};                ///< of those, the first ones, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< pinned, as all here: [part]
+    bool has_sums_here = false;        ///< they are where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
     std::vector<UpdateRun> runs = {};  ///< of this step
@@ -82,7 +85,8 @@ class HostUpdate {
   using Visit = c10::function_ref<void(const OptimizerSlice& slice, const UpdateRun& run)>;
 
   std::shared_ptr<DeviceKernels::Mark> download(void* pinned, const void* device, std::int64_t bytes);
-  void take_copies(Group& group, std::byte*& place) const;
+  void take_copies(Group& group, std::byte*& place, float*& sums) const;
+  void wait_for_gradients(Group& group) const;
   void cut(const Group& group);
   void cut_by_parameters(const Group& group, Extent extent, std::int64_t chunk, const UpdateRun& run);
   OptimizerSlice slice_of(const Group& group, const Piece& piece) const;
@@ -90,6 +94,7 @@ class HostUpdate {
   void send(Group& group, bool swaps);
 
   const std::shared_ptr<std::byte> memory_;
+  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
   DeviceKernels& kernels_;
   const ElementUpdate elements_;
   std::vector<std::byte*> parameter_records_;  ///< where each lies; empty where none does

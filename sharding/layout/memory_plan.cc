@@ -379,7 +379,9 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
 }
 
 void MemoryPlan::plan_host_step() {
+  steps_on_host_ = true;
   for (const UnitShape& unit : input_.units) {
+    const bool has_sums_on_host = input_.offload.gradients == Tier::kHost && &unit != &input_.units[0];
     for (const GroupShape& group : unit.groups) {
       if (!group.trainable) continue;
       const RecordLayout records = records_of(group);
@@ -389,7 +391,8 @@ void MemoryPlan::plan_host_step() {
       const std::int64_t on_gpu = intersect({part.offset + records.before_records(), numel},
                                             {parameters_part.offset, parameter_chunks_of(group).before_records()})
                                       .numel;
-      const std::int64_t gradients = 4 * numel, parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
+      const std::int64_t gradients = has_sums_on_host ? 0 : 4 * numel;
+      const std::int64_t parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
       host_copies_bytes_ += gradients + parameters;
       host_step_.to_host += gradients + (holds_masters(input_.master, group.dtype) ? parameters : 0);
       host_step_.to_gpu += parameters;

@@ -186,9 +186,9 @@ class MemoryPlan {
   /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU, and where the host's CPU updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
-  bool steps_on_host() const { return host_copies_bytes_ > 0; }
+  bool steps_on_host() const { return steps_on_host_; }
   const HostStepBytes& host_step() const { return host_step_; }
-  /// Of its host's pinned memory: gradients of what has records, and parameters of as many elements.
+  /// Of its host's pinned memory: gradients and parameters of what has records, but for those that lie there anyway.
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
@@ -269,6 +269,7 @@ class MemoryPlan {
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
   HostStepBytes host_step_, gradient_copies_;
   std::int64_t host_copies_bytes_ = 0;
+  bool steps_on_host_ = false;
   DiskUse disk_;
 };
 

@@ -162,11 +162,13 @@ TEST(DeviceGradients, MemoryAndTrafficAreThePlans) {
           if (lying.is_in_files()) expect_planned_disk_traffic(session, what);
           if (!lying.is_in_files()) session.train(0);
           for (std::size_t i = 0; i < 3; ++i) {
-            const HostStepBytes before = session.engine.traffic().gradients;
+            const TrafficCounts before = session.engine.traffic();
             session.train(i);
-            const HostStepBytes after = session.engine.traffic().gradients;
-            EXPECT_EQ(after.to_host - before.to_host, plan.gradients.to_host) << what;
-            EXPECT_EQ(after.to_gpu - before.to_gpu, plan.gradients.to_gpu) << what;
+            const TrafficCounts after = session.engine.traffic();
+            EXPECT_EQ(after.gradients.to_host - before.gradients.to_host, plan.gradients.to_host) << what;
+            EXPECT_EQ(after.gradients.to_gpu - before.gradients.to_gpu, plan.gradients.to_gpu) << what;
+            EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+            EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
           }
           EXPECT_EQ(plan.use, session.engine.allocated()) << what;
         });

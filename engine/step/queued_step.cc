@@ -65,7 +65,8 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       mapped_(mapped_of(plan, memory, kernels_)),
       gradients_(memory.device_gradients),
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
-      totals_(norm_totals(units, ranks_with_parts_.size())) {
+      totals_(norm_totals(units, ranks_with_parts_.size())),
+      memory_(device_.device) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
   request_.rule = rules_.rule();
   request_.numbers = rules_.numbers();
@@ -86,7 +87,9 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
   fill_group_numbers();
-  plan_norm();
+  std::vector<FlatGroup*> flat_groups;
+  for (const Group& g : groups_) flat_groups.push_back(g.group);
+  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), gradients_, kernels_, device_.device);
   if (plan.steps_on_host()) {
     host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels_, rates_);
     if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
@@ -122,28 +125,14 @@ void QueuedStep::plan_message() {
   message_bytes_ = sums_offset_ + totals_.most_sums() * sizeof(double);
 }
 
-template <class T>
-T* QueuedStep::take(std::size_t count) {
-  const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
-  return reinterpret_cast<T*>(
-      memory_.emplace_back(Arena::plain("the step's tables", bytes, device_.device)).take(bytes));
-}
-
-template <class T>
-T* QueuedStep::put(std::span<const T> values) {
-  T* const place = take<T>(values.size());
-  write_state(place, values.data(), static_cast<std::int64_t>(values.size_bytes()), device_.device);
-  return place;
-}
-
 void QueuedStep::allocate(const LossScalerState& scaler) {
-  message_ = take<std::byte>(message_bytes_);
+  message_ = memory_.take<std::byte>(message_bytes_);
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
-  messages_ = ranks == 1 ? message_ : take<std::byte>(ranks * message_bytes_);
+  messages_ = ranks == 1 ? message_ : memory_.take<std::byte>(ranks * message_bytes_);
 
   DeviceDecision first{};
   first.scaler = scaler;
-  tables_.decision = put<DeviceDecision>({&first, 1});
+  tables_.decision = memory_.put<DeviceDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
   loss_ = at::from_blob(message_ + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   loss_scale_ = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
@@ -165,7 +154,7 @@ void QueuedStep::fill_tables() {
       const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
       begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
     }
-    g.run.begins = put<ParameterBegin>(begins);  // which those of its records get with it
+    g.run.begins = memory_.put<ParameterBegin>(begins);  // which those of its records get with it
   }
   StepTables& t = tables_;
   t.ranks = axes_->world->size();
@@ -175,18 +164,18 @@ void QueuedStep::fill_tables() {
   t.tensors = static_cast<int>(totals_.tensors());
   t.message_bytes = message_bytes_;
   t.sums_offset = sums_offset_;
-  t.group = put<StepGroup>(groups);
-  t.part_ranks = put<std::int32_t>(ranks_with_parts_);
-  t.links = put<NormLink>(totals_.links());
-  t.first_link = put<std::uint32_t>(totals_.first_link());
+  t.group = memory_.put<StepGroup>(groups);
+  t.part_ranks = memory_.put<std::int32_t>(ranks_with_parts_);
+  t.links = memory_.put<NormLink>(totals_.links());
+  t.first_link = memory_.put<std::uint32_t>(totals_.first_link());
   t.messages = messages_;
-  t.link_scratch = take<double>(totals_.links().size());
-  t.squares = take<double>(totals_.tensors());
-  t.sum_of_squares = take<double>(1);
-  t.used = take<std::uint8_t>(parameters_);
-  t.is_uniform = take<std::uint8_t>(groups_.size());
-  t.constants = take<RuleConstants>(parameters_);
-  t.steps = take<std::int64_t>(parameters_);
+  t.link_scratch = memory_.take<double>(totals_.links().size());
+  t.squares = memory_.take<double>(totals_.tensors());
+  t.sum_of_squares = memory_.take<double>(1);
+  t.used = memory_.take<std::uint8_t>(parameters_);
+  t.is_uniform = memory_.take<std::uint8_t>(groups_.size());
+  t.constants = memory_.take<RuleConstants>(parameters_);
+  t.steps = memory_.take<std::int64_t>(parameters_);
 }
 
 /// Of parameter groups (OptimizerConfig::groups), where there are some.
@@ -205,59 +194,10 @@ void QueuedStep::fill_group_numbers() {
       number.push_back(static_cast<std::uint32_t>(parameter.group + 1));
     }
   }
-  tables_.group_numbers = put<GroupNumbers>(numbers);
-  tables_.group_number = put<std::uint32_t>(number);
-  tables_.group_lr = group_lr_ = take<double>(numbers.size());
+  tables_.group_numbers = memory_.put<GroupNumbers>(numbers);
+  tables_.group_number = memory_.put<std::uint32_t>(number);
+  tables_.group_lr = group_lr_ = memory_.take<double>(numbers.size());
   for (InFlight& slot : ring_) slot.rates = kernels_.pinned_memory(numbers.size() * sizeof(double));
-}
-
-/// Prepares the sums of the norm: which elements this rank adds up in each step. The sums go into its message.
-void QueuedStep::plan_norm() {
-  auto* sums = reinterpret_cast<double*>(message_ + sums_offset_);
-  std::vector<NormBuffer> all;
-  std::map<const Unit*, std::vector<NormBuffer>> units;
-  std::map<const Unit*, double*> first_sums;
-  std::size_t most_scratch = 0;
-  for (const Group& g : groups_) {
-    const Unit* const unit = g.group->unit;
-    NormBuffer buffer{g.group->gradient, norm_runs(*g.group, g.group->gradient_part)};
-    if (gradients_) {
-      first_sums.try_emplace(unit, sums);
-      sums += NormSums(buffer.runs).count();
-      units[unit].push_back(buffer);
-      most_scratch = std::max(most_scratch, norm_scratch_count(units[unit]));
-    }
-    all.push_back(std::move(buffer));
-  }
-  if (!gradients_) {
-    norm_ = put(norm_launch(all, sums, take<double>(norm_scratch_count(all))));
-    return;
-  }
-  auto* const scratch = take<double>(most_scratch);  // of one unit after the other
-  for (auto& [unit, buffers] : units) {
-    const auto index = static_cast<std::size_t>(unit->index);
-    unit_norms_.resize(std::max(unit_norms_.size(), index + 1));
-    const DeviceGradients::Slots& slots = gradients_->slots();
-    for (std::int64_t slot = 0; slot < (index == 0 ? 1 : slots.count); ++slot) {
-      const auto* place = reinterpret_cast<const float*>(slots.memory + slot * slots.bytes);
-      for (std::size_t i = 0, group = 0; index > 0 && i < unit->groups.size(); ++i) {
-        if (!unit->groups[i]->trainable) continue;
-        buffers[group++].values = place;
-        place += unit->groups[i]->gradient_part.numel;
-      }
-      unit_norms_[index].push_back(put(norm_launch(buffers, first_sums.at(unit), scratch)));
-    }
-  }
-}
-
-NormTables QueuedStep::put(const NormLaunch& launch) {
-  NormTables tables;
-  tables.nodes = put<NormTileNode>(launch.nodes);
-  tables.first_node = put<std::uint32_t>(launch.first_node);
-  tables.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
-  tables.spans = put<NormSpan>(launch.spans);
-  tables.span_count = static_cast<std::uint32_t>(launch.spans.size());
-  return tables;
 }
 
 void QueuedStep::add_loss(const at::Tensor& loss, std::int64_t microbatches) {
@@ -386,9 +326,7 @@ void QueuedStep::expect_update(std::span<const int>) {
 }
 
 void QueuedStep::reduced(const Unit& unit) {
-  const auto index = static_cast<std::size_t>(unit.index);
-  if (sums_are_steps_ && index < unit_norms_.size() && !unit_norms_[index].empty())
-    kernels_.norm(unit_norms_[index][static_cast<std::size_t>(std::max(gradients_->slot_of(unit), 0))]);
+  if (sums_are_steps_) norm_->add(unit);
   if (host_) host_->fetch(unit);
 }
 
@@ -431,7 +369,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
     known_used_.assign(used, used + parameters_);
   }
   send_host_part(slot, local);
-  if (!gradients_) kernels_.norm(norm_);
+  norm_->finish();
   uploaded_->join();
   if (messages_ != message_) {
     const Timed timed(&exposed_);

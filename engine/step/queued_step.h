@@ -15,9 +15,11 @@
 #include "engine/memory/state_stream.h"
 #include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
+#include "engine/step/device_tables.h"
 #include "engine/step/host_update.h"
 #include "engine/step/learning_rates.h"
 #include "engine/step/publisher.h"
+#include "engine/step/queued_norm.h"
 #include "engine/step/step.h"
 #include "engine/step/step_agreement.h"
 #include "engine/step/step_outcome.h"
@@ -95,8 +97,6 @@ class QueuedStep final : public Step {
   void allocate(const LossScalerState& scaler);
   void fill_tables();
   void fill_group_numbers();
-  void plan_norm();
-  NormTables put(const NormLaunch& launch);
   void begin_gradients();
   bool needs_gradients(const Group& group) const;
   void hold_gradients(const Group& group);
@@ -112,10 +112,6 @@ class QueuedStep final : public Step {
   void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
-  template <class T>
-  T* take(std::size_t count);
-  template <class T>
-  T* put(std::span<const T> values);
 
   const MemoryPlan& plan_;
   const std::shared_ptr<const MeshAxes> axes_;
@@ -142,15 +138,14 @@ class QueuedStep final : public Step {
   std::vector<int> ranks_with_parts_;                 ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
-  std::vector<Arena> memory_;  ///< of all that follows
+  DeviceTables memory_;  ///< of all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   StepTables tables_;
-  NormTables norm_;                                  ///< of all gradients that have a place of their own
-  std::vector<std::vector<NormTables>> unit_norms_;  ///< [unit][slot of DeviceGradients]; empty without those
-  bool sums_are_steps_ = false;                      ///< from the beginning of a step's last backward to its end
-  at::Tensor loss_;                                  ///< of `message_`
-  at::Tensor loss_scale_;                            ///< of the decision: a scalar, fp32
+  std::optional<QueuedNorm> norm_;  ///< made with the tables
+  bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end
+  at::Tensor loss_;                 ///< of `message_`
+  at::Tensor loss_scale_;           ///< of the decision: a scalar, fp32
   std::array<InFlight, kMostStepsInFlight> ring_;
   std::unique_ptr<DeviceKernels::Mark> uploaded_, messages_read_;  ///< of the host's part; of the step before
   std::shared_ptr<DeviceKernels::Mark> used_downloaded_;           ///< of the latest step's flags

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/memory/host_view.h"
+#include "sharding/arena.h"
+
+namespace tessera {
+
+/// Small pieces of a device's memory, for what kernels of a step read and write. They live as long as this.
+class DeviceTables {
+ public:
+  explicit DeviceTables(c10::Device device) : device_(device) {}
+
+  /// Zeros.
+  template <class T>
+  T* take(std::size_t count) {
+    const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
+    return reinterpret_cast<T*>(memory_.emplace_back(Arena::plain("the step's tables", bytes, device_)).take(bytes));
+  }
+  /// A copy of `values`.
+  template <class T>
+  T* put(std::span<const T> values) {
+    T* const place = take<T>(values.size());
+    write_state(place, values.data(), static_cast<std::int64_t>(values.size_bytes()), device_);
+    return place;
+  }
+
+ private:
+  const c10::Device device_;
+  std::vector<Arena> memory_;
+};
+
+}  // namespace tessera

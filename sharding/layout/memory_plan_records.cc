@@ -1,0 +1,290 @@
+// The part of a memory plan that lies below memory: records, their slots, and what moves.
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <span>
+
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+namespace {
+
+/// What `bytes` take on a disk.
+std::int64_t in_pages(std::int64_t bytes) { return (bytes + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage; }
+
+std::int64_t sum(std::span<const std::int64_t> bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+}
+
+}  // namespace
+
+RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots) {
+  RecordPool pool;
+  if (bytes.empty()) return pool;
+  pool.records = static_cast<std::int64_t>(bytes.size());
+  pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
+  pool.cached = std::min(cache_bytes / pool.record_bytes, pool.records);
+  pool.slots = std::min(slots, pool.records - pool.cached);
+  use_[MemoryCategory::kRecords] += pool.memory_bytes();
+  disk_.bytes += sum(std::span(bytes).subspan(static_cast<std::size_t>(pool.cached)));
+  return pool;
+}
+
+namespace {
+
+/// Records in pinned memory of a GPU's host.
+RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
+  RecordPool pool;
+  pool.records = static_cast<std::int64_t>(bytes.size());
+  pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
+  pool.pinned_bytes = sum(bytes);
+  return pool;
+}
+
+}  // namespace
+
+/// Records in files that a GPU uses, `held` at once: their slots are memory of its host, and `more` of them for what is read ahead and
+/// written behind.
+RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes,
+                                         std::int64_t held, std::int64_t more) {
+  RecordPool pool = plan_pool(bytes, cache_bytes, more + held);
+  pool.held = held;
+  use_[MemoryCategory::kRecords] -= pool.memory_bytes();
+  return pool;
+}
+
+/// Records that go through a GPU: on their way from its host's memory and back they have slots on the GPU. Those in files have slots
+/// on the host too: while they are on the GPU, read ahead, or written behind.
+RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
+  if (bytes.empty()) return {};
+  const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
+  const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
+  const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
+  RecordPool pool =
+      on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache_bytes, under_way, 2 * input_.offload.queue_depth);
+  pool.device_slots = stays ? 0 : under_way;
+  use_[MemoryCategory::kRecords] += pool.device_bytes();
+  use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
+  if (stays) {
+    plan_host_step();
+  } else {
+    streamed_bytes_ = sum(bytes);
+  }
+  return pool;
+}
+
+void MemoryPlan::plan_host_step() {
+  steps_on_host_ = true;
+  for (const UnitShape& unit : input_.units) {
+    const bool has_sums_on_host = input_.offload.gradients == Tier::kHost && &unit != &input_.units[0];
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      const RecordLayout records = records_of(group);
+      const std::int64_t numel = records.numel() - records.before_records();
+      const Extent part = owned(input_.placement.optimizer, input_.mesh, group.layout.numel());
+      const Extent parameters_part = owned(input_.placement.parameters, input_.mesh, group.layout.numel());
+      const std::int64_t on_gpu = intersect({part.offset + records.before_records(), numel},
+                                            {parameters_part.offset, parameter_chunks_of(group).before_records()})
+                                      .numel;
+      const std::int64_t gradients = has_sums_on_host ? 0 : 4 * numel;
+      const std::int64_t parameters = on_gpu * static_cast<std::int64_t>(size_of(group.dtype));
+      host_copies_bytes_ += gradients + parameters;
+      host_step_.to_host += gradients + (holds_masters(input_.master, group.dtype) ? parameters : 0);
+      host_step_.to_gpu += parameters;
+    }
+  }
+  use_[MemoryCategory::kHostRecords] += host_copies_bytes_;
+}
+
+bool MemoryPlan::has_whole_records() const {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (group.trainable && !records_of(group).are_whole()) return false;
+    }
+  }
+  return true;
+}
+
+/// A pass over records reads all but those still in the slots from the last pass, and writes all that it changes. Passes go forward and
+/// backward by turns, and with `updates_twice` all do in every step.
+void MemoryPlan::plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes) {
+  std::vector<std::int64_t> all = records.elements;
+  all.insert(all.end(), records.matrices.begin(), records.matrices.end());
+  const auto slots = static_cast<std::size_t>(pool.slots);
+  const auto there_and_back = [&](std::span<const std::int64_t> moving) {
+    const std::size_t held = std::min(slots, moving.size());
+    // Updates in backward, and those of gradients on disk, always go the same way, so they find in the slots all records or none.
+    const bool finds_none = (input_.updates_in_backward || gradients_below()) && held < moving.size();
+    return 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
+  };
+  if (!records.once_backward) {
+    const std::span<const std::int64_t> again = input_.updates_twice ? all : records.matrices;
+    disk_.read_in_two_steps += there_and_back(all) + there_and_back(again);
+    disk_.written_in_two_steps += 2 * (sum(all) + (first_pass_writes ? sum(again) : 0));
+    return;
+  }
+  // Two steps: elements forward, matrices backward, matrices backward, elements backward.
+  const std::span<const std::int64_t> elements = records.elements, matrices = records.matrices;
+  std::int64_t found = sum(elements.first(std::min(slots, elements.size())));
+  if (matrices.size() <= slots) {
+    found += sum(matrices) + sum(elements.last(std::min(slots - matrices.size(), elements.size())));
+  }
+  if (all.size() <= slots) found += sum(matrices);
+  disk_.read_in_two_steps += 2 * sum(all) - found;
+  disk_.written_in_two_steps += 2 * sum(all);
+}
+
+void MemoryPlan::plan_parameter_records() {
+  std::vector<std::int64_t> bytes, gathers;
+  std::vector<char> of_matrices;  // of those that train
+  for (const bool trains : {true, false}) {
+    for (std::size_t i = 0; i < input_.units.size(); ++i) {
+      for (const GroupShape& group : input_.units[i].groups) {
+        if (group.trainable != trains) continue;
+        const Chunks chunks = parameter_chunks_of(group);
+        for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+          bytes.push_back(chunks.chunk(chunk).numel * static_cast<std::int64_t>(size_of(group.dtype)));
+          gathers.push_back(gathers_in_step(i));
+          if (trains) of_matrices.push_back(group.matrices.empty() ? 0 : 1);
+        }
+      }
+    }
+  }
+  if (bytes.empty()) return;
+  if (input_.is_queued) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
+    parameter_records_ = plan_uploaded_pool(bytes);
+    if (parameters_on_host()) return;
+  } else {
+    parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes, slots_of_queue());
+  }
+  UpdatedRecords updated;
+  for (auto i = static_cast<std::size_t>(parameter_records_.cached); i < of_matrices.size(); ++i) {
+    (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
+  }
+  updated.once_backward = !updated.matrices.empty();
+  plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
+  for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
+    disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
+  }
+}
+
+/// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
+RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes) {
+  if (input_.offload.parameters.tier == Tier::kHost) {
+    const RecordPool pool = pinned_pool(bytes);
+    use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
+    return pool;
+  }
+  const std::int64_t held = std::min(slots_of_queue(), std::ssize(bytes));
+  const RecordPool pool = plan_files_of_gpu(bytes, input_.offload.cache_bytes, held, 2 * input_.offload.queue_depth);
+  for (const UnitShape& unit : input_.units) {
+    std::int64_t in_files = 0;
+    for (const GroupShape& group : unit.groups) {
+      const Chunks chunks = parameter_chunks_of(group);
+      in_files += (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
+    }
+    upload_piece_bytes_ = std::max(upload_piece_bytes_, in_files);
+  }
+  use_[MemoryCategory::kHostRecords] += pool.memory_bytes() + upload_pieces() * upload_piece_bytes_;
+  return pool;
+}
+
+std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const { return in_pages(sum_bytes_of(unit)); }
+
+/// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through
+/// them from the first unit on, which finds in the slots what backward left there.
+void MemoryPlan::plan_gradient_records() {
+  std::vector<std::int64_t> bytes, updated;  // in the order of units; of those, what an update reads
+  for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
+    if (unit.trainable_numel() == 0) continue;
+    bytes.push_back(gradient_record_bytes_of(unit));
+    updated.push_back(updates_by_device(unit) ? bytes.back() : 0);
+  }
+  if (input_.is_queued) {
+    const std::int64_t device_slots = std::min(units_under_way() + 1, std::ssize(bytes));
+    const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
+    gradient_records_ = input_.offload.gradients == Tier::kHost
+                            ? pinned_pool(bytes)
+                            : plan_files_of_gpu(bytes, /*cache_bytes=*/0, held, 2 * kGradientsAhead);
+    gradient_records_.device_slots = device_slots;
+    use_[MemoryCategory::kRecords] += gradient_records_.device_bytes();
+    use_[MemoryCategory::kHostRecords] += gradient_records_.memory_bytes();
+    plan_gradient_copies();
+    if (gradient_records_.pinned_bytes > 0) return;
+  } else {
+    gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
+  }
+  const std::int64_t all = sum(bytes), rounds = input_.accumulation;
+  const auto slots = static_cast<std::size_t>(gradient_records_.slots);
+  const std::int64_t again = slots < bytes.size() ? (rounds - 1) * all : 0;
+  disk_.read_in_two_steps += 2 * (again + sum(std::span(updated).subspan(slots)));
+  disk_.written_in_two_steps += 2 * rounds * all;
+}
+
+/// Whether the device that trains updates something of it, and not its host's CPU all.
+bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
+  return std::ranges::any_of(unit.groups, [&](const GroupShape& group) {
+    return group.trainable && (!steps_on_host() || records_of(group).before_records() > 0);
+  });
+}
+
+/// Each microbatch copies all sums out, and in before but for the first one; the update copies those in that it needs there.
+void MemoryPlan::plan_gradient_copies() {
+  for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
+    const std::int64_t bytes = sum_bytes_of(unit);
+    gradient_copies_.to_host += input_.accumulation * bytes;
+    gradient_copies_.to_gpu += (input_.accumulation - 1 + (updates_by_device(unit) ? 1 : 0)) * bytes;
+  }
+}
+
+void MemoryPlan::plan_image() {
+  if (!input_.is_durable) return;
+  image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
+  image_bytes_ += 4 * kept_gradient_numel_;
+  for (const RecordPool& pool : {state_records_, parameter_records_})
+    image_bytes_ += pool.cached * pool.record_bytes + pool.pinned_bytes;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      image_bytes_ += parameter_chunks_of(group).before_records() * static_cast<std::int64_t>(size_of(group.dtype));
+    }
+  }
+  disk_.durable_bytes = disk_.bytes;  // each record's other place
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t left = image_bytes_; left > 0; left -= bytes.back()) {
+    bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
+  }
+  const std::int64_t before = disk_.bytes;
+  image_records_ = plan_pool(bytes, /*cache_bytes=*/0, slots_of_queue());
+  if (input_.is_queued) {  // memory that the GPU copies to
+    use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
+    use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
+  }
+  disk_.written_in_commit = sum(bytes);
+  disk_.bytes = before;
+  disk_.durable_bytes += 2 * disk_.written_in_commit;
+}
+
+/// On a GPU's host they take memory as they come, which no plan knows.
+void MemoryPlan::plan_activations() {
+  const OffloadConfig& offload = input_.offload;
+  if (offload.activations != Tier::kNvme) return;
+  const std::int64_t piece = in_pages(offload.record_bytes);
+  use_[input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
+      (2 * offload.queue_depth + 1) * piece;
+}
+
+std::vector<const RecordPool*> MemoryPlan::pools_in_files() const {
+  std::vector<const RecordPool*> pools = {&parameter_records_, &state_records_, &gradient_records_};
+  std::erase_if(pools, [](const RecordPool* pool) { return pool->records == 0 || pool->pinned_bytes > 0; });
+  return pools;
+}
+
+std::int64_t MemoryPlan::records_on_disk() const {
+  std::int64_t records = 0;
+  for (const RecordPool* pool : pools_in_files()) records += pool->records;
+  return records;
+}
+
+}  // namespace tessera

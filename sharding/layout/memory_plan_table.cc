@@ -1,0 +1,122 @@
+// A memory plan for people.
+
+#include <cstdio>
+
+#include "runtime/base/bytes.h"
+#include "runtime/base/text_table.h"
+#include "sharding/layout/memory_plan.h"
+
+namespace tessera {
+
+std::string name_of(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kParameters:
+      return "parameters";
+    case MemoryCategory::kSlots:
+      return "slots";
+    case MemoryCategory::kGradients:
+      return "gradients";
+    case MemoryCategory::kBuckets:
+      return "buckets";
+    case MemoryCategory::kMasters:
+      return "masters";
+    case MemoryCategory::kOptimizer:
+      return "optimizer";
+    case MemoryCategory::kStaging:
+      return "staging";
+    case MemoryCategory::kRecords:
+      return "records";
+    case MemoryCategory::kCheckpoint:
+      return "checkpoint";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kFeedback:
+      return "feedback";
+    case MemoryCategory::kHostRecords:
+      return "host_records";
+  }
+  return "?";
+}
+
+std::string MemoryPlan::to_table() const {
+  static const char* const kWhat[kMemoryCategories] = {
+      "this rank's part of the parameters",
+      "units gathered for compute",
+      "reduced gradients, fp32",
+      "gradients on their way to the reduction",
+      "what fp32 masters have beyond the parameters",
+      "optimizer state",
+      "scratch",
+      "records of what lies below memory, used, on their way, or cached",
+      "copy of what an asynchronous save writes, in host memory",
+      "saved tensors on their way to and from their tier",
+      "what gradients on the wire lacked, and their factors, fp32",
+      "records in pinned memory of the host, for its GPU"};
+  using Align = TextTable::Align;
+  TextTable table(
+      {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
+  const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& what) {
+    const double share =
+        use_.total() > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(use_.total()) : 0.0;
+    char text[16];
+    std::snprintf(text, sizeof text, "%.1f %%", share);
+    table.add_row({name, std::to_string(bytes), format_bytes(bytes), text, what});
+  };
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    add(name_of(static_cast<MemoryCategory>(i)), use_.bytes[i], kWhat[i]);
+  }
+  table.add_rule();
+  add("total", use_.total(), "without activations and the module's buffers");
+  if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
+  std::string text = table.to_string();
+  if (streamed_bytes_ > 0) {
+    text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
+            " bytes) of " + std::to_string(state_records_.records) + " records of at most " +
+            format_bytes(state_records_.record_bytes) + " there, and as much back\n";
+    if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && can_step_on_host()) {
+      text +=
+          "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
+          "which needs less memory of the GPU and more of the host\n";
+    }
+  }
+  if (steps_on_host()) {
+    text += "by the CPU of the host: a step copies " + format_bytes(host_step_.to_host) + " (" +
+            std::to_string(host_step_.to_host) + " bytes) there, updates " + std::to_string(state_records_.records) +
+            " records of at most " + format_bytes(state_records_.record_bytes) + ", and copies " +
+            format_bytes(host_step_.to_gpu) + " (" + std::to_string(host_step_.to_gpu) + " bytes) back\n";
+  }
+  if (uploaded_bytes_ > 0) {
+    text += "to the GPU: a step copies " + format_bytes(uploaded_bytes_) + " (" + std::to_string(uploaded_bytes_) +
+            " bytes) of parameters there for gathers, and updates them where they lie, in " +
+            std::to_string(parameter_records_.records) + " records of at most " +
+            format_bytes(parameter_records_.record_bytes) + " on the host\n";
+  }
+  if (gradient_copies_.to_host > 0) {
+    text += "gradients: a step copies " + format_bytes(gradient_copies_.to_host) + " (" +
+            std::to_string(gradient_copies_.to_host) + " bytes) of sums to the host, and " +
+            format_bytes(gradient_copies_.to_gpu) + " (" + std::to_string(gradient_copies_.to_gpu) +
+            " bytes) back to the GPU\n";
+  }
+  const std::int64_t records = records_on_disk();
+  if (records > 0) {
+    std::int64_t largest = 0;
+    for (const RecordPool* pool : pools_in_files()) largest = std::max(largest, pool->record_bytes);
+    text += "on disk: " + format_bytes(disk_.bytes) + " (" + std::to_string(disk_.bytes) + " bytes) in " +
+            std::to_string(records) + " records of at most " + format_bytes(largest) + "; a step reads " +
+            format_bytes(disk_.read_in_two_steps / 2) + " and writes " + format_bytes(disk_.written_in_two_steps / 2) +
+            "\n";
+  }
+  if (input_.is_durable) {
+    text += "durable: " + format_bytes(disk_.durable_bytes) + " more on disk; a commit writes at most " +
+            format_bytes(disk_.written_in_commit) + " from memory\n";
+  }
+  if (input_.offload.activations != Tier::kMemory) {
+    const bool on_disk = input_.offload.activations == Tier::kNvme;
+    text += std::string("activations: tensors of at least ") + format_bytes(input_.offload.activations_min_bytes) +
+            " that forward saves go to " + (on_disk ? "the disk" : "pinned memory of the host") +
+            "; how many bytes, the log says after the first step\n";
+  }
+  return text;
+}
+
+}  // namespace tessera

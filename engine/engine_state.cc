@@ -309,6 +309,11 @@ void Engine::State::report_plan() const {
         "\"sync\" has one replica, with which no other meets. hint: \"mesh\": {\"replicate\": ...} says how many there "
         "are");
   }
+  if (strategy.offload.gradients != input.offload.gradients) {
+    log_warning(
+        "\"offload.gradients\" has no effect here: no unit but the root trains, whose sums stay in memory. hint: name "
+        "classes in \"units\"");
+  }
   const bool compresses_outer = input.outer.makes_outer_steps() && whole.replicate->compressed_part() > 0;
   if (compresses(strategy.compression) && !compresses_outer && !strategy.compression.hook &&
       words_of_compression(plan.input()).empty()) {

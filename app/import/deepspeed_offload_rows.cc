@@ -6,9 +6,9 @@ namespace tessera::app {
 
 const char kHostTierByHand[] =
     "what it means depends on the device. Training on the CPU, leave this out: its memory is the host's. On a GPU set "
-    "offload.moments.tier \"host\", and with bf16 or fp16 offload.masters.tier too, and with FULL_SHARD "
-    "offload.parameters.tier "
-    "as you like; offload.step says who updates them";
+    "offload.moments.tier \"host\", and with bf16 or fp16 offload.masters.tier too; for what FSDP's CPU offload does, "
+    "with "
+    "FULL_SHARD, also offload.parameters.tier and offload.gradients.tier, and offload.step \"cpu\"";
 
 namespace {
 

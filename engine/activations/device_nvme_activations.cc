@@ -13,13 +13,14 @@ DeviceNvmeActivations::DeviceNvmeActivations(ComputeDevice device, DeviceKernels
     : device_(device),
       kernels_(&kernels),
       queue_depth_(static_cast<std::size_t>(offload.queue_depth)),
-      spill_(activation_spill(offload, rank)) {}
+      spill_(activation_spill(offload, rank)),
+      idle_(kernels, rank) {}
 
 DeviceNvmeActivations::~DeviceNvmeActivations() = default;
 
 /// Which the host may write.
 PinnedBlocks::Block DeviceNvmeActivations::idle_block(std::size_t bytes) {
-  PinnedBlocks::Block block = idle_.take(*kernels_, bytes);
+  PinnedBlocks::Block block = idle_.take(bytes);
   if (block.last) std::exchange(block.last, nullptr)->wait();
   return block;
 }

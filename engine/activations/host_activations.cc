@@ -6,8 +6,8 @@
 #include <utility>
 
 namespace tessera {
-HostActivations::HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth)
-    : device_(device), kernels_(&kernels), queue_depth_(queue_depth) {}
+HostActivations::HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth, int rank)
+    : device_(device), kernels_(&kernels), queue_depth_(queue_depth), idle_(kernels, rank) {}
 
 HostActivations::~HostActivations() = default;
 
@@ -15,11 +15,8 @@ ActivationTier::Id HostActivations::put(const c10::Storage& storage, std::size_t
   const std::byte* const data = static_cast<const std::byte*>(storage.data()) + begin;
   const Id id = next_++;
   Value& value = values_[id];
-  value = {.block = idle_.take(*kernels_, bytes),
-           .bytes = bytes,
-           .phase = phase_of(data),
-           .leaving = {storage, begin},
-           .coming = {}};
+  value = {
+      .block = idle_.take(bytes), .bytes = bytes, .phase = phase_of(data), .leaving = {storage, begin}, .coming = {}};
   value.block.last = kernels_->download(value.block.memory.get(), data, bytes);
   leaving_.push_back(id);
   while (leaving_.size() > queue_depth_) {

@@ -22,7 +22,7 @@ namespace tessera {
 class HostActivations final : public ActivationTier {
  public:
   /// `kernels` are used until `close`.
-  HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth);
+  HostActivations(ComputeDevice device, DeviceKernels& kernels, std::size_t queue_depth, int rank);
   ~HostActivations() override;
 
   Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) override;

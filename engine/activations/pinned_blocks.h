@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/device/pinned_memory.h"
+#include "offload/aligned_memory.h"
 #include "optim/device_kernels.h"
 
 namespace tessera {
@@ -20,14 +22,19 @@ class PinnedBlocks {
     std::shared_ptr<DeviceKernels::Mark> last;
   };
 
-  /// The smallest that is large enough. Its last copy may still be under way.
-  Block take(DeviceKernels& kernels, std::size_t bytes) {
+  PinnedBlocks(DeviceKernels& kernels, int rank)
+      : give_(pinned_memory_of(kernels, rank, "activations",
+                               "a higher offload.activations.min, fewer samples a microbatch, or recomputation needs "
+                               "less of it; so does the tier \"nvme\"")) {}
+
+  /// The smallest that is large enough. Its last copy may still be under way. Throws tessera::Error (71). REQUIRES: the kernels live.
+  Block take(std::size_t bytes) {
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {
       if (block->bytes < bytes) continue;
       if (best == idle_.end() || block->bytes < best->bytes) best = block;
     }
-    if (best == idle_.end()) return {kernels.pinned_memory(bytes), bytes, nullptr};
+    if (best == idle_.end()) return {give_(bytes), bytes, nullptr};
     Block block = std::move(*best);
     idle_.erase(best);
     return block;
@@ -42,6 +49,7 @@ class PinnedBlocks {
   }
 
  private:
+  const AlignedMemory::Give give_;
   std::vector<Block> idle_;
 };
 

@@ -32,13 +32,20 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   for (const auto& [key, tier] : states) {
     if (tier == Tier::kHost && !is_gpu) {
       refuse(key, std::string("\"host\" is for a GPU's ") + key +
-                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out");
+                      "; the CPU's are in the host's memory already. hint: take \"nvme\", or leave it out; or where a "
+                      "GPU is meant, "
+                      "say so by comm.transport \"nccl\"");
     }
     expect_paths_for_auto(key, tier);
   }
   const auto has = [&](Tier tier) { return offload.masters.tier == tier || offload.moments.tier == tier; };
   const bool is_auto_host = tier_below(offload, is_gpu) == Tier::kHost;
   const bool on_host = has(Tier::kHost) || (has(Tier::kAuto) && is_auto_host);
+  if (offload.step != OffloadedStep::kAuto && !is_gpu) {
+    throw Error(ExitCode::kConfig,
+                "/offload/step: says who updates a GPU's masters and moments in its host's memory, and the CPU trains "
+                "here. hint: leave it out; or where a GPU is meant, say so by comm.transport \"nccl\"");
+  }
   if (offload.step == OffloadedStep::kCpu && !on_host) {
     throw Error(
         ExitCode::kConfig,
@@ -67,6 +74,9 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
+  if (strategy.check.values) {
+    refuse(std::string("/check/values: values of a GPU are not hashed. hint: leave it out, or ") + kOnTheCpu);
+  }
   if (strategy.sync.makes_outer_steps()) {
     refuse(
         std::string("/sync/type: replicas of GPUs are not trained by themselves yet. hint: leave \"sync\" out, or ") +

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "checkpoint/hash.h"
-#include "engine/memory/pinned_memory.h"
+#include "engine/device/pinned_memory.h"
 #include "engine/memory/training_memory.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"
@@ -201,7 +201,9 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   options.read_ahead = options.write_behind = static_cast<int>(plan.input().offload.queue_depth);
   options.durable_is_there = last_.has_value();
   options.io.any_thread = true;  // as all records
-  if (kernels) options.memory = pinned_memory_of(*kernels, rank_, "commits");
+  if (kernels)
+    options.memory = pinned_memory_of(*kernels, rank_, "commits",
+                                      "a smaller \"record\" or \"queue_depth\" in \"offload\" needs less of it");
   image_record_bytes_ = pool.record_bytes;
   image_ = value_or_throw(FileTier::create(options));
   if (last_) throw_if_error(image_->protect(last_->parts[kImage]));

@@ -8,12 +8,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/device/pinned_memory.h"
 #include "engine/memory/device_gradients.h"
 #include "engine/memory/device_rules.h"
 #include "engine/memory/durable_files.h"
 #include "engine/memory/gradient_records.h"
 #include "engine/memory/master_weights.h"
-#include "engine/memory/pinned_memory.h"
 #include "engine/memory/state_records.h"
 #include "offload/file_tier.h"
 #include "offload/host_tier.h"
@@ -200,11 +200,20 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool
   return value_or_throw(HostTier::create(options));
 }
 
+// What needs less pinned memory.
+constexpr const char kLessBelow[] =
+    "a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is auto, a higher "
+    "memory.limit, or \"paths\" on disks";
+constexpr const char kLessGradients[] =
+    "offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
+constexpr const char kLessCopies[] =
+    "offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
+
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.
 std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
                                            const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
                                            const DurableFiles* durable, const std::string& kind) {
-  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind) : nullptr;
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
   if (pool.pinned_bytes > 0) {
     return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give), /*read_ahead=*/0),
                   rank);
@@ -277,7 +286,7 @@ void make_gradient_records(TrainingMemory& memory, const MemoryPlan& plan,
   const auto tell = [&](const std::string& where) {
     log_info("rank " + std::to_string(rank) + ": gradients: " + where);
   };
-  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients") : nullptr;
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients", kLessGradients) : nullptr;
   const auto in_slots = [&](std::unique_ptr<RecordTier> tier, FileTier* files) {
     memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *axes.reduce);
     std::byte* const slots = memory.gradient_slots.take(pool.device_bytes());
@@ -414,8 +423,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.records_are_pinned = kernels != nullptr;
   memory.host_copies_bytes = plan.host_copies_bytes();
   if (plan.steps_on_host()) {
-    memory.host_copies =
-        pinned_memory_of(*kernels, rank, "gradients")(static_cast<std::size_t>(memory.host_copies_bytes));
+    memory.host_copies = pinned_memory_of(*kernels, rank, "copies of gradients and parameters",
+                                          kLessCopies)(static_cast<std::size_t>(memory.host_copies_bytes));
   }
   make_gradient_records(memory, plan, units, axes, paths, kernels);
   if (durable) durable->take_memory(memory, plan, units, device, kernels);

@@ -20,12 +20,14 @@ namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
 /// (OffloadedStep::kCpu), and what goes between the two for it: sums of gradients there, and parameters that are masters, or half of them;
-/// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is computed, and marks keep them in order:
+/// new parameters back. Parameters that lie in the host's memory too are updated there. Copies run on queues of their own beside what is
+/// computed, and marks keep them in order:
 ///
 /// 1. A unit's gradients are copied behind its reduction, in a step's last backward; those that lie in the host's memory anyway
 ///    (DeviceGradients) are used there. A sum that changes once more is copied once more;
 ///    copies to the host pass in the order in which they were queued, so the last one counts.
-/// 2. The host waits for a group's copies before it updates it. It takes groups in the order in which gradients come, the last first.
+/// 2. The host waits for a group's copies before it updates it. It takes groups in the order in which gradients come, the last first; or,
+///    where their sums lie below the GPU's memory, from the first to the last.
 /// 3. What is computed from then on waits for the copies of new parameters, and the host for the last such copy of a group before it
 ///    writes what is copied again.
 ///

@@ -138,8 +138,14 @@ OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu,
   const auto to_host = static_cast<double>(on_cpu.host_step().to_host);
   const auto to_gpu = static_cast<double>(on_cpu.host_step().to_gpu);
   const auto elements = static_cast<double>(elements_below(on_cpu));
-  return {to_host / speeds.to_host + std::max(elements / speeds.updated, to_gpu / speeds.to_gpu),
-          static_cast<double>(on_gpu.streamed_bytes()) / speeds.both_ways};
+  const auto sums_back = [&](const MemoryPlan& plan) {
+    return static_cast<double>(plan.gradient_copies().to_gpu) / speeds.to_gpu;
+  };
+  const HostStepBytes parameters = on_gpu.updated_over_bus();
+  return {to_host / speeds.to_host + std::max(elements / speeds.updated, to_gpu / speeds.to_gpu) + sums_back(on_cpu),
+          static_cast<double>(on_gpu.streamed_bytes()) / speeds.both_ways + sums_back(on_gpu) +
+              static_cast<double>(parameters.to_host) / speeds.to_host +
+              static_cast<double>(parameters.to_gpu) / speeds.to_gpu};
 }
 
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
@@ -169,7 +175,9 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     tell("the CPU there, since memory.limit leaves no room for them on the GPU");
     return OffloadedStep::kCpu;
   }
-  const bool chooses = strategy.offload.masters.tier == Tier::kAuto || strategy.offload.moments.tier == Tier::kAuto;
+  const OffloadConfig& offload = strategy.offload;
+  const bool chooses = offload.masters.tier == Tier::kAuto || offload.moments.tier == Tier::kAuto ||
+                       offload.parameters.tier == Tier::kAuto;
   if (chooses && strategy.durable.every > 0) {
     tell(
         "the GPU: \"durable\" wants what tier auto leaves there to be the same in each run. hint: \"cpu\" may be "

@@ -46,7 +46,7 @@ bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 void finish_commit(Engine& engine);
 
 /// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates set by hand, buffers, LibTorch's
-/// generator, and the items. Nothing where D holds none. LoadedCheckpoint::path is D.
+/// generator (a GPU's too), and the items. Nothing where D holds none. LoadedCheckpoint::path is D.
 ///
 /// Collective; before this run's first commit. Errors, the same on every rank: 64 out of turn, or without `"durable"`; 65 a file is
 /// damaged; 74 one cannot be read.

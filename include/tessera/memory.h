@@ -20,10 +20,11 @@ enum class MemoryCategory {
   kRecords,  ///< records of what lies below memory, while they are used or on their way there and back; on the CPU cached
              ///< ones too
   kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
-  kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations")
+  kActivations,  ///< what forward saves, on its way to and from its tier ("offload.activations"); of the CPU
   kFeedback,     ///< what rounding took from gradients on the wire ("compression.error_feedback"), fp32
-  kHostRecords,  ///< where a GPU trains: pinned memory of its host. All records with tier "host", and what gradients and parameters
-  ///< need there if the CPU updates them; with "nvme" those that are on their way to the disk or from it, or cached
+  kHostRecords,  ///< where a GPU trains: memory of its host. All records with tier "host", and what gradients and parameters need
+  ///< there if the CPU updates them; with "nvme" those that are on their way to the disk or from it, or cached, parameters on their way
+  ///< to gathers, and slots of activations; and slots of commits ("durable")
 };
 constexpr std::size_t kMemoryCategories = 12;
 std::string name_of(MemoryCategory category);
@@ -50,10 +51,10 @@ struct DiskUse {
   friend bool operator==(const DiskUse&, const DiskUse&) = default;
 };
 
-/// What a step copies between a GPU and its host where the host's CPU updates what lies there (OffloadedStep::kCpu), in bytes.
+/// Bytes that a step copies between a GPU and its host.
 struct HostStepBytes {
-  std::int64_t to_host = 0;  ///< sums of gradients, and parameters that hold their masters or half of them
-  std::int64_t to_gpu = 0;   ///< new parameters
+  std::int64_t to_host = 0;
+  std::int64_t to_gpu = 0;
   friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
 };
 
@@ -62,7 +63,9 @@ struct PlannedMemory {
   MemoryUse use;
   DiskUse disk;
   std::int64_t streamed_bytes = 0;  ///< of records in host memory that a step copies to its GPU; it copies as many back
-  HostStepBytes host_step;          ///< where the host's CPU updates them instead
+  /// Where the host's CPU updates them instead (OffloadedStep::kCpu): sums of gradients, and parameters that hold their masters or half
+  /// of them, to the host; new parameters to the GPU.
+  HostStepBytes host_step;
   std::int64_t uploaded_bytes = 0;  ///< of parameters below a GPU's memory that a step copies there for gathers
   HostStepBytes gradients;          ///< of sums below a GPU's memory that a step copies
   std::string table;  ///< for people: a row a category with its bytes and contents; the total, and 16 bytes a parameter

@@ -156,7 +156,8 @@ struct MemoryConfig {
 enum class Tier {
   kMemory,  ///< "memory": that of the device which trains
   kNvme,    ///< "nvme": files on a local disk
-  kAuto,    ///< "auto": on disk as far as memory.limit makes it necessary; the plan says how far
+  kAuto,    ///< "auto": below memory as far as memory.limit makes it necessary; the plan says how far. In files of
+            ///< `paths`, or without them in the memory of a GPU's host
   kHost,    ///< "host": pinned memory of the host whose GPU trains
 };
 
@@ -173,7 +174,8 @@ enum class OffloadedStep {
   kGpu,   ///< "gpu": each step brings their records to the GPU and takes them back
 };
 
-/// Training state on tiers below memory. It is private to the run: files have no name, and nobody reads them again.
+/// Training state on tiers below memory. It is private to the run: files have no name and go with it, but where steps are durable
+/// (DurableConfig).
 struct OffloadConfig {
   OffloadedState parameters;            ///< with FULL_SHARD or HYBRID_SHARD; units are gathered from there
   OffloadedState masters;               ///< what fp32 masters have beside bf16 or fp16 parameters

@@ -107,6 +107,8 @@ void bind_results(py::module_& module) {
       .def_property_readonly("limited", [](const PlannedMemory& plan) { return plan.use.limited(); })
       .def_readonly("streamed_bytes", &PlannedMemory::streamed_bytes)
       .def_readonly("uploaded_bytes", &PlannedMemory::uploaded_bytes)
+      .def_property_readonly("gradient_bytes_to_host", [](const PlannedMemory& plan) { return plan.gradients.to_host; })
+      .def_property_readonly("gradient_bytes_to_gpu", [](const PlannedMemory& plan) { return plan.gradients.to_gpu; })
       .def_property_readonly("bytes_to_host", [](const PlannedMemory& plan) { return plan.host_step.to_host; })
       .def_property_readonly("bytes_to_gpu", [](const PlannedMemory& plan) { return plan.host_step.to_gpu; })
       .def_property_readonly("disk_bytes", [](const PlannedMemory& plan) { return plan.disk.bytes; })

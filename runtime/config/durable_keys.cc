@@ -16,8 +16,9 @@ std::vector<StrategyKey> durable_keys() {
               "a program calls commit_durable after each step. A commit is written beside the next forward and "
               "backward. 0: "
               "never.",
-       .cost = "A write of what lies in memory of this rank's state, twice that on disk, and twice what lies on disk "
-               "anyway, which is not written again. The plan says how much."},
+       .cost = "A write of what of this rank's state lies in memory and has changed (of a GPU in its memory and in its "
+               "host's), twice that on disk, and twice what lies in files anyway, which is not written again. The plan "
+               "says how much."},
       {.pointer = "/durable/dir",
        .field = plain_field<ValueKind::kName, std::string>(AT(durable.dir)),
        .default_json = R"("")",

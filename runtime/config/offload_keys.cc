@@ -35,7 +35,7 @@ Condition with_files() {
 
 /// Gradients are read and written a unit at a time.
 Condition with_records_of_a_size() {
-  return {"an offload tier nvme or auto, but of gradients, or host, but of activations",
+  return {"offload.parameters, masters or moments on a tier other than memory, or activations on nvme",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
           [](const Strategy& s) { return has_state_below(s) || s.offload.activations == Tier::kNvme; }};
 }
@@ -90,13 +90,16 @@ std::vector<StrategyKey> offload_keys() {
        .field = choice_field(AT(offload.parameters.tier), tiers()),
        .default_json = R"("memory")",
        .example_json = R"("nvme")",
-       .doc = "Where each rank's part of the parameters lies. Units are brought from there before they are used, ahead "
-              "as \"prefetch\" says; ranks that share memory read each unit once together. A GPU's are updated in its "
-              "host's memory, by its kernels over the bus or by the CPU, as offload.step says of masters and moments.",
-       .cost = "host, nvme: memory for units that are gathered only, on one rank too. host: two copies to the GPU a "
-               "step for forward and backward, and what the update writes, and reads of masters. nvme: two reads a "
-               "step, and a read and a write for the update; of a GPU as with host besides, and as much pinned memory "
-               "as the parts of the units that may be on their way have."},
+       .doc =
+           "Where each rank's part of the parameters lies. Units are brought from there before they are used, ahead "
+           "as \"prefetch\" says; ranks that share memory read each unit once together. Those of a GPU are not copied "
+           "back to it for the update: its kernels change them in the host's memory, over the bus; or with "
+           "offload.step cpu, and tier host, the host's CPU does.",
+       .cost =
+           "host, nvme: memory for units that are gathered only, on one rank too. host: two copies to the GPU a "
+           "step for forward and backward, and what the update writes there, and reads if they are masters. nvme: two "
+           "reads a step, and a read and a write for the update; on a GPU also the copies of host, and pinned memory "
+           "for the parts of prefetch + 2 units."},
       {.pointer = "/offload/parameters/fraction",
        .field = number_field(AT(offload.parameters.fraction)),
        .range = {0, 1},
@@ -153,8 +156,9 @@ std::vector<StrategyKey> offload_keys() {
        .cost =
            "cpu: of this rank's part on the tier, gradients (4 bytes a parameter) go to the host and new parameters to "
            "the GPU; fp32 parameters and the upper halves of split masters go to the host too. So much more memory of "
-           "the host is pinned. The GPU needs no records on their way, and waits for the CPU, which updates on as many "
-           "threads as LibTorch has, 8 at most. gpu: masters and moments go there and back.",
+           "the host is pinned; parameters and gradients on tier host are used where they lie, and need none. The GPU "
+           "needs no records on their way, and waits for the CPU, which updates on as many threads as LibTorch has, 8 "
+           "at most. gpu: masters and moments go there and back.",
        .only_if = with_state_on_host()},
       {.pointer = "/offload/gradients/tier",
        .field = choice_field(AT(offload.gradients), gradient_tiers()),
@@ -164,13 +168,12 @@ std::vector<StrategyKey> offload_keys() {
               "root unit's stay in memory. With this and with \"in_backward\" of optimizer no gradients of a "
               "whole model are in memory; this one also clips by norm, skips steps that overflow, and takes "
               "several microbatches.",
-       .cost =
-           "host, nvme: 4 bytes a parameter (of this rank's part) less memory, but for the root unit and for as "
-           "many units as are reduced at a time and two more (of a GPU one more); on a rank alone also buckets, which "
-           "it has none of else. As many bytes are written a microbatch and read a step, or copied to the host and "
-           "back; from the second microbatch on, read too. Updates then go through all records in the same direction, "
-           "so that what was used "
-           "last is not found in memory.",
+       .cost = "Saves 4 bytes a parameter of this rank's part, but for the root unit and a few units under way; a rank "
+               "alone needs buckets for it, which it has none of else. nvme: each microbatch writes all sums, and from "
+               "the second one on reads them first; the update reads them. host: the same with copies, to as much "
+               "pinned memory; what the host's CPU updates is not copied back. Updates then go through all records in "
+               "the same direction, so that what was used last is not found in memory. nvme with offload.step cpu: the "
+               "CPU has copies of its own, so that no memory of the host is saved.",
        .only_if = {}},
       {.pointer = "/offload/activations/tier",
        .field = choice_field(AT(offload.activations), activation_tiers()),
@@ -200,8 +203,9 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = R"(["/mnt/nvme0", "/mnt/nvme1"])",
        .doc = "Directories on local disks, one a disk; each rank has a file in every one, and spreads its records over "
               "them: evenly, and from 256 MiB a rank on in proportion to the disks' bandwidth, measured at the start. "
-              "The files have no name: they are gone when the run ends, however it ends. Without them tier auto is the "
-              "memory of a GPU's host.",
+              "The files have no name: they are gone when the run ends, however it ends, but with \"durable\". Without "
+              "them tier auto is the "
+              "memory of a GPU's host, and with them files: to keep something in the host's memory then, say host.",
        .cost = "Disk space as the plan says.",
        .only_if = with_files()},
       {.pointer = "/offload/record",

@@ -358,7 +358,7 @@ StrategyRule tensor_rule_offload_rule() {
 
 StrategyRule offloaded_gradients_rule() {
   return {{"/offload/gradients/tier", "/optimizer/type"},
-          "Gradients on nvme go with optimizers that update element by element.",
+          "Gradients below memory go with optimizers that update element by element.",
           [](const Strategy& s) -> std::string {
             const OptimizerType type = s.optimizer.type;
             const bool is_elementwise = !updates_whole_tensors(type) && !adapts_layers(type);
@@ -371,7 +371,7 @@ StrategyRule offloaded_gradients_rule() {
 
 StrategyRule offloaded_gradients_sync_rule() {
   return {{"/offload/gradients/tier", "/gradient_sync", "/gradient_accumulation"},
-          "Gradients on nvme go without gradient_sync last_microbatch.",
+          "Gradients below memory go without gradient_sync last_microbatch.",
           [](const Strategy& s) -> std::string {
             const bool accumulates = s.gradient_accumulation > 1 && s.gradient_sync == GradientSync::kLastMicrobatch;
             if (s.offload.gradients == Tier::kMemory || !accumulates) return "";
@@ -459,7 +459,7 @@ std::vector<StrategyRule> make_rules() {
           [](const Strategy& s) { return adapts_layers(s.optimizer.type); },
           "an update meets all ranks between its two passes, once for all units"),
       in_backward_rule(
-          "/offload/gradients/tier", "offload.gradients on nvme",
+          "/offload/gradients/tier", "offload.gradients below memory",
           [](const Strategy& s) { return s.offload.gradients != Tier::kMemory; },
           "gradients that are used when they are summed need no place"),
       rollback_rule(),

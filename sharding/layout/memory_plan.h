@@ -110,7 +110,8 @@ class MemoryPlan {
   bool parameters_below() const;
   /// And whether those lie in the memory of a GPU's host, where kernels of the GPU reach them.
   bool parameters_on_host() const { return parameter_records_.pinned_bytes > 0; }
-  /// Whether sums of gradients lie in records from a unit's reduction to its update; then they are made in the records' own memory.
+  /// Whether sums of gradients lie in records from a unit's reduction to its update. They are made in the records' own memory, or of a GPU in
+  /// slots of its memory.
   bool gradients_below() const { return input_.offload.gradients != Tier::kMemory; }
   /// Whether units are gathered before they are used, by some rank that does not have all of their parameters.
   bool gathers() const;
@@ -209,6 +210,9 @@ class MemoryPlan {
   std::int64_t uploaded_bytes() const { return uploaded_bytes_; }
   std::int64_t upload_pieces() const { return upload_piece_bytes_ > 0 ? shared_slots_ + 1 : 0; }
   std::int64_t upload_piece_bytes() const { return upload_piece_bytes_; }
+  /// Of a GPU's parameters in its host's memory: what kernels write there in an update, and what they read of those that are masters, or
+  /// half of them.
+  HostStepBytes updated_over_bus() const;
   /// Of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states, one behind the other, and
   /// cached records. `image_bytes` of them in all.
   const RecordPool& image_records() const { return image_records_; }

@@ -191,6 +191,21 @@ RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes
   return pool;
 }
 
+HostStepBytes MemoryPlan::updated_over_bus() const {
+  HostStepBytes bytes;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!input_.is_queued || !group.trainable) continue;
+      const Chunks chunks = parameter_chunks_of(group);
+      const std::int64_t below =
+          (chunks.numel() - chunks.before_records()) * static_cast<std::int64_t>(size_of(group.dtype));
+      bytes.to_host += below;
+      if (holds_masters(input_.master, group.dtype)) bytes.to_gpu += below;
+    }
+  }
+  return bytes;
+}
+
 std::int64_t MemoryPlan::gradient_record_bytes_of(const UnitShape& unit) const { return in_pages(sum_bytes_of(unit)); }
 
 /// Each microbatch writes all units' sums, the last unit's first, and reads them before, but for the first one. The update goes through

@@ -254,8 +254,6 @@ const BadFile kCombinations[] = {
      R"(s.json:1:81: /offload/moments/tier: "nvme" has no effect: it needs an optimizer with states; leave it out, or change that)"},
     {"ActivationsOnAuto", R"({"offload": {"activations": {"tier": "auto"}}})",
      R"(s.json:1:38: /offload/activations/tier: must be one of memory, host, nvme, got the string "auto")"},
-    {"ParametersOnTheHost", R"({"offload": {"parameters": {"tier": "host"}}})",
-     R"(s.json:1:37: /offload/parameters/tier: must be one of memory, nvme, auto, got the string "host")"},
     {"MastersAndMomentsOnTwoTiers",
      R"({"mixed_precision": {"param": "bf16"}, "offload": {"paths": ["a"], "masters": {"tier": "nvme"}, "moments": {"tier": "host"}}})",
      R"(s.json:1:88: /offload/masters/tier: masters and moments move in one record, so both lie on the tier host or neither: give both the same tier, or leave one in "memory")"},
@@ -331,8 +329,16 @@ INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombin
 const BadFile kOffloadedSteps[] = {
     {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
      R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host or auto; leave it out, or change that)"},
+    {"ParametersOnHostStay", R"({"strategy": "NO_SHARD", "offload": {"parameters": {"tier": "host"}}})",
+     R"(s.json:1:61: /offload/parameters/tier: this strategy keeps all parameters gathered, so they need their memory anyway; with "FULL_SHARD" units are gathered when they are used, on one rank too)"},
+    {"GradientsOnAuto", R"({"offload": {"gradients": {"tier": "auto"}}})",
+     R"(s.json:1:36: /offload/gradients/tier: must be one of memory, host, nvme, got the string "auto")"},
+    {"RecordsOfGradients", R"({"offload": {"gradients": {"tier": "host"}, "record": 1048576}})",
+     R"(s.json:1:55: /offload/record: 1048576 has no effect: it needs offload.parameters, masters or moments on a tier other than memory, or activations on nvme; leave it out, or change that)"},
+    {"QueueOfParameters", R"({"offload": {"parameters": {"tier": "host"}, "queue_depth": 2}})",
+     R"(s.json:1:61: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on host with step cpu; leave it out, or change that)"},
     {"QueueOfWhatStays", R"({"offload": {"moments": {"tier": "host"}, "step": "cpu", "queue_depth": 2}})",
-     R"(s.json:1:73: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, and of masters and moments on host with step cpu; leave it out, or change that)"},
+     R"(s.json:1:73: /offload/queue_depth: 2 has no effect: it needs an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on host with step cpu; leave it out, or change that)"},
 };
 INSTANTIATE_TEST_SUITE_P(OffloadedSteps, StrategyErrors, testing::ValuesIn(kOffloadedSteps),
                          [](const auto& info) { return std::string(info.param.name); });

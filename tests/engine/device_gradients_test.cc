@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -143,6 +144,41 @@ TEST(DeviceGradients, GoOverEveryTransportAndBesideAveragesAndActivations) {
       expect_same(told_on(joined, body(own)), wanted, what + ", " + lying.name);
     }
   });
+}
+
+/// Gradients that are dropped, two backwards of one forward, a checkpoint in the middle, and weights frozen for a while.
+TEST(DeviceGradients, ProgramsAroundAStepHaveTheBitsToo) {
+  const auto drops_and_repeats = [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy, kWide);
+    session.train(0);
+    session.engine.backward(session.loss(7));
+    session.engine.zero_grad();
+    session.train(1);
+    for (std::size_t i = 2; i < 4; ++i) {
+      const at::Tensor loss = session.loss(i);
+      session.engine.backward(loss, {.retain_graph = true});
+      session.engine.backward(loss * 0.5);
+      session.engine.backward(session.loss(i + 1));
+      session.engine.step();
+    }
+    return session.values();
+  };
+  const auto frozen = [](const Mesh& mesh, const Strategy& given) {
+    Strategy strategy = given;
+    strategy.gradient_accumulation = 1;
+    return trained_with_weights_frozen_for_a_while(mesh, strategy);
+  };
+  using Body = std::function<Values(const Mesh&, const Strategy&)>;
+  for (const Body& body : {Body(drops_and_repeats), Body(frozen)}) {
+    Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
+    strategy.gradient_accumulation = 2;
+    const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
+      return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
+    };
+    const Told wanted = run({.ranks = 2}, strategy);
+    const EmulatedGpus gpus;
+    for (const Lying& lying : kLying) expect_same(run(late({.ranks = 2}), below(strategy, lying)), wanted, lying.name);
+  }
 }
 
 TEST(DeviceGradients, MemoryAndTrafficAreThePlans) {

@@ -296,11 +296,14 @@ TEST(DeviceParameters, WhatCannotBeIsRefusedByName) {
     });
   };
   EXPECT_THAT(refusal_of(kHostAlone, [](Strategy&) {}), HasSubstr("/offload/parameters/tier: \"host\" is for a GPU's"));
+  EXPECT_THAT(refusal_of(kFilesAlone, [](Strategy& s) { s.offload.step = OffloadedStep::kGpu; }),
+              HasSubstr("/offload/step: says who updates a GPU's masters"));
   const EmulatedGpus gpus;
   EXPECT_THAT(refusal_of(kFilesOverHost, [](Strategy& s) { s.offload.step = OffloadedStep::kCpu; }),
               HasSubstr("here they lie in files. hint: give parameters the tier \"host\""));
   EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.strategy = ShardingStrategy::kNoShard; }),
               HasSubstr("keeps all parameters gathered"));
+  EXPECT_THAT(refusal_of(kHostAlone, [](Strategy& s) { s.check.values = true; }), HasSubstr("/check/values: "));
   Strategy open = below(strategy_of(kKept[2], ShardingStrategy::kFullShard), kFilesOverHost);
   open.offload.step = OffloadedStep::kAuto;
   EXPECT_THAT(stderr_of([&] { run_ranks({.ranks = 1}, [&](const Mesh& mesh) { const Session session(mesh, open); }); }),

@@ -8,7 +8,8 @@
 namespace tessera {
 
 /// Memory of the host that a GPU copies from and to, for `what`. What is returned throws tessera::Error (71) where the host has not so much
-/// of it. `kernels` outlive it.
-AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what);
+/// of it, with the hint what needs less. `kernels` outlive it.
+AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what,
+                                     const std::string& hint);
 
 }  // namespace tessera

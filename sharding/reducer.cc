@@ -15,6 +15,7 @@
 #include "runtime/comm/sum/wire_codec.h"
 #include "sharding/comm_hook_method.h"
 #include "sharding/gather_log.h"
+#include "sharding/gradient_place.h"
 #include "sharding/memory_view.h"
 #include "sharding/unit_notes.h"
 #include "sharding/unrecorded.h"
@@ -240,12 +241,7 @@ void Reducer::take_place(Bucket& bucket, UnitSlots& slots, const Unit& unit, std
 
 void Reducer::place_sum(Entry& entry) {
   take_place(entry.sum, sums_, *entry.unit, entry.sum_bytes);
-  std::byte* place = entry.sum.memory;
-  for (auto& group : entry.unit->groups) {
-    if (!group->trainable) continue;
-    group->gradient = reinterpret_cast<float*>(place);
-    place += group->gradient_part.numel * 4;
-  }
+  place_gradients(*entry.unit, entry.sum.memory);
 }
 
 void Reducer::note_overflow(const Arena& arena) {
@@ -481,7 +477,7 @@ void Reducer::hand_over(UnitReduction& reduction) {
   }
   unit_notes::read_used(reduction.notes, reduction.used);
   on_summed_(*entry.unit, reduction.used, ranks_agree);
-  for (auto& group : entry.unit->groups) group->gradient = nullptr;
+  take_gradients_away(*entry.unit);
   free(entry.sum, sums_);
 }
 

@@ -63,12 +63,12 @@ void DeviceNvmeActivations::bring_back(Value& value) {
   value.block = idle_block(value.bytes);
   throw_if_error(spill_->get(*value.spilled, {value.block.memory.get(), value.bytes}));
   const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
-  value.coming = {memory.storage(), value.phase};
   const DeviceKernels::UploadPiece piece[] = {
       {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
   // Behind what still computes in memory that the allocator gives out.
   const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
   value.block.last = kernels_->upload(piece, now.get());
+  value.coming = {memory.storage(), value.phase};
 }
 
 /// What is computed from now on comes after the copy back.

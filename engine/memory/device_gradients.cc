@@ -5,6 +5,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "sharding/gradient_place.h"
 
 namespace tessera {
 
@@ -115,12 +116,7 @@ void DeviceGradients::open(Unit& unit, bool has_sum) {
   if (entry.slot < 0) has_sum ? bring(entry) : take_slot(entry);
   // Behind it the record may be let go, or written again.
   if (entry.came) entry.came->join();
-  std::byte* memory = slots_.memory + entry.slot * slots_.bytes;
-  for (auto& group : unit.groups) {
-    if (!group->trainable) continue;
-    group->gradient = reinterpret_cast<float*>(memory);
-    memory += group->gradient_part.numel * 4;
-  }
+  place_gradients(unit, slots_.memory + entry.slot * slots_.bytes);
   if (order_.empty() || order_.back() != unit.index) return;
   order_.pop_back();
   bring_next();
@@ -131,7 +127,7 @@ void DeviceGradients::close(Unit& unit, bool changed) {
   if (entry.record < 0) return;
   entry.changed = entry.changed || changed;
   if (--entry.opened > 0) return;
-  for (auto& group : unit.groups) group->gradient = nullptr;
+  take_gradients_away(unit);
   const auto slot = static_cast<std::size_t>(entry.slot);
   std::shared_ptr<Mark> came = std::exchange(entry.came, nullptr);
   const bool changes = std::exchange(entry.changed, false);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/device/pinned_memory.h"
+#include "engine/memory/record_places.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/device/device_memory.h"
 #include "sharding/unrecorded.h"
@@ -28,10 +29,7 @@ DeviceShards::DeviceShards(const MemoryPlan& plan, const std::vector<std::unique
   }
   if (are_in_files_) return;  // copies do not read records, but pieces
   records_->before_visits(this, [this] { settle(); });
-  for (std::int64_t record = 0; record < records_->records(); ++record) {
-    places_.push_back(records_->hold(record).data());
-    records_->let_go(record);  // where it lies it stays
-  }
+  for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
 /// Copies pass in the order in which they were queued.

@@ -11,6 +11,7 @@
 
 #include "checkpoint/hash.h"
 #include "engine/device/pinned_memory.h"
+#include "engine/memory/record_places.h"
 #include "engine/memory/training_memory.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"
@@ -165,11 +166,8 @@ void DurableFiles::add_records(const std::shared_ptr<StateRecords>& records, con
     return;
   }
   pinned_.push_back(records);
-  for (std::int64_t record = 0; record < pool.records; ++record) {
-    const std::span<std::byte> bytes = records->hold(record);
-    records->let_go(record);  // where it lies it stays
-    add_piece(bytes.data(), static_cast<std::int64_t>(bytes.size()), on_host);
-  }
+  for (const std::span<std::byte> place : places_of(*records))
+    add_piece(place.data(), static_cast<std::int64_t>(place.size()), on_host);
 }
 
 void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& plan,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/border/throw.h"
+#include "sharding/gradient_place.h"
 
 namespace tessera {
 
@@ -25,13 +26,8 @@ void GradientRecords::expect(const Unit& unit) {
 void GradientRecords::open(Unit& unit, bool has_sum) {
   Entry& entry = this->entry(unit);
   if (entry.record < 0 || entry.opened++ > 0) return;
-  std::byte* memory =
-      value_or_throw(has_sum ? files_->get(entry.record) : files_->get_to_overwrite(entry.record)).data();
-  for (auto& group : unit.groups) {
-    if (!group->trainable) continue;
-    group->gradient = reinterpret_cast<float*>(memory);
-    memory += group->gradient_part.numel * 4;
-  }
+  place_gradients(unit,
+                  value_or_throw(has_sum ? files_->get(entry.record) : files_->get_to_overwrite(entry.record)).data());
   if (order_.empty() || order_.back() != unit.index) return;
   order_.pop_back();
   fetch_next();
@@ -42,7 +38,7 @@ void GradientRecords::close(Unit& unit, bool changed) {
   if (entry.record < 0) return;
   entry.changed = entry.changed || changed;
   if (--entry.opened > 0) return;
-  for (auto& group : unit.groups) group->gradient = nullptr;
+  take_gradients_away(unit);
   throw_if_error(std::exchange(entry.changed, false) ? files_->put(entry.record) : files_->release(entry.record));
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/memory/record_places.h"
 #include "runtime/base/log.h"
 
 namespace tessera {
@@ -16,10 +17,7 @@ MappedRecords::MappedRecords(std::shared_ptr<StateRecords> records, DeviceKernel
       are_in_files_(are_in_files) {
   records_->before_visits(this, [this] { settle(); });
   if (are_in_files_) return;
-  for (std::int64_t record = 0; record < records_->records(); ++record) {
-    places_.push_back(records_->hold(record).data());
-    records_->let_go(record);  // where it lies it stays
-  }
+  for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
 MappedRecords::~MappedRecords() {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/memory/state_records.h"
+#include "engine/memory/record_places.h"
 #include "engine/memory/state_views.h"
 #include "runtime/base/log.h"
 #include "runtime/base/on_threads.h"
@@ -18,16 +18,6 @@ namespace tessera {
 namespace {
 
 bool reads_parameter(const FlatGroup& group) { return holds_masters(group.master_kind, group.dtype); }
-
-/// Where they stay.
-std::vector<std::byte*> places_of(StateRecords* records) {
-  std::vector<std::byte*> places;
-  for (std::int64_t record = 0; records && record < records->records(); ++record) {
-    places.push_back(records->hold(record).data());
-    records->let_go(record);
-  }
-  return places;
-}
 
 /// Of the part's first element, on the GPU.
 std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
@@ -44,7 +34,8 @@ HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const St
       gradients_(memory.device_gradients),
       kernels_(kernels),
       elements_(strategy, {}, rates),
-      parameter_records_(places_of(memory.parameter_records.get())) {
+      parameter_records_(memory.parameter_records ? places_of(*memory.parameter_records)
+                                                  : std::vector<std::span<std::byte>>()) {
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : units) {
@@ -178,7 +169,7 @@ void HostUpdate::cut_by_parameters(const Group& group, Extent extent, std::int64
     if (piece.record == ParameterPiece::kNoRecord) {
       parameter = group.parameter + (piece.run.offset - group.on_gpu.offset) * flat.element_bytes();
     } else {
-      parameter = parameter_records_[static_cast<std::size_t>(piece.record)] + piece.offset;
+      parameter = parameter_records_[static_cast<std::size_t>(piece.record)].data() + piece.offset;
     }
     pieces_.push_back({piece.run, chunk, &run, parameter});
   });

@@ -99,10 +99,10 @@ class HostUpdate {
   const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
   DeviceKernels& kernels_;
   const ElementUpdate elements_;
-  std::vector<std::byte*> parameter_records_;  ///< where each lies; empty where none does
-  std::vector<Group> groups_;                  ///< that train, in the order of units; without records: `part` is empty
-  std::vector<std::size_t> first_of_unit_;     ///< [unit + 1], into groups_
-  std::vector<std::int64_t> steps_;            ///< applied, by trainable parameter
+  std::vector<std::span<std::byte>> parameter_records_;  ///< where each lies; empty where none does
+  std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty
+  std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
+  std::vector<std::int64_t> steps_;         ///< applied, by trainable parameter
   bool fetches_ = false;
   std::unique_ptr<DeviceKernels::Mark> read_;  ///< parameters of this pass have been
   std::vector<Piece> pieces_;

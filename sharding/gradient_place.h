@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+
+#include "sharding/unit.h"
+
+namespace tessera {
+
+/// The sums of a unit's groups that train lie from `memory` on, one behind the other.
+inline void place_gradients(Unit& unit, std::byte* memory) {
+  for (auto& group : unit.groups) {
+    if (!group->trainable) continue;
+    group->gradient = reinterpret_cast<float*>(memory);
+    memory += group->gradient_part.numel * 4;
+  }
+}
+
+/// They have no place now.
+inline void take_gradients_away(Unit& unit) {
+  for (auto& group : unit.groups) group->gradient = nullptr;
+}
+
+}  // namespace tessera

@@ -1,6 +1,7 @@
 #include "optim/cuda/cuda_kernels.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
@@ -17,6 +18,20 @@ namespace {
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+constexpr std::size_t kPageBytes = 4096;
+
+/// How far behind `memory` the next page begins.
+std::size_t to_page(const std::byte* memory) {
+  return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
+}
+
+/// Begins anywhere where it is small, since CUDA cuts small pieces from larger ones.
+std::shared_ptr<std::byte> pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
+  return {static_cast<std::byte*>(memory), [](std::byte* given) { cudaFreeHost(given); }};
 }
 
 /// A pool of events, since making one costs more than recording it. An event is given back by the thread that destroys its
@@ -139,10 +154,13 @@ class CudaKernels : public DeviceKernels {
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
     stream_();  // on its device
-    void* memory = nullptr;
-    check(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");  // which gives whole pages
-    std::memset(memory, 0, bytes);
-    return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
+    std::shared_ptr<std::byte> memory = pinned(std::max<std::size_t>(bytes, 1));
+    if (to_page(memory.get()) > 0) {
+      memory = pinned(bytes + kPageBytes);
+      memory = {memory, memory.get() + to_page(memory.get())};
+    }
+    std::memset(memory.get(), 0, bytes);
+    return memory;
   }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
     stream_();  // on its device

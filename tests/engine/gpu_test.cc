@@ -6,16 +6,22 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/device/accelerator.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/tcp_store.h"
 #include "runtime/comm/device/device_memory.h"
@@ -334,6 +340,22 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
       return wrong + (status.ok() ? "" : message_of(status));
     });
   }
+}
+
+/// CUDA cuts small pieces from larger ones.
+TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
+  on_ranks(1, [](int, int) -> std::string {
+    const Accelerator gpu = cuda_accelerator(0);
+    std::vector<std::shared_ptr<std::byte>> all;
+    std::string wrong;
+    for (const std::size_t bytes : {0, 1, 512, 4096, 4097, 20480, 1 << 20, 3 << 20}) {
+      all.push_back(gpu.kernels->pinned_memory(bytes));
+      const std::span<const std::byte> memory(all.back().get(), bytes);
+      if (reinterpret_cast<std::uintptr_t>(memory.data()) % 4096 != 0) wrong += std::to_string(bytes) + " bytes; ";
+      if (std::ranges::any_of(memory, [](std::byte each) { return each != std::byte{0}; })) wrong += "not zeroed; ";
+    }
+    return wrong;
+  });
 }
 
 TEST_F(Gpu, UploadsBesideWhatIsComputed) {

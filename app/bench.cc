@@ -226,7 +226,8 @@ int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
     check_outputs(command);
     // No power of two: pieces of 128 MiB side by side would show how processors take that distance (see state_piece).
-    const std::size_t numel = command.quick ? 1'000'000 : command.gpu ? std::size_t{1} << 30 : 32'000'000;
+    const std::int64_t usual = command.quick ? 1'000'000 : command.gpu ? std::int64_t{1} << 30 : 32'000'000;
+    const auto numel = static_cast<std::size_t>(command.parameters > 0 ? command.parameters : usual);
     const int rounds = command.quick ? 3 : 9;
     const InstructionSet set = instruction_set_of(command.isa);
     const auto timings =

@@ -155,6 +155,7 @@ struct BenchCommand {
   double compute_s = 0.6;                           ///< of a step (overlap)
   int units = 8;                                    ///< of the model (overlap)
   bool gpu = false;                                 ///< on the GPU (optimizer, launches)
+  std::int64_t parameters = 0;                      ///< of a step; 0: as many as show the limit (optimizer)
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)

@@ -381,6 +381,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
       ->needs("--fit");
   CLI::App* optimizer = command->add_subcommand("optimizer", "the update of 32 Mi parameters, one thread");
   CLI::Option* gpu = optimizer->add_flag("--gpu", bench.gpu, "of 1 Gi parameters on the GPU");
+  optimizer->add_option("--parameters", bench.parameters, "so many of them instead")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 34));
   optimizer
       ->add_option("--isa", bench.isa, "loops for portable, avx2 or avx512 (default: the best that the processor has)")
       ->excludes(gpu);

@@ -234,8 +234,8 @@ void Engine::State::set_up() {
     memory_use[MemoryCategory::kStaging] += outer->scratch_bytes();
   }
   if (updates_in_backward()) {
-    reducer->on_summed([this](Unit& unit, std::span<const char> used, bool ranks_agree) {
-      step->update(unit, used, ranks_agree);
+    reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
+      step->update(unit, agreed);
       unit.gathered_hash = 0;  // where it is gathered in place, its values have changed
       if (strategy.check.values) checks->accept(unit);
     });

@@ -21,6 +21,8 @@ class DeviceKernels {
   virtual void norm(const NormTables& tables) = 0;
   /// Reads all messages and decides the step: see optim/cuda/device_step.h.
   virtual void decide(const StepRequest& request, const StepTables& tables) = 0;
+  /// Begins the update of a unit while backward goes on: see there.
+  virtual void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) = 0;
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
   /// Exchanges a run's masters and averages, of the parameters that some step has updated.

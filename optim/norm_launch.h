@@ -37,6 +37,7 @@ struct NormTables {
   const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
   const NormSpan* spans = nullptr;            ///< [span_count]
   std::uint32_t tiles = 0, span_count = 0;
+  std::ptrdiff_t shift = 0;  ///< elements: the values lie so far behind where the nodes say
 };
 
 /// One buffer, aligned to 16 bytes, and what it holds.

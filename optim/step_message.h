@@ -31,12 +31,14 @@ struct DeviceDecision {
   double loss;       ///< mean over ranks, added in rank order
   double grad_norm;  ///< of the mean gradient, before clipping
   double lr;
-  std::int64_t tokens, samples;   ///< over all ranks
-  float gradient_scale;           ///< clip / (ranks * microbatches * loss scale)
-  float loss_scale;               ///< that this step's backward used
-  std::int32_t is_overflow;       ///< a gradient is infinite or NaN
-  std::int32_t gathers_differ;    ///< ranks gathered units in different orders
-  std::int32_t is_skipped;        ///< either: this step changes nothing
+  std::int64_t tokens, samples;  ///< over all ranks
+  float gradient_scale;          ///< clip / (ranks * microbatches * loss scale)
+  float loss_scale;              ///< that this step's backward used
+  std::int32_t is_overflow;      ///< a gradient is infinite or NaN
+  std::int32_t gathers_differ;   ///< ranks gathered units in different orders
+  std::int32_t is_skipped;       ///< either: this step changes nothing, or nothing more
+  std::int32_t
+      not_finite_unit;  ///< of this rank's gradients, where units are updated in backward: which one's, from 1; 0: none
   std::int64_t applied, skipped;  ///< steps so far, this one included
   LossScalerState scaler;         ///< after this step; its scale is the next backward's
 };
@@ -53,6 +55,19 @@ struct StepRequest {
   /// The schedule's ratio if `known_skipped` steps were skipped so far, or one more, or two...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
+  bool updates_in_backward = false;  ///< parameters count the step with their unit (UnitRequest), and not at its end
+};
+
+/// A unit that is updated while backward goes on. Kernels get it by value.
+struct UnitRequest {
+  std::int32_t unit = 0;
+  std::uint32_t first_group = 0, groups = 0;          ///< of those in StepTables
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< likewise
+  std::uint32_t sum_count = 0, digest_bits = 0;
+  const double* sums =
+      nullptr;  ///< [sum_count]: of the norm, over this rank's part of the unit's gradients. Device memory, as all here
+  const float* used = nullptr;    ///< [parameters]: above 0 where some rank used it
+  const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };
 
 /// Parameters of one group, among those of all groups.

@@ -456,29 +456,60 @@ void Reducer::start_notes(UnitReduction& reduction) {
       reduction.used.push_back(entry.gradients.used(*group, i) ? 1 : 0);
     }
   }
-  unit_notes::write(reduction.notes, reduction.used, digest_);
+  write_notes(reduction);
   if (plan_.input().mesh.world_size() == 1) return;
   float* const notes = reduction.notes.data();
   reduction.notes_work =
       axes_.reduce->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size(), nullptr, waits());
 }
 
+void Reducer::write_notes(const UnitReduction& reduction) {
+  if (!device_.is_queued) return unit_notes::write(reduction.notes, reduction.used, digest_);
+  std::vector<float> notes(reduction.notes.size());
+  unit_notes::write(notes, reduction.used, digest_);
+  const Unrecorded unrecorded;
+  const auto numel = static_cast<std::int64_t>(notes.size());
+  const at::Tensor there = flat_view(reduction.notes.data(), DType::kF32, numel, device_.device);
+  there.copy_(flat_view(notes.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);  // from a copy of `notes`
+}
+
 /// The unit's sum is there: it is updated, and the sum's place is free.
 void Reducer::hand_over(UnitReduction& reduction) {
   Entry& entry = *reduction.entry;
+  on_summed_(*entry.unit, agreement_on(reduction));
+  take_gradients_away(*entry.unit);
+  free(entry.sum, sums_);
+}
+
+/// Replicas may gather units in orders of their own, so digests are compared before their notes are added up.
+UnitAgreement Reducer::agreement_on(UnitReduction& reduction) {
   const MeshPosition& mesh = plan_.input().mesh;
   const auto parameters = static_cast<std::int64_t>(reduction.used.size());
   throw_if_error(reduction.notes_work.wait());
-  const bool ranks_agree = unit_notes::have_one_digest(reduction.notes, parameters, mesh.shard_size);
+  UnitAgreement agreed;
+  if (device_.is_queued) {
+    const Unrecorded unrecorded;
+    unit_notes::compare_digests(
+        flat_view(reduction.notes.data() + parameters, DType::kF32, MemoryPlan::kDigestBits, device_.device),
+        mesh.shard_size);
+  } else {
+    agreed.ranks_agree = unit_notes::have_one_digest(reduction.notes, parameters, mesh.shard_size);
+  }
   if (mesh.replicate_size > 1) {
     float* const notes = reduction.notes.data();
     throw_if_error(
-        axes_.replicate->all_reduce(entry.unit->name, notes, DType::kF32, notes, reduction.notes.size()).wait());
+        axes_.replicate->all_reduce(reduction.entry->unit->name, notes, DType::kF32, notes, reduction.notes.size())
+            .wait());
+  }
+  if (device_.is_queued) {
+    agreed.used_there = reduction.notes.data();
+    agreed.differ_there = agreed.used_there + parameters;
+    agreed.digest_bits = MemoryPlan::kDigestBits;
+    return agreed;
   }
   unit_notes::read_used(reduction.notes, reduction.used);
-  on_summed_(*entry.unit, reduction.used, ranks_agree);
-  take_gradients_away(*entry.unit);
-  free(entry.sum, sums_);
+  agreed.used = reduction.used;
+  return agreed;
 }
 
 /// One bucket -> this rank's part of the sum: over the shard axis, then over the replicate axis, then onto what earlier

@@ -18,6 +18,7 @@
 #include "sharding/gradient_visitor.h"
 #include "sharding/kept_gradients.h"
 #include "sharding/unit.h"
+#include "sharding/unit_agreement.h"
 #include "sharding/unit_slots.h"
 
 namespace tessera {
@@ -61,9 +62,8 @@ struct ReducerCounts {
 /// that is an error.
 class Reducer {
  public:
-  /// A unit whose gradients are summed, in place until this returns. `used` says of each of its trainable parameters
-  /// whether any rank used it; `ranks_agree`: all ranks of the shard axis gave the same digest (`begin_round`).
-  using OnSummed = std::function<void(Unit& unit, std::span<const char> used, bool ranks_agree)>;
+  /// A unit whose gradients are summed, or will be where work is queued; in place until this returns.
+  using OnSummed = std::function<void(Unit& unit, const UnitAgreement& agreed)>;
 
   /// A unit whose sum of this round is there, or queued where work is: FlatGroup::gradient of its groups. Once more where a gradient comes
   /// after that.
@@ -180,6 +180,8 @@ class Reducer {
   Waits waits() const;
   void start_notes(UnitReduction& reduction);
   void hand_over(UnitReduction& reduction);
+  UnitAgreement agreement_on(UnitReduction& reduction);
+  void write_notes(const UnitReduction& reduction);
   /// Whether the unit's gradients wait in their sum's own place.
   bool is_in_place(const Entry& entry) const;
   /// Where a group's gradients wait: in their sum's own place, or behind the unit's earlier groups in its bucket.

@@ -20,6 +20,9 @@ bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ra
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
 }
 
+/// Where all ranks set a bit, or none did, one of the factors is 0.
+void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
+
 void read_used(std::span<const float> sum, std::span<char> used) {
   for (std::size_t i = 0; i < used.size(); ++i) used[i] = sum[i] > 0.0F ? 1 : 0;
 }

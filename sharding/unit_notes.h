@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <span>
 
@@ -14,6 +16,10 @@ void write(std::span<float> notes, std::span<const char> used, std::uint64_t dig
 
 /// From the sum of the notes of `ranks` ranks: whether all gave the same digest. `parameters`: used.size() of write.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
+
+/// The same on a device, which the host does not wait for: each number of `bits`, what the sum has behind the parameters, becomes 0 where
+/// ranks agree, and negative where not. So do sums of such numbers.
+void compare_digests(at::Tensor bits, int ranks);
 
 /// From the sum: whether any rank used each parameter.
 void read_used(std::span<const float> sum, std::span<char> used);

@@ -26,6 +26,7 @@ class Contender:
     ranks: int = 1
     transport: str = "nccl"     # Tessera's
     host_step: str = ""         # of Tessera with masters and moments in the host's memory: who updates them, "gpu" or "cpu"
+    in_backward: bool = False   # units are updated while backward goes on
     host_all: bool = False      # parameters and gradients lie there, too, as with FSDP2's CPUOffloadPolicy
 
 
@@ -46,6 +47,8 @@ CONTENDERS = {contender.name: contender for contender in (
               host_step="gpu"),
     Contender("tessera_host_cpu", "tessera", "Tessera FULL_SHARD, states on the host, updated by the CPU", "FULL_SHARD",
               host_step="cpu"),
+    Contender("tessera_host_backward", "tessera", "Tessera FULL_SHARD, states on the host, updated by the GPU in backward",
+              "FULL_SHARD", host_step="gpu", in_backward=True),
     Contender("tessera_host_all", "tessera", "Tessera FULL_SHARD, all on the host, updated by the CPU", "FULL_SHARD",
               host_step="cpu", host_all=True),
     *(_shared(strategy, ranks) for strategy in ("NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD") for ranks in (1, 2, 4)),
@@ -59,6 +62,10 @@ def strategy_file(contender, device):
                 "comm": {"transport": contender.transport if device == "cuda" else "auto"}}
     if contender.host_step:
         strategy["offload"] = {"masters": {"tier": "host"}, "moments": {"tier": "host"}, "step": contender.host_step}
+    if contender.in_backward:
+        # A quarter of a GiB of records on their way each way, so that the bus need not wait for a unit's backward.
+        strategy["optimizer"] = ADAMW | {"in_backward": True}
+        strategy["offload"]["queue_depth"] = 32
     if contender.host_all:
         strategy["offload"] |= {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
     return strategy

@@ -68,11 +68,11 @@ def full_works():
         # bf16 parameters and gradients stay on the GPU; 6 bytes more for what is on its way.
         Work("gpt_1b5_host", "GPT of 1.5 B parameters, optimizer states in the host's memory",
              _gpt(48, 1600, 25, True), batch=8, steps=5, warm_up=2, estimate_s=40, limit_s=120,
-             contenders=("tessera_host_gpu", "torch_fsdp2_host", "tessera_host_cpu", "tessera_host_all"), needs_per_parameter=10),
+             contenders=("tessera_host_backward", "torch_fsdp2_host", "tessera_host_gpu", "tessera_host_cpu", "tessera_host_all"),
+             needs_per_parameter=10),
         # 10 bytes a parameter of the host's memory pinned for Tessera, 16 for FSDP2.
         Work("gpt_7b_host", "GPT of 6.7 B parameters, optimizer states in the host's memory", _gpt(32, 4096, 32, True),
-             batch=4, steps=3, warm_up=1, estimate_s=90, limit_s=200, contenders=("tessera_host_gpu", "torch_fsdp2_host"),
-             needs_per_parameter=10),
+             batch=4, steps=3, warm_up=1, estimate_s=90, limit_s=200, contenders=("tessera_host_backward", "torch_fsdp2_host", "tessera_host_gpu"), needs_per_parameter=10),
     ]
 
 

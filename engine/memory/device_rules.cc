@@ -68,10 +68,6 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   const OptimizerType type = strategy.optimizer.type;
-  if (is_gpu && strategy.optimizer.in_backward) {
-    refuse(std::string("/optimizer/in_backward: a GPU updates units after backward only. hint: set it to false, or ") +
-           kOnTheCpu);
-  }
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
   if (strategy.check.values) {

@@ -32,26 +32,56 @@ StateStream::~StateStream() {
 }
 
 void StateStream::begin_pass(std::span<const std::int64_t> order) {
-  if (!are_in_files_) return;
-  settle();
-  records_->begin_pass(order);
+  if (are_in_files_) {
+    settle();
+    return records_->begin_pass(order);
+  }
+  if (passed_ == 0 && std::ranges::equal(order, order_)) return bring_ahead();
+  give_up_ahead();
+  order_.assign(order.begin(), order.end());
+  passed_ = 0;
+  bring_ahead();
+}
+
+/// As many as there are slots. What a slot holds has gone through when its next record is brought.
+void StateStream::bring_ahead() {
+  for (std::size_t next = passed_ + ahead_.size();
+       next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.count; ++next) {
+    const std::int64_t record = order_[next], use = uses_ + static_cast<std::int64_t>(ahead_.size());
+    const std::span<std::byte> bytes = records_->hold(record);
+    ahead_.push_back(bring(record, use, bytes));
+    records_->let_go(record);  // where it lies it stays
+  }
+}
+
+/// Copies to slots pass in the order in which they were queued, so the next ones to these slots come after them.
+void StateStream::give_up_ahead() { ahead_.clear(); }
+
+StateStream::Coming StateStream::bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const {
+  const DeviceKernels::UploadPiece piece{memory_of(use), bytes.data(), bytes.size()};
+  return {record, kernels_.upload({&piece, 1}, &last_before(use, record))};
 }
 
 void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue) {
   const std::int64_t use = uses_;
-  const std::size_t slot = slot_of(use);
   if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
   const std::span<std::byte> bytes = records_->hold(record);
   if (are_in_files_) leaving_.push_back(record);
-  std::byte* const there = slots_.memory + static_cast<std::int64_t>(slot) * slots_.bytes;
-  const DeviceKernels::UploadPiece piece{there, bytes.data(), bytes.size()};
-  kernels_.upload({&piece, 1}, &last_before(use, record))->join();
-  queue(there);
-  back_[slot] = kernels_.download(bytes.data(), there, bytes.size());
+  if (!ahead_.empty() && ahead_.front().record != record) give_up_ahead();
+  if (ahead_.empty()) ahead_.push_back(bring(record, use, bytes));
+  ahead_.front().mark->join();
+  ahead_.pop_front();
+  queue(memory_of(use));
+  back_[slot_of(use)] = kernels_.download(bytes.data(), memory_of(use), bytes.size());
   last_use_[static_cast<std::size_t>(record)] = use;
   ++uses_;
   streamed_bytes_ += static_cast<std::int64_t>(bytes.size());
-  if (!are_in_files_) records_->let_go(record);  // where it lies it stays
+  if (are_in_files_) return;
+  records_->let_go(record);
+  if (passed_ < order_.size() && order_[passed_] == record) {
+    ++passed_;
+    bring_ahead();
+  }
 }
 
 /// Copies back pass in the order in which they were queued, so the last of those that a copy waits for is enough.
@@ -61,7 +91,10 @@ const DeviceKernels::Mark& StateStream::last_before(std::int64_t use, std::int64
 }
 
 void StateStream::end_pass() {
-  if (are_in_files_) records_->end_pass();
+  if (are_in_files_) return records_->end_pass();
+  give_up_ahead();
+  order_.clear();
+  passed_ = 0;
 }
 
 void StateStream::let_go_oldest() {
@@ -74,6 +107,8 @@ void StateStream::let_go_oldest() {
 
 void StateStream::settle() {
   while (!leaving_.empty()) let_go_oldest();
+  for (const Coming& coming : ahead_) coming.mark->wait();  // whoever wants to settle may change records
+  give_up_ahead();
   if (settled_ == uses_) return;
   back_[slot_of(uses_ - 1)]->wait();
   settled_ = uses_;

@@ -18,7 +18,9 @@ namespace tessera {
 /// back. A record goes through a slot in the GPU's memory; slots take turns. Copies run on queues of their own beside what is
 /// computed, and marks keep them in order:
 ///
-/// 1. A copy to a slot waits for the copies back of what the slot held before, and of this record's own last visit.
+/// 1. A copy to a slot waits for the copies back of what the slot held before, and of this record's own last visit. Of records in pinned
+///    memory whose order is known, it begins as soon as the slot is another's no more: while backward computes, where the order was
+///    announced before it.
 /// 2. What is computed in a slot waits for the copy to it, and the copy back waits for what is computed.
 /// 3. Host code that visits a record (StateRecords::visit) waits for all copies back.
 ///
@@ -40,7 +42,8 @@ class StateStream {
   StateStream(const StateStream&) = delete;
   StateStream& operator=(const StateStream&) = delete;
 
-  /// The records that go through next, in this order; those in files are read ahead. Likewise StateRecords::begin_pass.
+  /// The records that go through next, in this order; the first ones are brought ahead, and those in files are read ahead. If this order
+  /// was announced before and none of it has gone through, nothing happens (StateRecords::begin_pass).
   void begin_pass(std::span<const std::int64_t> order);
   /// Calls `queue` with the record's bytes on the GPU; what it queues on the current stream finds them there, and what it leaves
   /// there goes back. Throws as StateRecords::visit, and what DeviceKernels throws.
@@ -60,8 +63,20 @@ class StateStream {
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
 
  private:
+  /// On its way to its slot.
+  struct Coming {
+    std::int64_t record;
+    std::unique_ptr<DeviceKernels::Mark> mark;
+  };
+
   std::size_t slot_of(std::int64_t use) const { return static_cast<std::size_t>(use % slots_.count); }
+  std::byte* memory_of(std::int64_t use) const {
+    return slots_.memory + static_cast<std::int64_t>(slot_of(use)) * slots_.bytes;
+  }
   const DeviceKernels::Mark& last_before(std::int64_t use, std::int64_t record) const;
+  Coming bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const;
+  void bring_ahead();
+  void give_up_ahead();
   void let_go_oldest();
 
   const std::shared_ptr<StateRecords> records_;
@@ -74,6 +89,9 @@ class StateStream {
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< by slot: of its last use
   std::vector<std::int64_t> last_use_;                      ///< of each record; -1: none
   std::deque<std::int64_t> leaving_;                        ///< records in files that are not put yet, oldest first
+  std::vector<std::int64_t> order_;                         ///< of this pass, where records are in pinned memory
+  std::size_t passed_ = 0;                                  ///< of `order_`
+  std::deque<Coming> ahead_;  ///< of `order_` from `passed_` on, for the uses from `uses_` on
   std::int64_t streamed_bytes_ = 0;
 };
 

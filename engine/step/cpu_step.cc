@@ -36,12 +36,7 @@ namespace {
     name = "parameter " + group.parameters[i].name;
     break;
   }
-  throw Error(
-      ExitCode::kCorruptData,
-      "the gradient of " + name +
-          " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
-          "updated already. The unit is not. hint: a lower learning rate; with optimizer.in_backward false such "
-          "steps are skipped, and gradient_clipping is possible");
+  throw_not_finite_in_backward(name);
 }
 
 [[noreturn]] void throw_negative_loss(const StepResult& result) {
@@ -98,12 +93,12 @@ void CpuStep::expect_update(std::span<const int> order) {
   update_.expect(strategy_.optimizer.in_backward ? order : std::span<const int>());
 }
 
-void CpuStep::update(Unit& unit, std::span<const char> used, bool ranks_agree) {
-  if (!ranks_agree) throw_disagreement(unit);
+void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
+  if (!agreed.ranks_agree) throw_disagreement(unit);
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, rates(1.0 / microbatches_, scheduled_lr(/*samples=*/0)), used);
+  update_.apply(unit, rates(1.0 / microbatches_, scheduled_lr(/*samples=*/0)), agreed.used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {

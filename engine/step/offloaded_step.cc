@@ -162,8 +162,9 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
       log_info("offload.step auto: masters and moments in the host's memory are updated by " + choice);
   };
   if (!on_gpu.can_step_on_host()) {
-    tell(on_gpu.has_whole_records() ? "the GPU, since parameters lie in files"
-                                    : "the GPU, since some elements have only one of the two there");
+    tell(strategy.optimizer.in_backward ? "the GPU, as units are updated in backward"
+         : on_gpu.has_whole_records()   ? "the GPU, since parameters lie in files"
+                                        : "the GPU, since some elements have only one of the two there");
     return OffloadedStep::kGpu;
   }
   with.offloaded_step = OffloadedStep::kCpu;

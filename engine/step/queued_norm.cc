@@ -1,7 +1,7 @@
 #include "engine/step/queued_norm.h"
 
 #include <algorithm>
-#include <utility>
+#include <cstdint>
 
 #include "engine/step/gradient_norm.h"
 #include "optim/grad_norm.h"
@@ -29,10 +29,10 @@ std::span<FlatGroup* const> first_unit(std::span<FlatGroup* const> groups) {
 
 }  // namespace
 
-QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums,
-                       std::shared_ptr<const DeviceGradients> gradients, DeviceKernels& kernels, c10::Device device)
-    : gradients_(std::move(gradients)), kernels_(kernels), tables_(device) {
-  if (!gradients_) {
+QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
+                       c10::Device device)
+    : by_unit_(by_unit), kernels_(kernels), tables_(device) {
+  if (!by_unit_) {
     const std::vector<NormBuffer> buffers = buffers_of(groups);
     all_ = put(norm_launch(buffers, sums, tables_.take<double>(norm_scratch_count(buffers))));
     return;
@@ -41,26 +41,21 @@ QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums,
   for (auto rest = groups; !rest.empty(); rest = rest.subspan(first_unit(rest).size()))
     most = std::max(most, norm_scratch_count(buffers_of(first_unit(rest))));
   auto* const scratch = tables_.take<double>(most);  // of one unit after the other
+  // Sums have a place only while they are in use: tables say where one would be that began here.
+  const float* const at = reinterpret_cast<const float*>(sums);
   for (auto rest = groups; !rest.empty(); rest = rest.subspan(first_unit(rest).size())) {
-    plan_unit(first_unit(rest), sums, scratch);
-    for (const NormBuffer& buffer : buffers_of(first_unit(rest))) sums += NormSums(buffer.runs).count();
-  }
-}
-
-/// For each place that its sums may have.
-void QueuedNorm::plan_unit(std::span<FlatGroup* const> groups, double* sums, double* scratch) {
-  const auto index = static_cast<std::size_t>(groups[0]->unit->index);
-  units_.resize(std::max(units_.size(), index + 1));
-  if (index == 0) return units_[index].push_back(put(norm_launch(buffers_of(groups), sums, scratch)));
-  const DeviceGradients::Slots& slots = gradients_->slots();
-  for (std::int64_t slot = 0; slot < slots.count; ++slot) {
-    const auto* place = reinterpret_cast<const float*>(slots.memory + slot * slots.bytes);
+    const float* place = at;
     std::vector<NormBuffer> buffers;
-    for (const FlatGroup* group : groups) {
+    std::size_t count = 0;
+    for (const FlatGroup* group : first_unit(rest)) {
       buffers.push_back(buffer_of(*group, place));
+      count += NormSums(buffers.back().runs).count();
       place += group->gradient_part.numel;
     }
-    units_[index].push_back(put(norm_launch(buffers, sums, scratch)));
+    const auto index = static_cast<std::size_t>(rest[0]->unit->index);
+    units_.resize(std::max(units_.size(), index + 1));
+    units_[index] = {rest[0], {sums, count}, put(norm_launch(buffers, sums, scratch)), at};
+    sums += count;
   }
 }
 
@@ -76,13 +71,16 @@ NormTables QueuedNorm::put(const NormLaunch& launch) {
 
 void QueuedNorm::add(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
-  if (index >= units_.size() || units_[index].empty()) return;
-  const int slot = gradients_->slot_of(unit);
-  kernels_.norm(units_[index][static_cast<std::size_t>(std::max(slot, 0))]);
+  if (index >= units_.size() || !units_[index].first) return;
+  NormTables tables = units_[index].tables;
+  const auto bytes = reinterpret_cast<std::intptr_t>(units_[index].first->gradient) -
+                     reinterpret_cast<std::intptr_t>(units_[index].at);
+  tables.shift = bytes / static_cast<std::ptrdiff_t>(sizeof(float));
+  kernels_.norm(tables);
 }
 
 void QueuedNorm::finish() {
-  if (!gradients_) kernels_.norm(all_);
+  if (!by_unit_) kernels_.norm(all_);
 }
 
 }  // namespace tessera

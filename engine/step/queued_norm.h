@@ -1,10 +1,9 @@
 #pragma once
 
-#include <memory>
+#include <cstddef>
 #include <span>
 #include <vector>
 
-#include "engine/memory/device_gradients.h"
 #include "engine/step/device_tables.h"
 #include "optim/device_kernels.h"
 #include "sharding/unit.h"
@@ -16,24 +15,33 @@ namespace tessera {
 class QueuedNorm {
  public:
   /// `groups`: that train, in the order of units. `sums`: memory of the device for what is added up, as many numbers as NormSums::count of
-  /// all groups' gradient parts. `gradients`: where sums lie below the device's memory, or null. `kernels` outlive this.
-  QueuedNorm(std::span<FlatGroup* const> groups, double* sums, std::shared_ptr<const DeviceGradients> gradients,
-             DeviceKernels& kernels, c10::Device device);
+  /// all groups' gradient parts. `kernels` outlive this.
+  QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
+             c10::Device device);
 
-  /// A unit's sum of the step is on the current stream, perhaps once more.
+  /// A unit's sum of the step is on the current stream, perhaps once more, where FlatGroup::gradient of its groups says: one behind the
+  /// other (place_gradients).
   void add(const Unit& unit);
   /// All sums are.
   void finish();
 
- private:
-  NormTables put(const NormLaunch& launch);
-  void plan_unit(std::span<FlatGroup* const> groups, double* sums, double* scratch);
+  /// What `add` fills for a unit that trains. REQUIRES: by unit.
+  std::span<const double> sums_of(const Unit& unit) const { return units_[static_cast<std::size_t>(unit.index)].sums; }
 
-  const std::shared_ptr<const DeviceGradients> gradients_;
+ private:
+  struct OfUnit {
+    const FlatGroup* first = nullptr;  ///< null: it trains nothing
+    std::span<const double> sums;      ///< of the device
+    NormTables tables;                 ///< as if its gradients lay at `at`
+    const float* at = nullptr;
+  };
+  NormTables put(const NormLaunch& launch);
+
+  const bool by_unit_;
   DeviceKernels& kernels_;
   DeviceTables tables_;
-  NormTables all_;                              ///< without `gradients_`
-  std::vector<std::vector<NormTables>> units_;  ///< [unit][slot]; the root has one place
+  NormTables all_;             ///< not by unit
+  std::vector<OfUnit> units_;  ///< [unit]
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "engine/memory/host_view.h"
@@ -41,6 +42,8 @@ std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingM
                                          !plan.parameters_on_host());
 }
 
+constexpr auto index_of_unit = [](const auto& group) { return group.group->unit->index; };
+
 std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
   return static_cast<std::int64_t>(counts.size() * sizeof(std::int64_t));
 }
@@ -74,6 +77,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
+  request_.updates_in_backward = strategy.optimizer.in_backward;
   for_each_trainable(units, [&](FlatGroup& group) {
     DeviceRun run;
     run.rule = request_.rule;
@@ -83,13 +87,19 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
     // Of parameters in records nobody knows yet where they are.
     if (!group.parameters_below) added.run = run_of(added, states_in_memory(group, run_in_memory(group)));
   });
+  if (updates_in_backward()) {
+    auto names = std::make_shared<std::vector<std::string>>();
+    for (const auto& unit : units) names->push_back(unit->name);
+    unit_names_ = std::move(names);
+  }
   plan_message();
   allocate(scales_loss_ ? scaler.state() : LossScalerState{});
   fill_tables();
   fill_group_numbers();
   std::vector<FlatGroup*> flat_groups;
   for (const Group& g : groups_) flat_groups.push_back(g.group);
-  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), gradients_, kernels_, device_.device);
+  norm_.emplace(flat_groups, reinterpret_cast<double*>(message_ + sums_offset_), gradients_ || updates_in_backward(),
+                kernels_, device_.device);
   if (plan.steps_on_host()) {
     host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels_, rates_);
     if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
@@ -224,37 +234,61 @@ void QueuedStep::swap_averages() {
 /// are in memory still.
 template <class Launch, class OnHost>
 void QueuedStep::pass_over_runs(const Launch& launch, const OnHost& on_host) {
+  const std::vector<std::size_t> order = groups_in_order();
+  announce_records(order);
+  for (const std::size_t group : order) pass_over_group(group, launch, on_host);
+  end_pass();
+  if (alternates()) direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+}
+
+template <class Launch, class OnHost>
+void QueuedStep::pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host) {
   const bool forward = direction_ == Direction::kForward;
-  const auto at = [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
-    return forward ? i : begin + end - 1 - i;
+  const Group& g = groups_[index];
+  const RecordLayout& records = g.group->records;
+  const auto launch_in_memory = [&] {
+    const bool has_places = !g.group->parameters_below && !gradients_ && !updates_in_backward();
+    if (has_places) return launch(g.run);
+    launch_pieces(g, run_in_memory(*g.group), launch, [&](Extent run) { return states_in_memory(*g.group, run); });
   };
-  announce_records();
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const std::size_t index = forward ? i : groups_.size() - 1 - i;
-    const Group& g = groups_[index];
-    const RecordLayout& records = g.group->records;
-    const auto launch_in_memory = [&] {
-      if (!g.group->parameters_below && !gradients_) return launch(g.run);
-      launch_pieces(g, run_in_memory(*g.group), launch, [&](Extent run) { return states_in_memory(*g.group, run); });
-    };
-    const bool comes_first = forward || host_;  // the device computes while the host does
-    hold_gradients(g);
-    if (comes_first) launch_in_memory();
-    if (host_) on_host(index);
-    for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
-      const std::int64_t chunk = at(c, records.first_record(), records.chunks());
-      stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
-        launch_pieces(g, run_of_chunk(*g.group, chunk), launch,
-                      [&](Extent run) { return states_in_record(*g.group, chunk, run, there); });
-      });
-    }
-    if (!comes_first) launch_in_memory();
-    publisher_.publish(*g.group);
+  const bool comes_first = forward || host_;  // the device computes while the host does
+  hold_gradients(g);
+  if (comes_first) launch_in_memory();
+  if (host_) on_host(index);
+  for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
+    const std::int64_t chunk = forward ? c : records.first_record() + records.chunks() - 1 - c;
+    stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
+      launch_pieces(g, run_of_chunk(*g.group, chunk), launch,
+                    [&](Extent run) { return states_in_record(*g.group, chunk, run, there); });
+    });
   }
+  if (!comes_first) launch_in_memory();
+  publisher_.publish(*g.group);
+}
+
+void QueuedStep::end_pass() {
   publisher_.finish();
   if (stream_) stream_->end_pass();
   if (mapped_) mapped_->end_pass();
-  if (alternates()) direction_ = forward ? Direction::kBackward : Direction::kForward;
+}
+
+/// Of a pass over all of them.
+std::vector<std::size_t> QueuedStep::groups_in_order() const {
+  std::vector<std::size_t> order(groups_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (direction_ == Direction::kBackward) std::ranges::reverse(order);
+  return order;
+}
+
+/// Those that train.
+std::vector<std::size_t> QueuedStep::groups_of(std::span<const int> units) const {
+  std::vector<std::size_t> order;
+  for (const int unit : units) {
+    const auto first = std::ranges::lower_bound(groups_, unit, {}, index_of_unit);
+    for (auto group = first; group != groups_.end() && index_of_unit(*group) == unit; ++group)
+      order.push_back(static_cast<std::size_t>(group - groups_.begin()));
+  }
+  return order;
 }
 
 /// Calls `launch` for the pieces of `run` whose parameters lie in one place. `view_of(piece)` has their masters and states.
@@ -279,9 +313,9 @@ void QueuedStep::begin_gradients() {
   if (!gradients_) return;
   updates_ = true;
   std::vector<int> order;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const Group& group = groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i];
-    const int unit = group.group->unit->index;
+  for (const std::size_t i : groups_in_order()) {
+    const Group& group = groups_[i];
+    const int unit = index_of_unit(group);
     if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
   }
   gradients_->begin_update(std::move(order));
@@ -306,23 +340,28 @@ bool QueuedStep::alternates() const {
   return !host_ && !gradients_ && (reads_states || reads_parameters);
 }
 
-void QueuedStep::announce_records() {
-  const auto order_of = [&](StateKind kind) -> std::span<const std::int64_t> {
+void QueuedStep::announce_records(std::span<const std::size_t> order) {
+  const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
     order_.clear();
-    for (std::size_t i = 0; i < groups_.size(); ++i) {
-      const FlatGroup& group = *groups_[direction_ == Direction::kForward ? i : groups_.size() - 1 - i].group;
+    for (const std::size_t i : order) {
+      const FlatGroup& group = *groups_[i].group;
       append_records(group, kind, group.optimizer_part, direction_, order_);
     }
     return order_;
   };
-  if (stream_ && stream_->are_in_files()) stream_->begin_pass(order_of(StateKind::kMastersAndStates));
-  if (mapped_) mapped_->begin_pass(order_of(StateKind::kParameters));
+  if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
+  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters));
 }
 
-void QueuedStep::expect_update(std::span<const int>) {
-  announce_records();
-  sums_are_steps_ = true;
-  if (host_) host_->expect(/*sums_of_step=*/true);
+void QueuedStep::expect_update(std::span<const int> order) {
+  if (!updates_in_backward()) {
+    announce_records(groups_in_order());
+    sums_are_steps_ = true;
+    if (host_) host_->expect(/*sums_of_step=*/true);
+    return;
+  }
+  announce_records(groups_of(order));
+  send_rates(take_slot());
 }
 
 void QueuedStep::reduced(const Unit& unit) {
@@ -350,8 +389,32 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss) const {
   return result;
 }
 
-void QueuedStep::update(Unit& unit, std::span<const char>, bool) {
-  TORCH_INTERNAL_ASSERT(false, "unit ", unit.name, " is to be updated in backward on a GPU");
+void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
+  norm_->add(unit);
+  kernels_.begin_unit(request(), request_for(unit, agreed), tables_);
+  const int index = unit.index;
+  for (const std::size_t group : groups_of({&index, 1}))
+    pass_over_group(
+        group, [&](const DeviceRun& run) { kernels_.update(run, tables_); }, [](std::size_t) {});
+}
+
+UnitRequest QueuedStep::request_for(const Unit& unit, const UnitAgreement& agreed) const {
+  const int index = unit.index;
+  const std::vector<std::size_t> groups = groups_of({&index, 1});
+  UnitRequest request;
+  request.unit = index;
+  request.first_group = static_cast<std::uint32_t>(groups.front());
+  request.groups = static_cast<std::uint32_t>(groups.size());
+  for (std::size_t i = 0; i <= groups.back(); ++i) {
+    (i < groups.front() ? request.first_parameter : request.parameters) += groups_[i].run.parameters;
+  }
+  const std::span<const double> sums = norm_->sums_of(unit);
+  request.sums = sums.data();
+  request.sum_count = static_cast<std::uint32_t>(sums.size());
+  request.used = agreed.used_there;
+  request.differ = agreed.differ_there;
+  request.digest_bits = static_cast<std::uint32_t>(agreed.digest_bits);
+  return request;
 }
 
 void QueuedStep::run(const LocalStep& local, StepResult& result) {
@@ -361,13 +424,7 @@ void QueuedStep::run(const LocalStep& local, StepResult& result) {
 
 std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int64_t number) {
   const Span span("step on the device");
-  InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
-  if (slot.outcome) {
-    request_.known_skipped = slot.outcome->wait().skipped;
-    slot.used_arrived->wait();
-    const auto* const used = reinterpret_cast<const char*>(slot.used.get());
-    known_used_.assign(used, used + parameters_);
-  }
+  InFlight& slot = take_slot();
   send_host_part(slot, local);
   norm_->finish();
   uploaded_->join();
@@ -382,6 +439,19 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
   forget_losses();
+  if (updates_in_backward()) {
+    end_pass();
+  } else {
+    update_all();
+  }
+  slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
+  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  ++steps_;
+  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_, unit_names_);
+  return slot.outcome;
+}
+
+void QueuedStep::update_all() {
   const std::optional<UpdateRates> rates = begin_on_host();
   begin_gradients();
   pass_over_runs([&](const DeviceRun& run) { kernels_.update(run, tables_); },
@@ -390,11 +460,17 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
                  });
   let_gradients_go();
   updates_ = false;
-  slot.used_arrived = used_downloaded_ = kernels_.download(slot.used.get(), tables_.used, parameters_);
-  downloaded_ = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
-  ++steps_;
-  slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_);
-  return slot.outcome;
+}
+
+/// The step's own. Waits for the step that used it last, of which the host then knows what became.
+QueuedStep::InFlight& QueuedStep::take_slot() {
+  InFlight& slot = ring_[static_cast<std::size_t>(steps_ % kMostStepsInFlight)];
+  if (!slot.outcome) return slot;
+  request_.known_skipped = slot.outcome->wait().skipped;
+  slot.used_arrived->wait();
+  const auto* const used = reinterpret_cast<const char*>(slot.used.get());
+  known_used_.assign(used, used + parameters_);
+  return slot;
 }
 
 /// Where the host updates: waits for the device's decision, and returns what it is, unless that is to skip the step.
@@ -426,12 +502,18 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
     for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
   }
   constexpr std::size_t kBehindLoss = sizeof header.loss;
-  const std::span<const double> rates = rates_.all().subspan(1);  // of groups, where there are some
-  const std::array<DeviceKernels::UploadPiece, 2> pieces = {
-      {{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss},
-       {group_lr_, slot.rates.get(), rates.size_bytes()}}};
-  if (!rates.empty()) std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
-  uploaded_ = kernels_.upload(std::span(pieces).first(rates.empty() ? 1 : 2), messages_read_.get());
+  const DeviceKernels::UploadPiece piece{message_ + kBehindLoss, message + kBehindLoss, sums_offset_ - kBehindLoss};
+  uploaded_ = kernels_.upload({&piece, 1}, messages_read_.get());
+  if (!updates_in_backward()) send_rates(slot);
+}
+
+/// Those of parameter groups, where there are some. What is queued from now on finds them.
+void QueuedStep::send_rates(InFlight& slot) {
+  const std::span<const double> rates = rates_.all().subspan(1);
+  if (rates.empty()) return;
+  std::memcpy(slot.rates.get(), rates.data(), rates.size_bytes());
+  const DeviceKernels::UploadPiece piece{group_lr_, slot.rates.get(), rates.size_bytes()};
+  kernels_.upload({&piece, 1}, messages_read_.get())->join();
 }
 
 /// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/device/accelerator.h"
@@ -43,6 +44,10 @@ namespace tessera {
 /// skipped takes back what it brought. The device alone knows which step that is. Or the host updates them where they lie (HostUpdate):
 /// then it waits for the device's decision. Parameters in records of the host are changed there in either case (MappedRecords).
 ///
+/// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks whether its gradients are
+/// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
+/// messages as ever, and finds out for all ranks whether it was good.
+///
 /// Else the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
@@ -52,11 +57,10 @@ class QueuedStep final : public Step {
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
-  /// Begins to read the records in files.
+  /// Begins to bring records.
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;
-  /// On a GPU no plan has updates in backward (make_plan).
-  void update(Unit&, std::span<const char>, bool) override;
+  void update(Unit& unit, const UnitAgreement& agreed) override;
   /// What the device will find out is left as NaN, and `result` fetches it (StepResult::wait).
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
@@ -93,6 +97,11 @@ class QueuedStep final : public Step {
   DeviceDecision latest() const;
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
+  void update_all();
+  InFlight& take_slot();
+  void send_rates(InFlight& slot);
+  UnitRequest request_for(const Unit& unit, const UnitAgreement& agreed) const;
+  bool updates_in_backward() const { return request_.updates_in_backward; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
@@ -105,10 +114,15 @@ class QueuedStep final : public Step {
   std::optional<UpdateRates> begin_on_host();
   template <class Launch, class OnHost>
   void pass_over_runs(const Launch& launch, const OnHost& on_host);
+  template <class Launch, class OnHost>
+  void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
+  void end_pass();
   template <class Launch, class ViewOf>
   void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
   bool alternates() const;
-  void announce_records();
+  void announce_records(std::span<const std::size_t> order);
+  std::vector<std::size_t> groups_in_order() const;
+  std::vector<std::size_t> groups_of(std::span<const int> units) const;
   void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
@@ -137,6 +151,7 @@ class QueuedStep final : public Step {
   std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
   std::vector<int> ranks_with_parts_;                 ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
+  std::shared_ptr<const std::vector<std::string>> unit_names_;  ///< where they are updated in backward; else null
   std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
   DeviceTables memory_;  ///< of all that follows
   std::byte* message_ = nullptr;

@@ -11,6 +11,7 @@
 #include "engine/step/loss_spikes.h"
 #include "engine/step/step_agreement.h"
 #include "optim/loss_scale_rule.h"
+#include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
 
 namespace tessera {
@@ -53,8 +54,8 @@ class Step {
   virtual void reduced(const Unit&) {}
 
   /// In backward: the gradients of `unit` are summed, and it is updated at once (Reducer::OnSummed). Throws tessera::Error: 65
-  /// if a gradient is not finite, 70 if ranks gathered units in different orders.
-  virtual void update(Unit& unit, std::span<const char> used, bool ranks_agree) = 0;
+  /// if a gradient is not finite, 70 if ranks gathered units in different orders; where that is known later, StepResult::wait does.
+  virtual void update(Unit& unit, const UnitAgreement& agreed) = 0;
 
   /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known when
   /// it returns. Collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78 where a loss is negative,

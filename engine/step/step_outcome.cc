@@ -16,15 +16,33 @@ const DeviceDecision& StepOutcome::wait() {
     std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
     for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
     waits_.clear();
-    if (decision_->is_overflow) warn_of_overflow(step_, decision_->loss_scale, "");
+    if (decision_->is_overflow && !units_) warn_of_overflow(step_, decision_->loss_scale, "");
   }
-  if (!decision_->gathers_differ) return *decision_;
+  if (decision_->gathers_differ) throw_disagreement();
+  if (units_ && decision_->is_overflow) {
+    const int unit = decision_->not_finite_unit;
+    throw_not_finite_in_backward(unit > 0 ? "unit " + (*units_)[static_cast<std::size_t>(unit - 1)]
+                                          : "a unit of another rank");
+  }
+  return *decision_;
+}
+
+void StepOutcome::throw_disagreement() const {
   throw Error(
       ExitCode::kInternal,
       "step " + std::to_string(step_) +
           ": ranks gathered units in different orders, so their values cannot be trusted. hint: forward must "
           "use units in the same order on every rank; a branch on a rank's data may choose only among replicated "
           "parameters");
+}
+
+void throw_not_finite_in_backward(const std::string& whose) {
+  throw Error(
+      ExitCode::kCorruptData,
+      "the gradient of " + whose +
+          " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
+          "updated already. The unit is not. hint: a lower learning rate; with optimizer.in_backward false such "
+          "steps are skipped, and gradient_clipping is possible");
 }
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/device/exposed_communication.h"
 #include "optim/device_kernels.h"
@@ -15,32 +17,41 @@ class StepOutcome {
  public:
   /// `pinned` receives the decision and is not written again before the outcome is known.
   /// `waits`: the stretches in which the step waited for collectives; all lie before `end`. `axes`: the groups whose calls
-  /// the step made; they are asked for failures as long as they exist.
+  /// the step made; they are asked for failures as long as they exist. `units`: their names, where they are updated in backward; else null.
   StepOutcome(std::int64_t step, std::shared_ptr<const std::byte> pinned, ExposedCommunication::Intervals waits,
-              std::shared_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes)
+              std::shared_ptr<DeviceKernels::Mark> end, std::weak_ptr<const MeshAxes> axes,
+              std::shared_ptr<const std::vector<std::string>> units)
       : step_(step),
         pinned_(std::move(pinned)),
         waits_(std::move(waits)),
         end_(std::move(end)),
-        axes_(std::move(axes)) {}
+        axes_(std::move(axes)),
+        units_(std::move(units)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
   /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if one of its calls failed on the device (MeshAxes::status); exit code 70 if ranks gathered units
-  /// in different orders, in which case no rank has updated anything.
+  /// in different orders, in which case no rank has updated anything, or, where units are updated in backward, none from the first one on
+  /// whose ranks differed; 65 if a gradient is not finite there.
   const DeviceDecision& wait();
   /// For how long the device's computation waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
+  [[noreturn]] void throw_disagreement() const;
+
   const std::int64_t step_;
   std::shared_ptr<const std::byte> pinned_;
   ExposedCommunication::Intervals waits_;
   std::shared_ptr<DeviceKernels::Mark> end_;
   const std::weak_ptr<const MeshAxes> axes_;
+  const std::shared_ptr<const std::vector<std::string>> units_;
   double exposed_seconds_ = 0;
   std::optional<DeviceDecision> decision_;
 };
+
+/// Where units are updated in backward, and so the step cannot be skipped. `whose`: a unit or parameter.
+[[noreturn]] void throw_not_finite_in_backward(const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);
 

@@ -151,7 +151,8 @@ class Engine {
   ///
   /// With "optimizer.in_backward" it updates parameters too, each unit's as soon as its gradients are summed. Until `step`
   /// they cannot be read then: a forward throws c10::Error, zero_grad, evaluate and Gathered throw Error (64). A gradient
-  /// that is infinite or NaN is an Error (65), since the step cannot be skipped any more.
+  /// that is infinite or NaN is an Error (65), since the step cannot be skipped any more; on a GPU it comes with StepResult::wait,
+  /// or some steps later, and no unit was updated since.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
   /// After `gradient_accumulation` calls of backward: agrees on norm and overflow with the other ranks, clips, updates

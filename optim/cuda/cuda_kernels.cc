@@ -145,6 +145,9 @@ class CudaKernels : public DeviceKernels {
     check(cuda::norm_totals(t, stream), "norm_totals");
     check(cuda::decide_step(request, t, stream), "decide_step");
   }
+  void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) override {
+    check(cuda::begin_unit(request, unit, tables, stream_()), "begin_unit");
+  }
   void update(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::update_step(run, tables, stream_()), "update_step");
   }

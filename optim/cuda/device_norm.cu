@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
     const bool is_there = leaf < tile.leaves;
     const NormTileNode& node = tile.node_of(leaf);
     const unsigned begin = is_there ? (leaf - node.first_leaf) * static_cast<unsigned>(kNormBlock) : 0;
-    const double sum = block_sum(node.values + begin, is_there ? node.numel - begin : 0);
+    const double sum = block_sum(node.values + t.shift + begin, is_there ? node.numel - begin : 0);
     if (is_there && threadIdx.x % kLanes == 0) sums[leaf] = sum;
   }
   // A node's blocks become the tree over them, in the place of its first.

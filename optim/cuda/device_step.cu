@@ -88,9 +88,63 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
   return t.steps[p] == t.steps[q] && (!t.group_number || t.group_number[p] == t.group_number[q]);
 }
 
+/// One thread block: counts a step of the parameters [begin, end) that are used, and folds their constants.
+__device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
+  for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
+    if (!t.used[p]) continue;
+    ++t.steps[p];
+    t.constants[p] = constants_of(request, t, p, lr);
+  }
+}
+
+/// One thread block, for the groups [begin, end). Call when all of `count_step` is done.
+__device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
+  for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
+  __syncthreads();
+  for (unsigned g = begin; g < end; ++g) {
+    const StepGroup group = t.group[g];
+    for (unsigned i = threadIdx.x; i < group.parameters; i += blockDim.x) {
+      const unsigned p = group.first_parameter + i;
+      if (!t.used[p] || !is_of_one_kind(t, p, group.first_parameter)) t.is_uniform[g] = 0;
+    }
+  }
+}
+
+/// One thread block.
+__global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t) {
+  __shared__ int differs, is_infinite;
+  if (threadIdx.x == 0) differs = is_infinite = 0;
+  const bool is_over = t.decision->is_skipped != 0;
+  __syncthreads();  // all have read the decision before one writes it
+  for (unsigned i = threadIdx.x; i < unit.digest_bits; i += blockDim.x) {
+    if (unit.differ[i] != 0.0f) differs = 1;
+  }
+  for (unsigned i = threadIdx.x; i < unit.sum_count; i += blockDim.x) {
+    if (!isfinite(unit.sums[i])) is_infinite = 1;
+  }
+  __syncthreads();
+  DeviceDecision& d = *t.decision;
+  const double lr = scaled_lr(request.base_lr, 0, 0, request.lr_ratios[0]);
+  if (is_over || differs != 0 || is_infinite != 0) {
+    if (threadIdx.x > 0 || is_over) return;
+    d.is_skipped = 1;
+    if (is_infinite != 0) d.not_finite_unit = unit.unit + 1;
+    return;
+  }
+  if (threadIdx.x == 0) d.gradient_scale = static_cast<float>(1.0 / request.microbatches);
+  for (unsigned i = threadIdx.x; i < unit.parameters; i += blockDim.x) {
+    t.used[unit.first_parameter + i] = unit.used[i] > 0.0f ? 1 : 0;
+  }
+  __syncthreads();
+  count_step(request, t, unit.first_parameter, unit.first_parameter + unit.parameters, lr);
+  __syncthreads();
+  find_uniform(t, unit.first_group, unit.first_group + unit.groups);
+}
+
 /// One thread block.
 __global__ void decide(StepRequest request, StepTables t) {
   const Verdict v = verdict_on(request, t);
+  const bool was_over = request.updates_in_backward && t.decision->is_skipped != 0;
   __syncthreads();  // all have read the decision before one writes it
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
@@ -99,27 +153,15 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.gradient_scale = v.gradient_scale;
     d.loss_scale = d.scaler.scale;
     d.is_overflow = v.is_overflow ? 1 : 0;
-    d.is_skipped = v.is_skipped ? 1 : 0;
+    d.is_skipped = v.is_skipped || was_over ? 1 : 0;
     d.applied += v.is_skipped ? 0 : 1;
     d.skipped += v.is_skipped ? 1 : 0;
     next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
   }
-  if (v.is_skipped) return;
-  for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
-    if (!t.used[p]) continue;
-    ++t.steps[p];
-    t.constants[p] = constants_of(request, t, p, v.lr);
-  }
+  if (v.is_skipped || request.updates_in_backward) return;
+  count_step(request, t, 0, static_cast<unsigned>(t.parameters), v.lr);
   __syncthreads();
-  for (unsigned g = threadIdx.x; g < static_cast<unsigned>(t.groups); g += blockDim.x) t.is_uniform[g] = 1;
-  __syncthreads();
-  for (int g = 0; g < t.groups; ++g) {
-    const StepGroup group = t.group[g];
-    for (unsigned i = threadIdx.x; i < group.parameters; i += blockDim.x) {
-      const unsigned p = group.first_parameter + i;
-      if (!t.used[p] || !is_of_one_kind(t, p, group.first_parameter)) t.is_uniform[g] = 0;
-    }
-  }
+  find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
 /// The parameter that element `element` of the group belongs to: the last that does not begin behind it.
@@ -344,6 +386,11 @@ bool aligned(const StepArguments& a) {
 
 cudaError_t read_messages(const StepTables& tables, cudaStream_t stream) {
   return launch(read, 1, kThreads, stream, tables);
+}
+
+cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
+                       cudaStream_t stream) {
+  return launch(begin_update, 1, kThreads, stream, request, unit, tables);
 }
 
 cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cudaStream_t stream) {

@@ -462,6 +462,9 @@ std::vector<StrategyRule> make_rules() {
           "/offload/gradients/tier", "offload.gradients below memory",
           [](const Strategy& s) { return s.offload.gradients != Tier::kMemory; },
           "gradients that are used when they are summed need no place"),
+      in_backward_rule(
+          "/offload/step", "offload.step cpu", [](const Strategy& s) { return s.offload.step == OffloadedStep::kCpu; },
+          "the CPU would stand still for each unit, and the GPU with it"),
       rollback_rule(),
       durable_rollback_rule(),
       durable_dir_rule(),

@@ -193,8 +193,10 @@ class MemoryPlan {
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
-  /// Whether the CPU could: they are whole, and no parameters lie in files.
-  bool can_step_on_host() const { return has_whole_records() && (!parameters_below() || parameters_on_host()); }
+  /// Whether the CPU could: they are whole, no parameters lie in files, and units are updated after backward.
+  bool can_step_on_host() const {
+    return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward;
+  }
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
   /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }

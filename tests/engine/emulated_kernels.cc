@@ -93,6 +93,10 @@ class EmulatedKernels : public DeviceKernels {
     check(cuda::norm_totals(t, nullptr));
     check(cuda::decide_step(request, t, nullptr));
   }
+  void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) override {
+    const std::lock_guard lock(gpu);
+    check(cuda::begin_unit(request, unit, tables, nullptr));
+  }
   void update(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);
     const std::lock_guard lock(gpu);

@@ -234,6 +234,49 @@ TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
   }
 }
 
+/// Wherever states lie: what is computed beside a unit's update must not disturb it, nor copies of the next records.
+TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
+  struct Lying {
+    Tier parameters, states;
+    std::int64_t queue_depth;
+  };
+  using enum Tier;
+  constexpr Lying kLying[] = {
+      {kMemory, kMemory, 1}, {kMemory, kHost, 1}, {kMemory, kHost, 8}, {kHost, kHost, 4}, {kNvme, kNvme, 2}};
+  for (const int ranks : {1, 2, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      on_ranks(ranks, [&](int rank, int port) {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        for (const Placed& placed : kStrategies) {
+          Strategy strategy = strategy_of(placed, dtype, TransportChoice::kCudaHost);
+          strategy.gradient_clipping = 0;
+          const Trained after = train_on(mesh, strategy, options_of());
+          strategy.optimizer.in_backward = true;
+          for (const Lying& lying : kLying) {
+            if (lying.parameters != kMemory && placed.kind != ShardingStrategy::kFullShard) continue;
+            OffloadConfig& offload = strategy.offload;
+            offload.parameters.tier = lying.parameters;
+            offload.moments.tier = lying.states;
+            if (dtype != DType::kF32) offload.masters.tier = lying.states;
+            offload.record_bytes = 4096;
+            offload.queue_depth = lying.queue_depth;
+            offload.paths.clear();
+            if (lying.states == kNvme) offload.paths = {std::filesystem::temp_directory_path().string()};
+            const std::string what = name_of(placed) + ", case " + std::to_string(&lying - kLying);
+            const Trained trained = train_on(mesh, strategy, options_of());
+            wrong += difference(trained, after, what);
+            for (const StepResult& step : trained.steps) {
+              if (!(step.planned == step.allocated)) wrong += what + ": allocated is not planned; ";
+            }
+          }
+        }
+        return wrong;
+      });
+    }
+  }
+}
+
 /// With all of it in the GPU's memory, and with all of it below.
 TEST_F(Gpu, ARunGoesOnFromItsLastCommit) {
   for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {

@@ -27,11 +27,11 @@ HandMadeUnits::Options options_of(ShardingStrategy strategy, int replicate = 1, 
 /// Notes what is handed over, and that it is the sum.
 struct HandedOver {
   explicit HandedOver(Reduced& reduced) {
-    reduced.reducer.on_summed([&](Unit& unit, std::span<const char> used, bool ranks_agree) {
+    reduced.reducer.on_summed([&](Unit& unit, const UnitAgreement& told) {
       const auto u = static_cast<std::size_t>(unit.index);
       units.push_back(unit.index);
-      this->used.emplace_back(used.begin(), used.end());
-      agreed = agreed && ranks_agree;
+      used.emplace_back(told.used.begin(), told.used.end());
+      agreed = agreed && told.ranks_agree;
       EXPECT_TRUE(unit.is_closed());
       reduced.expect_sum(u, [&](int rank, std::size_t, std::size_t i) {
         const auto& sizes = reduced.units.group(u).parameters[i].sizes;

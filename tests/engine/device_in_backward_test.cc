@@ -1,0 +1,276 @@
+// "optimizer.in_backward" on an emulated GPU: the bits of the CPU's update after backward, however late the device is, wherever masters,
+// states and parameters lie; and what cannot be done then ends in an error.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
+#include "tessera/durable.h"
+#include "tessera/error.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr TinyOptions kAwkward{
+    .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
+
+Strategy after_backward(const Placed& placed, DType dtype) {
+  Strategy strategy = strategy_of(placed, dtype, 1);
+  strategy.gradient_clipping = 0;
+  return strategy;
+}
+
+Strategy in_backward(Strategy strategy) {
+  strategy.optimizer.in_backward = true;
+  return strategy;
+}
+
+/// The CPU updates after backward, GPUs in it. `below`: says where a GPU's state lies.
+void expect_the_cpus_bits(
+    const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options, const std::string& what,
+    const Adjust& below = [](Strategy&) {}) {
+  const Trained on_cpu = train_on_threads(ranks, strategy, options);
+  const EmulatedGpus gpus;
+  Strategy on_gpu = in_backward(strategy);
+  below(on_gpu);
+  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
+    const Trained trained = train_on_threads(joined, on_gpu, options);
+    expect_same_bits(trained, on_cpu, what + how);
+    if (!options.model.unused_block) {  // until the order is agreed on, units wait for one that never comes
+      EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
+    }
+  };
+  expect(late(ranks), "");
+  if (ranks.ranks == 1) return;
+  expect(on_one_gpu(ranks), " on one GPU");
+  if (strategy.mixed_precision.reduce == DType::kF32) expect(over_backend(ranks), " over a backend");
+}
+
+TrainOptions run_of(const TinyOptions& model) {
+  TrainOptions options = short_run();
+  options.model = model;
+  return options;
+}
+
+struct Case {
+  DType dtype;
+  int ranks;
+};
+
+class DeviceInBackward : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceInBackward, GivesTheCpusBitsUnderEveryStrategy) {
+  const auto [dtype, ranks] = GetParam();
+  for (const Placed& placed : kStrategies) {
+    for (const TinyOptions& model : {TinyOptions{}, kAwkward}) {
+      const std::string what = name_of(placed) + (model.unused_block ? ", awkward" : "");
+      expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype), run_of(model), what);
+    }
+  }
+  if (ranks < 4) return;
+  for (const bool world : {false, true}) {
+    Strategy hybrid = after_backward(ShardingStrategy::kHybridShard, dtype);
+    hybrid.optimizer.shard_over_world = world;
+    expect_the_cpus_bits({.ranks = 4, .hosts = 2}, hybrid, short_run(), world ? "hybrid over the world" : "hybrid");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceInBackward,
+                         ::testing::Values(Case{DType::kF32, 1}, Case{DType::kBF16, 1}, Case{DType::kBF16, 2},
+                                           Case{DType::kF32, 3}, Case{DType::kBF16, 4}),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
+                         });
+
+/// Several records a group, of which one or a few are on their way at once.
+TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
+  struct Lying {
+    Tier parameters, states;
+    double share;
+    std::int64_t queue_depth;
+  };
+  using enum Tier;
+  constexpr Lying kLying[] = {{kMemory, kHost, 1, 1},   {kMemory, kHost, 0.4, 3}, {kMemory, kNvme, 1, 1},
+                              {kMemory, kNvme, 0.6, 4}, {kHost, kMemory, 1, 1},   {kHost, kHost, 1, 2},
+                              {kNvme, kNvme, 1, 2}};
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Lying& lying : kLying) {
+        const bool has_parameters = lying.parameters != kMemory;
+        const Placed placed = has_parameters ? ShardingStrategy::kFullShard : ShardingStrategy::kShardGradients;
+        expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype),
+                             run_of({.width = 32, .hidden = 64, .blocks = 3}),
+                             "case " + std::to_string(&lying - kLying), [&](Strategy& strategy) {
+                               OffloadConfig& offload = strategy.offload;
+                               offload.parameters.tier = lying.parameters;
+                               offload.moments = {lying.states, lying.share};
+                               if (dtype != DType::kF32) offload.masters = offload.moments;
+                               offload.record_bytes = 4096;
+                               offload.queue_depth = lying.queue_depth;
+                               if (lying.states == kNvme)
+                                 offload.paths = {std::filesystem::temp_directory_path().string()};
+                             });
+      }
+    }
+  }
+}
+
+TEST(DeviceInBackward, EveryStateFormatRuleAndAverageIsTheCpus) {
+  for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
+    Strategy strategy = after_backward(ShardingStrategy::kFullShard, DType::kBF16);
+    strategy.optimizer.state_dtype = states;
+    strategy.ema.decay = 0.75;
+    strategy.gradient_clip_value = 1e-3;
+    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), tessera::name_of(states));
+  }
+  for (const OptimizerType type : {OptimizerType::kLion, OptimizerType::kRmsprop}) {
+    Strategy strategy = after_backward(ShardingStrategy::kShardOptimizer, DType::kF32);
+    strategy.optimizer.type = type;
+    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), tessera::name_of(type));
+  }
+}
+
+/// Rates by schedule, or by hand and of groups; averages shown, a unit frozen and thawed, a save, and what was saved loaded by another.
+Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
+  Session session(mesh, strategy, kTwoBlocks);
+  Engine& engine = session.engine;
+  std::vector<StepResult> steps = train(session, 0, 3);
+  const auto more = [&](std::size_t begin, std::size_t end) {
+    for (StepResult& step : train(session, begin, end)) steps.push_back(std::move(step));
+  };
+  if (strategy.lr_schedule.type == LrScheduleType::kManual) {
+    engine.set_lr(0.003);
+    engine.set_lr("head", 0.02);
+  }
+  { const Gathered guard(engine, Gathered::kEma); }
+  more(3, 9);
+  engine.set_trainable("blocks.0.*", true);
+  more(9, 11);
+  engine.set_trainable("blocks.1.*", false);
+  save_checkpoint(engine, folder);
+  more(11, 13);
+  load_checkpoint(engine, folder);
+  more(11, 14);
+  return told_by(session, std::move(steps));
+}
+
+TEST(DeviceInBackward, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+  const TestFolder folder;
+  int run = 0;
+  for (const ShardingStrategy kind : kThree) {
+    for (const bool by_hand : {false, true}) {
+      for (const Tier tier : {Tier::kMemory, Tier::kHost}) {
+        Strategy strategy = scheduled(kind, DType::kBF16);
+        strategy.gradient_clipping = 0;
+        strategy.ema.decay = 0.75;
+        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+        strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
+                                     {.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .eps = 1e-2}};
+        const auto body = [&](const Strategy& on) {
+          const std::string own = (folder / std::to_string(run++)).string();
+          return [&, on, own](const Mesh& mesh) { return led_through_everything(mesh, on, own); };
+        };
+        const Told wanted = told_on({.ranks = 2}, body(strategy));
+        Strategy on_gpu = in_backward(strategy);
+        on_gpu.offload.moments.tier = on_gpu.offload.masters.tier = tier;
+        on_gpu.offload.record_bytes = 4096;
+        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+          expect_same(told_on(joined, body(on_gpu)), wanted, name_of(kind) + (by_hand ? ", by hand " : " ") + how);
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceInBackward, ARunGoesOnFromItsLastCommit) {
+  for (const Tier tier : {Tier::kMemory, Tier::kHost, Tier::kNvme}) {
+    const TestFolder folder;
+    const EmulatedGpus gpus;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy strategy = in_backward(after_backward(ShardingStrategy::kFullShard, DType::kBF16));
+      OffloadConfig& offload = strategy.offload;
+      offload.parameters.tier = offload.masters.tier = offload.moments.tier = tier;
+      if (tier == Tier::kNvme) offload.paths = {std::filesystem::temp_directory_path().string()};
+      Values wanted;
+      {
+        Session whole(mesh, strategy);
+        train(whole, 0, 6);
+        wanted = whole.values();
+      }
+      strategy.durable = {.every = 2, .dir = folder.path().string()};
+      {
+        Session first(mesh, strategy);
+        for (std::size_t i = 0; i < 5; ++i) {
+          first.train(i);
+          commit_durable(first.engine);
+        }
+      }
+      Session second(mesh, strategy);
+      ASSERT_TRUE(resume_durable(second.engine));
+      train(second, 4, 6);
+      EXPECT_TRUE(all_same_bits(second.values(), wanted));
+    });
+  }
+}
+
+/// The device stops at the first unit, and the host learns of it when it asks.
+TEST(DeviceInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
+  for (const Placed& placed : kStrategies) {
+    for (const int ranks : {1, 2}) {
+      const EmulatedGpus gpus;
+      run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
+        Session session(mesh, in_backward(after_backward(placed, DType::kF32)));
+        session.train(0);
+        session.engine.backward(session.loss(1) * std::numeric_limits<double>::infinity());
+        StepResult step = session.engine.step();
+        try {
+          step.wait();
+          ADD_FAILURE() << "no error under " << tessera::testing::name_of(placed);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+          EXPECT_THAT(error.message(), AllOf(HasSubstr("the gradient of unit "), HasSubstr("infinite or NaN"),
+                                             HasSubstr("cannot be skipped")));
+        }
+      });
+    }
+  }
+}
+
+/// One rank's gradient alone: the sum is of all, so each learns of it, and parameters stay as they were before the unit.
+TEST(DeviceInBackward, AfterAGradientThatIsNotFiniteNothingIsUpdatedAnyMore) {
+  const EmulatedGpus gpus;
+  run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
+    Session session(mesh, in_backward(after_backward(ShardingStrategy::kNoShard, DType::kF32)));
+    session.train(0);
+    const Values before = session.values();
+    session.engine.backward(session.loss(1) * std::numeric_limits<double>::quiet_NaN());
+    StepResult step = session.engine.step();
+    EXPECT_THROW(step.wait(), Error);
+    Values after;
+    for (const auto& parameter : session.model->named_parameters())
+      after.emplace_back(parameter.key(), parameter.value().detach().clone());
+    for (const auto& [name, value] : before) {
+      for (const auto& [same, now] : after) {
+        EXPECT_TRUE(same != name || same_bits(value, now)) << name;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -418,7 +418,11 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc =
            "A unit is updated as soon as its gradients are summed, while backward goes on with the next. Gradients of "
            "only a few units are in memory at a time, and what lies on disk moves while backward computes. The bits "
-           "are those of an update after backward.",
+           "are those of an update after backward. A GPU's masters and moments in its host's memory move meanwhile "
+           "too: "
+           "with a \"queue_depth\" of offload that is enough for what moves in a unit's backward, nothing waits for "
+           "them but "
+           "the bus.",
        .cost = "Nothing can be skipped or taken back: a gradient that is infinite or NaN ends the run, and parameters "
                "cannot be read between backward and step."},
   };

@@ -251,6 +251,28 @@ TEST(DeviceInBackward, AGradientThatIsNotFiniteEndsTheRunByName) {
   }
 }
 
+/// A backend moves what it is given, and the units are of the same size.
+TEST(DeviceInBackward, RanksThatGatherInOtherOrdersEndTheRun) {
+  const EmulatedGpus gpus;
+  try {
+    run_ranks(over_backend({.ranks = 2}), [](const Mesh& mesh) {
+      Session session(mesh, in_backward(after_backward(ShardingStrategy::kFullShard, DType::kF32)));
+      const Batch& batch = session.batches[0];
+      at::Tensor x = session.model->embedding(rows_of(batch.tokens, mesh));
+      const std::vector<std::size_t> order =
+          mesh.rank() == 0 ? std::vector<std::size_t>{0, 1, 2} : std::vector<std::size_t>{0, 2, 1};
+      for (const std::size_t block : order) x = session.model->blocks->ptr<BlockImpl>(block)->forward(x);
+      session.engine.backward(at::linear(x, session.model->head).pow(2).mean());
+      StepResult step = session.engine.step();
+      step.wait();
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInternal);
+    EXPECT_THAT(error.message(), HasSubstr("different orders"));
+  }
+}
+
 /// One rank's gradient alone: the sum is of all, so each learns of it, and parameters stay as they were before the unit.
 TEST(DeviceInBackward, AfterAGradientThatIsNotFiniteNothingIsUpdatedAnyMore) {
   const EmulatedGpus gpus;

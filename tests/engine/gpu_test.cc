@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -232,6 +233,36 @@ TEST_F(Gpu, ParametersAndGradientsBelowItsMemoryChangeNoBit) {
       });
     }
   }
+}
+
+/// Its backward wants more memory than any GPU has.
+struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {at::empty({std::int64_t{1} << 44}, gradients[0].options())};
+  }
+};
+
+/// LibTorch's own allocator says so, and the Engine what is there and what needs less.
+TEST_F(Gpu, WhatDoesNotFitIsExplained) {
+  on_ranks(1, [](int, int port) -> std::string {
+    const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
+    Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kNccl));
+    session.train(1);
+    try {
+      session.engine.backward(WantsTooMuch::apply(session.loss(0)));
+    } catch (const Error& error) {
+      std::string wrong = error.exit_code() == ExitCode::kOsResource ? "" : "another exit code; ";
+      for (const char* part :
+           {"out of memory", "64.00 TiB", "optimizer", "the largest unit is", "activations of the first step"}) {
+        if (error.message().find(part) == std::string::npos)
+          wrong += std::string("no \"") + part + "\" in " + error.message();
+      }
+      return wrong;
+    }
+    return "no error";
+  });
 }
 
 /// Wherever states lie: what is computed beside a unit's update must not disturb it, nor copies of the next records.

@@ -367,6 +367,76 @@ TEST_F(DeviceKernels, TheDecisionClipsAndFoldsConstantsAsTheCpuDoes) {
   EXPECT_EQ(step.uniform.values()[1], 0);
 }
 
+/// Two units of one group each, of 3 and 600 parameters, of which the device is told what ranks said and the norm's sums.
+struct UnitsInBackward {
+  static constexpr unsigned kFirst = 3, kSecond = 600, kBits = 64, kSums = 700;
+  QueuedStep step{{{0, kFirst}, {kFirst, kSecond}}};
+  Shared<float> used{std::vector<float>(kFirst + kSecond, 2.0f)}, differ{std::vector<float>(2 * kBits)};
+  Shared<double> sums{std::vector<double>(2 * kSums, 1.0)};
+
+  void begin(const StepRequest& request, unsigned unit) {
+    UnitRequest of;
+    of.unit = static_cast<int>(unit);
+    of.first_group = unit;
+    of.groups = 1;
+    of.first_parameter = unit * kFirst;
+    of.parameters = unit == 0 ? kFirst : kSecond;
+    of.sum_count = kSums;
+    of.digest_bits = kBits;
+    of.sums = sums.data() + unit * kSums;
+    of.used = used.data() + of.first_parameter;
+    of.differ = differ.data() + unit * kBits;
+    check(cuda::begin_unit(request, of, step.tables, nullptr));
+  }
+};
+
+TEST_F(DeviceKernels, AUnitIsBegunByItselfAndTheStepsEndLeavesItsParametersAlone) {
+  const RuleOptimizer optimizer(adamw());
+  StepRequest request = request_of(optimizer, 3e-4, 3);
+  request.updates_in_backward = true;
+  UnitsInBackward units;
+  units.used.set(1, 0.0f);
+  units.used.set(UnitsInBackward::kFirst + UnitsInBackward::kSecond - 1, 0.0f);
+  const std::size_t all = UnitsInBackward::kFirst + UnitsInBackward::kSecond;
+  for (int round = 1; round <= 2; ++round) {
+    units.begin(request, 1);
+    EXPECT_EQ(units.step.steps.values()[0], round - 1) << "the other unit's time has not come";
+    EXPECT_EQ(units.step.decision.values()[0].gradient_scale, static_cast<float>(1.0 / 3));
+    units.begin(request, 0);
+    units.step.decide(request);
+    EXPECT_EQ(units.step.decision.values()[0].applied, round);
+    EXPECT_EQ(units.step.decision.values()[0].is_skipped, 0);
+    for (std::size_t p = 0; p < all; ++p) {
+      const bool is_used = p != 1 && p != all - 1;
+      EXPECT_EQ(units.step.used.values()[p], is_used ? 1 : 0) << p;
+      EXPECT_EQ(units.step.steps.values()[p], is_used ? round : 0) << p;
+      const AdamConstants wanted = is_used ? AdamRule::constants(optimizer.numbers(), round, 3e-4f) : AdamConstants{};
+      const AdamConstants got = units.step.constants.values()[p].adam;
+      EXPECT_EQ(std::memcmp(&got, &wanted, offsetof(AdamConstants, decoupled)), 0) << p;
+    }
+    EXPECT_EQ(units.step.uniform.values()[0], 0);
+    EXPECT_EQ(units.step.uniform.values()[1], 0);
+  }
+}
+
+TEST_F(DeviceKernels, AUnitThatIsNotGoodEndsTheUpdates) {
+  const RuleOptimizer optimizer(adamw());
+  StepRequest request = request_of(optimizer, 3e-4);
+  request.updates_in_backward = true;
+  for (const double sum : {static_cast<double>(NAN), HUGE_VAL, 1.0}) {
+    UnitsInBackward units;
+    if (std::isfinite(sum)) units.differ.set(2 * UnitsInBackward::kBits - 1, -1.0f);
+    units.sums.set(2 * UnitsInBackward::kSums - 1, sum);
+    units.begin(request, 1);
+    units.begin(request, 0);  // and it is good
+    units.step.decide(request);
+    const DeviceDecision decision = units.step.decision.values()[0];
+    EXPECT_EQ(decision.is_skipped, 1) << sum;
+    EXPECT_EQ(decision.not_finite_unit, std::isfinite(sum) ? 0 : 2);
+    EXPECT_TRUE(std::ranges::all_of(units.step.steps.values(), [](std::int64_t count) { return count == 0; })) << sum;
+  }
+}
+
 TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   OptimizerConfig other = adamw();
   other.beta1 = 0.8;

@@ -1,8 +1,12 @@
 #include "sharding/unit_notes.h"
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "sharding/layout/memory_plan.h"
+#include "sharding/memory_view.h"
 
 namespace tessera::testing {
 namespace {
@@ -30,7 +34,14 @@ TEST(UnitNotes, SayWhichParametersAnyRankUsed) {
 TEST(UnitNotes, TellOneDigestFromSeveral) {
   constexpr std::uint64_t kDigest = 0xF00DFACE12345678;
   const auto agree = [](const Digests& digests) {
-    return unit_notes::have_one_digest(sum_of_notes(digests, 3), 3, static_cast<int>(digests.size()));
+    std::vector<float> sum = sum_of_notes(digests, 3);
+    const auto ranks = static_cast<int>(digests.size());
+    const bool do_they = unit_notes::have_one_digest(sum, 3, ranks);
+    const at::Tensor bits = flat_view(sum.data() + 3, DType::kF32, MemoryPlan::kDigestBits, at::kCPU);
+    unit_notes::compare_digests(bits, ranks);  // as a device does
+    EXPECT_EQ(bits.eq(0).all().item<bool>(), do_they);
+    EXPECT_LE(bits.max().item<float>(), 0.0F) << "sums of several could be 0";
+    return do_they;
   };
   EXPECT_TRUE(agree({kDigest}));
   EXPECT_TRUE(agree({kDigest, kDigest, kDigest}));

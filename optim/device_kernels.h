@@ -6,6 +6,7 @@
 #include <span>
 
 #include "optim/norm_launch.h"
+#include "optim/rules/muon.h"
 #include "optim/step_message.h"
 
 namespace tessera {
@@ -25,6 +26,9 @@ class DeviceKernels {
   virtual void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) = 0;
   /// The optimizer's pass over one run, in one launch. Nothing if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
+  /// Muon's directions of a run: see there.
+  virtual void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
+                               const StepTables& tables) = 0;
   /// Exchanges a run's masters and averages, of the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 

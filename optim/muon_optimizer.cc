@@ -1,7 +1,5 @@
 #include "optim/muon_optimizer.h"
 
-#include "optim/rules/muon.h"
-
 namespace tessera {
 namespace {
 
@@ -20,8 +18,7 @@ MuonOptimizer::MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema
       step_{.weight_decay = config.weight_decay, .is_decoupled = true},
       loops_(step_loops(set)) {}
 
-void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& slice,
-                              std::span<float> direction) const {
+StepArguments MuonOptimizer::direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const {
   OptimizerSlice as_if = slice;  // the direction stands for the masters, which may not be in memory
   as_if.master_kind = MasterKind::kF32;
   as_if.master = direction;
@@ -29,15 +26,31 @@ void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& 
   as_if.parameter = nullptr;
   StepArguments a = elements_.arguments(as_if);
   a.average = {};
+  return a;
+}
+
+StepArguments MuonOptimizer::step_arguments(const OptimizerSlice& slice) const {
+  StepArguments a = elements_.arguments(slice);
+  a.states[0] = {};
+  return a;
+}
+
+/// The same in all steps.
+MuonMomentumConstants MuonOptimizer::momentum_constants() const {
+  return MuonMomentumRule::constants(momentum_, /*step=*/1, /*lr=*/0);
+}
+
+void MuonOptimizer::direction(const StepScalars& scalars, const OptimizerSlice& slice,
+                              std::span<float> direction) const {
+  StepArguments a = direction_arguments(slice, direction);
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;
   a.noise = noise_key(slice.stream, scalars.step);
-  loops_.muon_direction(MuonMomentumRule::constants(momentum_, scalars.step, scalars.lr), a);
+  loops_.muon_direction(momentum_constants(), a);
 }
 
 void MuonOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
-  StepArguments a = elements_.arguments(slice);
-  a.states[0] = {};
+  StepArguments a = step_arguments(slice);
   a.average.begins = scalars.step <= 1;
   loops_.update[static_cast<int>(StepRule::kSgd)](rule_constants(StepRule::kSgd, step_, scalars.step, scalars.lr), a);
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "optim/rule_optimizer.h"
+#include "optim/rules/muon.h"
 
 namespace tessera {
 
@@ -22,6 +23,13 @@ class MuonOptimizer final : public Optimizer {
   /// Moves masters against `slice.gradient`, which is a piece of an orthogonal matrix; no scale and no clipping. Weight decay is
   /// decoupled.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
+  // The same for kernels of a GPU, but for what its tables say (gradient scale, noise, constants of a step).
+  StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
+  StepArguments step_arguments(const OptimizerSlice& slice) const;
+  MuonMomentumConstants momentum_constants() const;
+  /// Of `step`, which is SGD's.
+  const RuleNumbers& step_numbers() const { return step_; }
+
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
 

@@ -47,6 +47,7 @@ struct DeviceDecision {
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;        ///< of parameters in no group
+  RuleNumbers of_matrices;    ///< under muon: SGD's, of those that are
   double microbatches = 1.0;  ///< ranks * microbatches of a step
   double max_norm = 0.0;      ///< gradient_clipping; 0: none
   LossScaleRule loss_scale;
@@ -77,7 +78,7 @@ struct StepGroup {
 
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
-  RuleNumbers numbers;
+  RuleNumbers numbers, of_matrices;
   double lr_ratio = 1.0;  ///< of everybody's rate
 };
 
@@ -93,6 +94,7 @@ struct StepTables {
   const std::uint32_t* first_link = nullptr;    ///< [tensors + 1]
   const GroupNumbers* group_numbers = nullptr;  ///< [parameter groups]
   const std::uint32_t* group_number = nullptr;  ///< [parameters]: its parameter group, from 1; 0: none. Null: of all
+  const std::uint8_t* is_matrix = nullptr;      ///< [parameters]: updated with what muon makes of it. Null: none
   // Of each step.
   const double* group_lr = nullptr;     ///< [parameter groups]: a rate set by hand, or NaN
   const std::byte* messages = nullptr;  ///< [ranks][message_bytes]
@@ -121,6 +123,7 @@ struct DeviceRun {
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
   std::uint64_t first_element = 0;         ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
   std::uint32_t group = 0;                 ///< in StepTables
+  bool takes_direction = false;            ///< what lies in the gradient's place is neither scaled nor clipped
   std::uint32_t parameters = 0;            ///< of the group
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
 };

@@ -22,10 +22,11 @@ STEPS = (
     ("gpt_1b5", "torch_fsdp2", "tessera_full_shard", 1.03),
     ("gpt_7b", "torch_fsdp2", "tessera_full_shard", 1.03),
     ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_backward", 2.0),
-    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_gpu", 2.0),
-    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_cpu", 2.0),
+    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_gpu", None),
+    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_cpu", None),
+    ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_all", None),
     ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_backward", 2.0),
-    ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_gpu", 2.0),
+    ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_gpu", None),
 )
 
 # The most that a unit may cost the host above the plain module, microseconds.

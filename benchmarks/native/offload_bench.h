@@ -14,11 +14,11 @@
 namespace tessera {
 
 /// An AdamW step whose masters (what parameters lack of them) and moments lie on disk, beside the same step with all in
-/// memory, and beside the same records moved without a step.
+/// memory, and beside the same records moved without a step. All are means of three in a row, the beginning and the end of the three included.
 struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name
   std::size_t numel = 0;
-  std::int64_t bytes_moved = 0;  ///< of the median step: read and written
+  std::int64_t bytes_moved = 0;  ///< of a step: read and written
   Samples step;                  ///< with states on disk
   Samples in_memory;             ///< the update alone
   Samples transfer;              ///< the records alone, read and written back

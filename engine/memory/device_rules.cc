@@ -88,7 +88,17 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
                        "out, or ") +
            kOnTheCpu);
   }
-  if (updates_whole_tensors(type) || type == OptimizerType::kOwn || adapts_layers(type)) {
+  const auto is_below = [](Tier tier) { return tier != Tier::kMemory; };
+  const OffloadConfig& offload = strategy.offload;
+  if (type == OptimizerType::kMuon && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
+                                       is_below(offload.masters.tier) || is_below(offload.moments.tier))) {
+    refuse(std::string("/optimizer/type: muon of a GPU wants parameters, gradients, masters and moments in its memory "
+                       "as yet. hint: "
+                       "leave their tiers out, or ") +
+           kOnTheCpu);
+  }
+  const bool has_kernels = type == OptimizerType::kMuon || !updates_whole_tensors(type);
+  if (!has_kernels || type == OptimizerType::kOwn || adapts_layers(type)) {
     refuse("/optimizer/type: " + name_of(type) + " runs on the CPU only as yet. hint: take adamw, or " + kOnTheCpu);
   }
 }

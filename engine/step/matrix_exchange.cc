@@ -4,6 +4,8 @@
 
 #include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -16,11 +18,13 @@ float* gradients_at(const FlatGroup& group, Extent piece) {
 }  // namespace
 
 MatrixExchange::MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units,
-                               const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world)
+                               const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world,
+                               ComputeDevice device)
     : deal_(deal),
       units_(units),
       masters_(masters),
       world_(std::move(world)),
+      device_(device),
       sent_(reinterpret_cast<float*>(memory.data())),
       received_(sent_ + deal.exchange_numel()),
       work_(received_ + deal.exchange_numel(), static_cast<std::size_t>(deal.work_numel())),
@@ -65,6 +69,17 @@ void MatrixExchange::read_masters(const FlatGroup& group, Extent piece, float* t
   });
 }
 
+void MatrixExchange::copy(const float* from, std::int64_t numel, float* to) const {
+  if (numel == 0) return;
+  if (!device_.is_queued) {
+    std::copy_n(from, numel, to);
+    return;
+  }
+  const Unrecorded unrecorded;
+  const auto view = [&](float* values) { return flat_view(values, DType::kF32, numel, device_.device); };
+  view(to).copy_(view(const_cast<float*>(from)));
+}
+
 MatrixExchange::Held MatrixExchange::collected_from(const DealtMatrix& matrix, int rank) const {
   return {deal_.collected_piece(matrix, rank), deal_.collected_states(matrix, rank)};
 }
@@ -76,15 +91,15 @@ MatrixExchange::Held MatrixExchange::returned_to(const DealtMatrix& matrix, int 
 void MatrixExchange::read_own(const DealtMatrix& matrix, Held own, float* gradient, float* masters,
                               float* states) const {
   const FlatGroup& group = group_of(matrix);
-  std::copy_n(gradients_at(group, own.piece), own.piece.numel, gradient);
+  copy(gradients_at(group, own.piece), own.piece.numel, gradient);
   if (masters_) read_masters(group, own.piece, masters);
-  std::copy_n(group.tensor_state_at(own.states.offset), own.states.numel, states);
+  copy(group.tensor_state_at(own.states.offset), own.states.numel, states);
 }
 
 void MatrixExchange::write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const {
   const FlatGroup& group = group_of(matrix);
-  std::copy_n(result, own.piece.numel, gradients_at(group, own.piece));
-  std::copy_n(states, own.states.numel, group.tensor_state_at(own.states.offset));
+  copy(result, own.piece.numel, gradients_at(group, own.piece));
+  copy(states, own.states.numel, group.tensor_state_at(own.states.offset));
 }
 
 /// What this rank holds goes to owners.
@@ -122,9 +137,9 @@ WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from) {
       read_own(matrix, held, gradient, masters, states);
       continue;
     }
-    std::copy_n(from.next(rank, held.piece.numel), held.piece.numel, gradient);
-    if (masters_) std::copy_n(from.next(rank, held.piece.numel), held.piece.numel, masters);
-    std::copy_n(from.next(rank, held.states.numel), held.states.numel, states);
+    copy(from.next(rank, held.piece.numel), held.piece.numel, gradient);
+    if (masters_) copy(from.next(rank, held.piece.numel), held.piece.numel, masters);
+    copy(from.next(rank, held.states.numel), held.states.numel, states);
   }
   return whole;
 }
@@ -139,8 +154,8 @@ void MatrixExchange::cut(const DealtMatrix& matrix, const WholeMatrix& whole, Me
       write_own(matrix, held, result, states);
       continue;
     }
-    std::copy_n(result, held.piece.numel, to.next(rank, held.piece.numel));
-    std::copy_n(states, held.states.numel, to.next(rank, held.states.numel));
+    copy(result, held.piece.numel, to.next(rank, held.piece.numel));
+    copy(states, held.states.numel, to.next(rank, held.states.numel));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
+#include "sharding/compute_device.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/unit.h"
 
@@ -26,12 +27,12 @@ struct WholeMatrix {
 /// in the groups' tensor states.
 class MatrixExchange {
  public:
-  /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32. `masters`: reads those that go to owners; null
-  /// under muon. `world`: of all ranks.
+  /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32, on `device`. `masters`: reads those that go to
+  /// owners; null under muon. `world`: of all ranks.
   MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
-                 const MasterAssigner* masters, std::shared_ptr<Collectives> world);
+                 const MasterAssigner* masters, std::shared_ptr<Collectives> world, ComputeDevice device);
 
-  /// Calls `compute` for the matrices of this rank. Collective. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for. Throws tessera::Error.
   void run(const MatrixBatch& batch, c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
   /// Spent in exchanges so far, waiting for ranks that compute longer included.
@@ -69,11 +70,13 @@ class MatrixExchange {
   void read_masters(const FlatGroup& group, Extent piece, float* to) const;
   FlatGroup& group_of(const DealtMatrix& matrix) const { return *units_[matrix.unit]->groups[matrix.group]; }
   void exchange(const char* label, std::int64_t numel_per_rank);
+  void copy(const float* from, std::int64_t numel, float* to) const;
 
   const MatrixDeal& deal_;
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MasterAssigner* const masters_;
   const std::shared_ptr<Collectives> world_;
+  const ComputeDevice device_;
   float* const sent_;
   float* const received_;
   const std::span<float> work_;

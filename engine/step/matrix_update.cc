@@ -6,6 +6,8 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/orthogonalize.h"
 #include "optim/scaled_gradient.h"
+#include "sharding/memory_view.h"
+#include "sharding/unrecorded.h"
 
 namespace tessera {
 namespace {
@@ -22,8 +24,8 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
 
 MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                            const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory,
-                           std::shared_ptr<const TensorRule> rule)
-    : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), rule_(std::move(rule)) {
+                           std::shared_ptr<const TensorRule> rule, ComputeDevice device)
+    : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), device_(device), rule_(std::move(rule)) {
   const auto add = [&](const OptimizerConfig& config) {
     weight_decays_.push_back(config.weight_decay);
     if (rule_) {
@@ -34,7 +36,7 @@ MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   };
   add(strategy.optimizer);
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
-  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world);
+  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_);
 }
 
 void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
@@ -64,9 +66,9 @@ void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, 
 
 void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter,
                                         const WholeMatrix& whole) const {
-  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work);
-  const float factor = factor_of(muon_, parameter);
-  for (float& x : whole.gradient) x *= factor;
+  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work, device_.device);
+  const Unrecorded unrecorded;
+  flat_view(whole.gradient.data(), DType::kF32, matrix.extent.numel, device_.device).mul_(factor_of(muon_, parameter));
 }
 
 void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {

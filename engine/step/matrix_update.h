@@ -20,7 +20,8 @@ class MatrixUpdate {
  public:
   /// `rule`: null under muon.
   MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
-               const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule);
+               const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
+               ComputeDevice device = {});
 
   /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
@@ -37,6 +38,9 @@ class MatrixUpdate {
   /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. Throws tessera::Error, and what a program's rule throws.
   void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of);
 
+  /// Muon's, of a GPU, whose directions and updates are kernels.
+  const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
+
   /// Takes in what came back. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;
 
@@ -51,6 +55,7 @@ class MatrixUpdate {
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MatrixDeal& deal_;
   const MuonConfig muon_;
+  const ComputeDevice device_;
   const std::shared_ptr<const TensorRule> rule_;
   // Of what is in no group, then of each group; of the first two, one is empty.
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;

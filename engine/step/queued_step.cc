@@ -78,6 +78,10 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
   request_.updates_in_backward = strategy.optimizer.in_backward;
+  if (!plan.matrices().batches().empty()) {
+    matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
+    request_.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
+  }
   for_each_trainable(units, [&](FlatGroup& group) {
     DeviceRun run;
     run.rule = request_.rule;
@@ -87,6 +91,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
     // Of parameters in records nobody knows yet where they are.
     if (!group.parameters_below) added.run = run_of(added, states_in_memory(group, run_in_memory(group)));
   });
+  fill_matrices();
   if (updates_in_backward()) {
     auto names = std::make_shared<std::vector<std::string>>();
     for (const auto& unit : units) names->push_back(unit->name);
@@ -122,11 +127,33 @@ void QueuedStep::report_speed() const {
 DeviceRun QueuedStep::run_of(const Group& group, const StateView& view) const {
   const OptimizerSlice slice = optimizer_slice(*group.group, view);
   DeviceRun run = group.run;
-  run.arguments = rules_.arguments(slice);
-  run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  if (group.is_of_matrices()) {
+    run.rule = StepRule::kSgd;
+    run.takes_direction = true;
+    run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).step_arguments(slice);
+  } else {
+    run.arguments = rules_.arguments(slice);
+    run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  }
   run.stream = slice.stream;
   run.first_element = slice.first_element;
   return run;
+}
+
+/// Of muon's first pass.
+void QueuedStep::fill_matrices() {
+  if (!matrices_) return;
+  std::vector<std::uint8_t> is_matrix;
+  for (Group& g : groups_) {
+    is_matrix.insert(is_matrix.end(), g.run.parameters, g.is_of_matrices() ? 1 : 0);
+    if (!g.is_of_matrices()) continue;
+    const OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, run_in_memory(*g.group)));
+    g.directions = g.run;
+    g.directions.arguments =
+        matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, gradients_of(*g.group, slice));
+    g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  }
+  tables_.is_matrix = memory_.put<std::uint8_t>(is_matrix);
 }
 
 void QueuedStep::plan_message() {
@@ -165,6 +192,7 @@ void QueuedStep::fill_tables() {
       begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
     }
     g.run.begins = memory_.put<ParameterBegin>(begins);  // which those of its records get with it
+    g.directions.begins = g.run.begins;
   }
   StepTables& t = tables_;
   t.ranks = axes_->world->size();
@@ -195,7 +223,8 @@ void QueuedStep::fill_group_numbers() {
   std::vector<GroupNumbers> numbers;
   for (const ParameterGroup& group : parameter_groups) {
     const RuleOptimizer rules(config_of(strategy_.optimizer, group), strategy_.ema);
-    numbers.push_back({rules.numbers(), group.lr_ratio});
+    GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), {}, group.lr_ratio});
+    if (matrices_) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
   }
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   std::vector<std::uint32_t> number;
@@ -441,6 +470,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   forget_losses();
   if (updates_in_backward()) {
     end_pass();
+  } else if (matrices_) {
+    update_with_matrices();
   } else {
     update_all();
   }
@@ -449,6 +480,24 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   ++steps_;
   slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), downloaded_, axes_, unit_names_);
   return slot.outcome;
+}
+
+/// Elements, then matrices. What is used of them is known on the device alone, so all are exchanged; those without gradients are zeros.
+void QueuedStep::update_with_matrices() {
+  const auto update = [&](const DeviceRun& run) { kernels_.update(run, tables_); };
+  const auto pass_over = [&](bool matrices) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i].is_of_matrices() == matrices) pass_over_group(i, update, [](std::size_t) {});
+    }
+  };
+  pass_over(false);
+  const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
+  for (const Group& g : groups_) {
+    if (g.is_of_matrices()) kernels_.muon_directions(g.directions, momentum, tables_);
+  }
+  matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
+  pass_over(true);
+  end_pass();
 }
 
 void QueuedStep::update_all() {

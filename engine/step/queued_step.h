@@ -19,6 +19,7 @@
 #include "engine/step/device_tables.h"
 #include "engine/step/host_update.h"
 #include "engine/step/learning_rates.h"
+#include "engine/step/matrix_update.h"
 #include "engine/step/publisher.h"
 #include "engine/step/queued_norm.h"
 #include "engine/step/step.h"
@@ -47,6 +48,9 @@ namespace tessera {
 /// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks whether its gradients are
 /// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
 /// messages as ever, and finds out for all ranks whether it was good.
+///
+/// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
+/// what an update by SGD takes. All of it is queued, also in a step that turns out to be skipped, whose kernels change nothing.
 ///
 /// Else the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
@@ -84,6 +88,10 @@ class QueuedStep final : public Step {
   struct Group {
     FlatGroup* group;
     DeviceRun run;  ///< of this rank's optimizer part, as much of it as lies in the device's memory
+    DeviceRun directions =
+        {};  ///< of matrices under muon: momenta, with the gradient's place for what becomes orthogonal
+
+    bool is_of_matrices() const { return !group->matrices.empty(); }
   };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
@@ -98,6 +106,8 @@ class QueuedStep final : public Step {
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
   void update_all();
+  void update_with_matrices();
+  void fill_matrices();
   InFlight& take_slot();
   void send_rates(InFlight& slot);
   UnitRequest request_for(const Unit& unit, const UnitAgreement& agreed) const;
@@ -141,9 +151,10 @@ class QueuedStep final : public Step {
   LearningRates rates_;
   double* group_lr_ = nullptr;  ///< StepTables::group_lr
   std::vector<Group> groups_;
-  std::unique_ptr<StateStream> stream_;    ///< null where all state is in the device's memory, or updated on the host
-  std::unique_ptr<HostUpdate> host_;       ///< null where no state is updated on the host
-  std::unique_ptr<MappedRecords> mapped_;  ///< null where all parameters are in the device's memory
+  std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
+  std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
+  std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
+  std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
   const std::shared_ptr<DeviceGradients> gradients_;  ///< null where all gradients are
   bool updates_ = false;                              ///< the pass under way is an update
   Unit* held_ = nullptr;                              ///< whose gradients are open

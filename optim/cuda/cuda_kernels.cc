@@ -151,6 +151,10 @@ class CudaKernels : public DeviceKernels {
   void update(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::update_step(run, tables, stream_()), "update_step");
   }
+  void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
+                       const StepTables& tables) override {
+    check(cuda::muon_directions(run, constants, tables, stream_()), "muon_directions");
+  }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::swap_averages(run, tables, stream_()), "swap_averages");
   }

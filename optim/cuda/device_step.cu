@@ -77,11 +77,15 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
 /// The parameter's constants, with the numbers and the rate of its group.
 __device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
   const std::uint32_t number = t.group_number ? t.group_number[p] : 0;
-  if (number == 0) return rule_constants(request.rule, request.numbers, t.steps[p], static_cast<float>(lr));
+  const bool is_matrix = t.is_matrix && t.is_matrix[p] != 0;
+  const StepRule rule = is_matrix ? StepRule::kSgd : request.rule;
+  if (number == 0) {
+    return rule_constants(rule, is_matrix ? request.of_matrices : request.numbers, t.steps[p], static_cast<float>(lr));
+  }
   const GroupNumbers& group = t.group_numbers[number - 1];
   const double own = t.group_lr[number - 1];
   const double rate = own == own ? own : lr * group.lr_ratio;
-  return rule_constants(request.rule, group.numbers, t.steps[p], static_cast<float>(rate));
+  return rule_constants(rule, is_matrix ? group.of_matrices : group.numbers, t.steps[p], static_cast<float>(rate));
 }
 
 __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
@@ -265,7 +269,7 @@ template <class Rule, WeightFormat kWeights, StateDType kStates>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun run, StepTables t) {
   if (t.decision->is_skipped) return;
   const StepArguments& a = run.arguments;
-  const float scale = t.decision->gradient_scale;
+  const float scale = run.takes_direction ? 1.0f : t.decision->gradient_scale;
   const bool is_uniform = t.is_uniform[run.group] != 0;
   std::uint32_t parameter = run.begins[0].parameter;
   typename Rule::Constants c = constants_for(t.constants[parameter], Rule{});
@@ -299,6 +303,23 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     } else {
       Elements::elements(run, t, c, key, parameter, scale, i, kStateBlock, a, i);
     }
+  }
+}
+
+/// Moves momenta, and writes directions over what the run has as its weights.
+template <StateDType kStates>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) move_momenta(DeviceRun run, MuonMomentumConstants c,
+                                                                          StepTables t) {
+  if (t.decision->is_skipped) return;
+  const StepArguments& a = run.arguments;
+  for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
+    const std::size_t i = begin + first_in_warp();
+    const std::size_t left = i < a.numel ? a.numel - i : 0;
+    const std::uint32_t parameter =
+        parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
+    if (!t.used[parameter]) continue;
+    Update<MuonMomentumRule, WeightFormat::kF32, kStates>::elements(
+        run, t, c, noise_key(run.stream, t.steps[parameter]), parameter, t.decision->gradient_scale, i, left, a, i);
   }
 }
 
@@ -399,22 +420,39 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 
 namespace {
 
-cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
-                        unsigned most_blocks) {
+/// `launch_blocks(blocks)`: as many as the run wants.
+template <class Launch>
+cudaError_t launch_over(const DeviceRun& run, unsigned most_blocks, const Launch& launch_blocks) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return cudaSuccess;
-  if (kernel == nullptr) return cudaErrorInvalidValue;
   if (!aligned(a) || run.first_element % kParameterAlign != 0) return cudaErrorMisalignedAddress;
   int count = 0;
   if (const cudaError_t error = multiprocessors(count); error != cudaSuccess) return error;
   const std::size_t needed = (a.numel + kThreads * kPerThread - 1) / (kThreads * kPerThread);
   const std::size_t room = std::size_t(count) * kResidentBlocks;
   const std::size_t useful = std::min(needed, std::clamp(needed / kLeastTurns, room, room * kMostRounds));
-  const auto blocks = static_cast<unsigned>(std::min<std::size_t>(useful, most_blocks));
-  return launch(kernel, blocks, kThreads, stream, run, tables);
+  return launch_blocks(static_cast<unsigned>(std::min<std::size_t>(useful, most_blocks)));
+}
+
+cudaError_t launch_over(Kernel kernel, const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
+                        unsigned most_blocks) {
+  return launch_over(run, most_blocks, [&](unsigned blocks) {
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    return launch(kernel, blocks, kThreads, stream, run, tables);
+  });
 }
 
 }  // namespace
+
+cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
+                            cudaStream_t stream) {
+  using DirectionKernel = void (*)(DeviceRun, MuonMomentumConstants, StepTables);
+  DirectionKernel kernel = move_momenta<StateDType::kF32>;
+  if (run.arguments.state_dtype == StateDType::kBF16) kernel = move_momenta<StateDType::kBF16>;
+  if (run.arguments.state_dtype == StateDType::k8Bit) kernel = move_momenta<StateDType::k8Bit>;
+  return launch_over(run, kAnyBlocks,
+                     [&](unsigned blocks) { return launch(kernel, blocks, kThreads, stream, run, constants, tables); });
+}
 
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream, unsigned most_blocks) {
   return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream, most_blocks);

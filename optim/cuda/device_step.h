@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "optim/rules/muon.h"
 #include "optim/step_message.h"
 
 namespace tessera::cuda {
@@ -34,6 +35,12 @@ inline constexpr unsigned kAnyBlocks = ~0u;
 /// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
+
+/// What comes before whole matrices are made orthogonal (MuonMomentumRule): moves the run's momenta and writes directions over its
+/// `arguments.master`, which may be the gradient. The same bits as MuonOptimizer::direction. Parameters that are not used are left alone.
+/// REQUIRES: as update_step.
+cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
+                            cudaStream_t stream);
 
 /// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average.
 /// REQUIRES: as update_step.

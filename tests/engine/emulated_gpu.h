@@ -17,10 +17,10 @@ class LateBackend;
 // nothing comes back to the host, before somebody waits for it. So a missing wait, or memory that is used again too
 // early, gives wrong values here each time.
 
-/// When a copy to the host reads the device's memory. Either way its bytes are nowhere before the host waits.
+/// When a copy reads its bytes. Those of a copy to the host are nowhere before the host waits, either way.
 enum class CopiesRead {
   kLate,   ///< when somebody comes after it: shows memory that is used again too early
-  kAtOnce  ///< when it is queued: shows copies that were queued before their bytes were there
+  kAtOnce  ///< when it is queued: shows copies that were queued before their bytes were there, or that were not queued anew when those changed
 };
 
 /// The kernels. In a file of its own, since CUDA's words mean other things there.

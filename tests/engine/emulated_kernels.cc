@@ -102,6 +102,11 @@ class EmulatedKernels : public DeviceKernels {
     const std::lock_guard lock(gpu);
     check(cuda::update_step(run, tables, nullptr));
   }
+  void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
+                       const StepTables& tables) override {
+    const std::lock_guard lock(gpu);
+    check(cuda::muon_directions(run, constants, tables, nullptr));
+  }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);
     const std::lock_guard lock(gpu);
@@ -183,7 +188,7 @@ class EmulatedKernels : public DeviceKernels {
       expect_pinned(piece.device, false, "where it is copied to");
     }
     if (const auto* const download = dynamic_cast<const LateDownload*>(after)) {
-      return std::make_unique<LateUpload>(pieces, download->up_to_this());
+      return upload_behind(pieces, download->up_to_this());
     }
     // Behind a mark of the current stream come the copies that were joined to it.
     Arrivals before;
@@ -192,7 +197,12 @@ class EmulatedKernels : public DeviceKernels {
       const auto reads = [&](const UploadPiece& piece) { return arrival->is_read_by(piece); };
       if (arrival && std::ranges::any_of(pieces, reads)) before.push_back(arrival);
     }
-    return std::make_unique<LateUpload>(pieces, std::move(before));
+    return upload_behind(pieces, std::move(before));
+  }
+  std::unique_ptr<Mark> upload_behind(std::span<const UploadPiece> pieces, Arrivals before) const {
+    auto mark = std::make_unique<LateUpload>(pieces, std::move(before));
+    if (read_ == CopiesRead::kAtOnce) mark->join();
+    return mark;
   }
   std::unique_ptr<Mark> download(std::byte* to, const void* device, std::size_t bytes) override {
     expect_pinned(to, true, "where it is copied to");

@@ -1,0 +1,154 @@
+// Muon on an emulated GPU: the CPU's bits, however late the device is, since the products are LibTorch's on the CPU there, too.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr TinyOptions kAwkward{
+    .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
+
+/// Clips; the head is a matrix for AdamW.
+Strategy with_muon(Strategy strategy) {
+  OptimizerConfig& optimizer = strategy.optimizer;
+  const auto groups = std::move(optimizer.groups);
+  const StateDType states = optimizer.state_dtype;
+  optimizer = {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1};
+  optimizer.groups = groups;
+  optimizer.state_dtype = states;
+  return strategy;
+}
+
+void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
+                          const std::string& what) {
+  const Trained on_cpu = train_on_threads(ranks, strategy, options);
+  const EmulatedGpus gpus;
+  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
+    const Trained trained = train_on_threads(joined, strategy, options);
+    expect_same_bits(trained, on_cpu, what + how);
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
+  };
+  expect(late(ranks), "");
+  if (ranks.ranks == 1) return;
+  expect(on_one_gpu(ranks), " on one GPU");
+  if (strategy.mixed_precision.reduce == DType::kF32) expect(over_backend(ranks), " over a backend");
+}
+
+struct Case {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+  StateDType states = StateDType::kF32;
+};
+
+class DeviceMuon : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
+  const auto [dtype, ranks, accumulation, states] = GetParam();
+  const auto of = [&, dtype = dtype, accumulation = accumulation, states = states](const Placed& placed) {
+    Strategy strategy = strategy_of(placed, dtype, accumulation);
+    strategy.optimizer.state_dtype = states;
+    return with_muon(strategy);
+  };
+  TrainOptions awkward = short_run();
+  awkward.model = kAwkward;
+  for (const Placed& placed : kStrategies) {
+    expect_the_cpus_bits({.ranks = ranks}, of(placed), short_run(), name_of(placed));
+    expect_the_cpus_bits({.ranks = ranks}, of(placed), awkward, name_of(placed) + ", awkward");
+  }
+  if (ranks < 4) return;
+  for (const bool world : {false, true}) {
+    Strategy hybrid = of(ShardingStrategy::kHybridShard);
+    hybrid.optimizer.shard_over_world = world;
+    expect_the_cpus_bits({.ranks = 4, .hosts = 2}, hybrid, short_run(), world ? "hybrid over the world" : "hybrid");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceMuon,
+                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3, StateDType::k8Bit},
+                                           Case{DType::kF32, 2, 3, StateDType::kBF16}, Case{DType::kF16, 2, 1},
+                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) +
+                                  "_states" + tessera::name_of(info.param.states).substr(0, 1);
+                         });
+
+/// Rates by schedule, with steps that are skipped, or by hand and of groups; averages shown, units frozen and thawed, a checkpoint loaded.
+Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
+  Session session(mesh, strategy, kTwoBlocks);
+  Engine& engine = session.engine;
+  std::vector<StepResult> steps = train(session, 0, 5);
+  const auto more = [&](std::size_t begin, std::size_t end) {
+    for (StepResult& step : train(session, begin, end)) steps.push_back(std::move(step));
+  };
+  if (strategy.lr_schedule.type == LrScheduleType::kManual) {
+    engine.set_lr(0.003);
+    engine.set_lr("downs", 0.02);
+  }
+  { const Gathered guard(engine, Gathered::kEma); }
+  more(5, 9);
+  engine.set_trainable("blocks.0.*", true);
+  more(9, 11);
+  save_checkpoint(engine, folder);
+  more(11, 13);
+  load_checkpoint(engine, folder);
+  more(11, 14);
+  return told_by(session, std::move(steps));
+}
+
+TEST(DeviceMuon, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+  const TestFolder folder;
+  int run = 0;
+  for (const ShardingStrategy kind : kThree) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool by_hand : {false, true}) {
+        Strategy strategy = with_muon(scheduled(kind, dtype));
+        strategy.ema.decay = 0.75;
+        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+        strategy.optimizer.groups = {
+            {.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
+            {.name = "downs", .match = {"blocks.*.down.weight"}, .lr_ratio = 0.3, .weight_decay = 0.3}};
+        const auto body = [&] {
+          const std::string own = (folder / std::to_string(run++)).string();
+          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own); };
+        };
+        const Told wanted = told_on({.ranks = 2}, body());
+        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+          expect_same(told_on(joined, body()), wanted,
+                      name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceMuon, WhatIsNotBuiltIsRefusedByName) {
+  const EmulatedGpus gpus;
+  Strategy strategy = with_muon(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
+  strategy.offload.moments.tier = Tier::kHost;
+  try {
+    run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { const Session session(mesh, strategy); });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.message(), HasSubstr("/optimizer/type: muon of a GPU wants"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

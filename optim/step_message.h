@@ -56,7 +56,6 @@ struct StepRequest {
   /// The schedule's ratio if `known_skipped` steps were skipped so far, or one more, or two...
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
-  bool updates_in_backward = false;  ///< parameters count the step with their unit (UnitRequest), and not at its end
 };
 
 /// A unit that is updated while backward goes on. Kernels get it by value.
@@ -86,6 +85,8 @@ struct GroupNumbers {
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   int tensors = 0;  ///< of the norm: all parameters of the module, in order of registration
+  /// Parameters count the step with their unit (UnitRequest), and not at its end; and a step that is skipped is the last one.
+  bool updates_in_backward = false;
   std::size_t message_bytes = 0, sums_offset = 0;
   // Written once.
   const StepGroup* group = nullptr;             ///< [groups]

@@ -184,7 +184,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);
-  const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0;
+  const bool is_usual_bucket = entry.bucket.overflow.bytes() == 0 && entry.sum.overflow.bytes() == 0;
   entry.gradients.take(group, parameter, gradient, bucket_of(entry, group), is_usual_bucket);
   gradient.reset();
   if (is_alone_in_place() && ++entry.taken == entry.gradients.trainable()) tell(entry);
@@ -325,8 +325,8 @@ Reducer::UnitReduction& Reducer::reduction(std::int64_t number) {
 void Reducer::start(Entry& entry) {
   copies_.flush();
   if (updates_in_backward() && entry.sum.memory == nullptr) place_sum(entry);
-  // Where gradients stay in their sum's own place, nothing but zeros ever came into the gaps.
-  const bool gaps_are_zero = device_.is_queued && is_in_place(entry);
+  // Where gradients stay in their sum's own place, which is no other unit's, nothing but zeros ever came into the gaps.
+  const bool gaps_are_zero = device_.is_queued && is_in_place(entry) && !updates_in_backward();
   if (memory_.store) open_sum(entry);
   UnitReduction& reduction = this->reduction(started_++);
   reduction.entry = &entry;

@@ -36,7 +36,10 @@ void MappedRecords::begin_pass(std::span<const std::int64_t> order) {
 }
 
 std::byte* MappedRecords::use(std::int64_t record) {
-  if (!are_in_files_) return places_[static_cast<std::size_t>(record)];
+  if (!are_in_files_) {
+    is_used_ = true;
+    return places_[static_cast<std::size_t>(record)];
+  }
   if (current_ && used_.back().record == record) return current_;
   close();
   if (used_.size() == held_) let_go_oldest();
@@ -48,6 +51,7 @@ std::byte* MappedRecords::use(std::int64_t record) {
 void MappedRecords::end_pass() {
   close();
   passed_ = kernels_.mark();
+  is_used_ = false;
   if (are_in_files_) records_->end_pass();
 }
 
@@ -65,6 +69,7 @@ void MappedRecords::let_go_oldest() {
 void MappedRecords::settle() {
   close();
   while (!used_.empty()) let_go_oldest();
+  if (std::exchange(is_used_, false)) passed_ = kernels_.mark();
   if (const auto passed = std::exchange(passed_, nullptr)) passed->wait();
 }
 

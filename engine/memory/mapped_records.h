@@ -53,6 +53,7 @@ class MappedRecords {
   std::vector<std::byte*> places_;               ///< of each record, where they stay
   std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
   std::byte* current_ = nullptr;                 ///< of the last one in `used_`
+  bool is_used_ = false;                         ///< a record that stays where it lies, since `passed_`
   std::unique_ptr<DeviceKernels::Mark> passed_;  ///< behind the last pass; null: nobody need wait for it
 };
 

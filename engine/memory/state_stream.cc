@@ -43,10 +43,10 @@ void StateStream::begin_pass(std::span<const std::int64_t> order) {
   bring_ahead();
 }
 
-/// As many as there are slots. What a slot holds has gone through when its next record is brought.
+/// What a slot holds has gone through when its next record is brought.
 void StateStream::bring_ahead() {
   for (std::size_t next = passed_ + ahead_.size();
-       next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.count; ++next) {
+       next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.ahead; ++next) {
     const std::int64_t record = order_[next], use = uses_ + static_cast<std::int64_t>(ahead_.size());
     const std::span<std::byte> bytes = records_->hold(record);
     ahead_.push_back(bring(record, use, bytes));

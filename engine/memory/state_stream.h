@@ -33,6 +33,7 @@ class StateStream {
     std::byte* memory = nullptr;  ///< of the GPU
     std::int64_t bytes = 0;       ///< of each; a multiple of 64
     std::int64_t count = 0;       ///< as many records as may be under way
+    std::int64_t ahead = 0;       ///< most of them that are brought before their turn
   };
 
   /// `kernels` and the slots outlive this. `are_in_files`: as many records as there are slots may be held (RecordTier::most_held).

@@ -36,7 +36,7 @@ namespace {
     name = "parameter " + group.parameters[i].name;
     break;
   }
-  throw_not_finite_in_backward(name);
+  throw_not_finite_in_backward("", name);
 }
 
 [[noreturn]] void throw_negative_loss(const StepResult& result) {

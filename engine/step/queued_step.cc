@@ -32,7 +32,9 @@ const RuleOptimizer& rules_of(const Optimizer& optimizer) {
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
   if (!memory.state_records || plan.steps_on_host()) return nullptr;
   const RecordPool& pool = plan.state_records();
-  const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots};
+  // Copies to the GPU pass in one order: units that come from the host must not wait for records which wait for slots.
+  const std::int64_t ahead = plan.parameters_below() ? std::min<std::int64_t>(2, pool.device_slots) : pool.device_slots;
+  const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots, ahead};
   return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
 }
 
@@ -77,7 +79,7 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
   request_.max_norm = strategy.gradient_clipping;
   if (scales_loss_) request_.loss_scale = scaler.rule();
   request_.base_batch_size = strategy.lr_schedule.base_batch_size;
-  request_.updates_in_backward = strategy.optimizer.in_backward;
+  tables_.updates_in_backward = strategy.optimizer.in_backward;
   if (!plan.matrices().batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
     request_.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
@@ -389,8 +391,8 @@ void QueuedStep::expect_update(std::span<const int> order) {
     if (host_) host_->expect(/*sums_of_step=*/true);
     return;
   }
+  send_rates(take_slot());  // before records, whose copies wait for each other
   announce_records(groups_of(order));
-  send_rates(take_slot());
 }
 
 void QueuedStep::reduced(const Unit& unit) {
@@ -419,6 +421,7 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss) const {
 }
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
+  if (downloaded_ && !std::exchange(is_begun_, true)) join_downloads();  // of the step before
   norm_->add(unit);
   kernels_.begin_unit(request(), request_for(unit, agreed), tables_);
   const int index = unit.index;
@@ -461,10 +464,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
     const Timed timed(&exposed_);
     throw_if_error(axes_->world->all_gather("step", message_, messages_, message_bytes_).wait());
   }
-  if (downloaded_) {  // the last decision and its flags have been fetched before these take their place
-    used_downloaded_->join();
-    downloaded_->join();
-  }
+  if (downloaded_) join_downloads();
+  is_begun_ = false;
   kernels_.decide(request(), tables_);
   messages_read_ = kernels_.mark();
   forget_losses();
@@ -498,6 +499,12 @@ void QueuedStep::update_with_matrices() {
   matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
   pass_over(true);
   end_pass();
+}
+
+/// The last decision and its flags have been fetched before others take their place.
+void QueuedStep::join_downloads() const {
+  used_downloaded_->join();
+  downloaded_->join();
 }
 
 void QueuedStep::update_all() {

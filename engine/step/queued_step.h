@@ -105,13 +105,14 @@ class QueuedStep final : public Step {
   DeviceDecision latest() const;
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
+  void join_downloads() const;
   void update_all();
   void update_with_matrices();
   void fill_matrices();
   InFlight& take_slot();
   void send_rates(InFlight& slot);
   UnitRequest request_for(const Unit& unit, const UnitAgreement& agreed) const;
-  bool updates_in_backward() const { return request_.updates_in_backward; }
+  bool updates_in_backward() const { return tables_.updates_in_backward; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
@@ -169,6 +170,7 @@ class QueuedStep final : public Step {
   std::byte* messages_ = nullptr;
   StepTables tables_;
   std::optional<QueuedNorm> norm_;  ///< made with the tables
+  bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
   bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end
   at::Tensor loss_;                 ///< of `message_`
   at::Tensor loss_scale_;           ///< of the decision: a scalar, fp32

@@ -18,11 +18,13 @@ const DeviceDecision& StepOutcome::wait() {
     waits_.clear();
     if (decision_->is_overflow && !units_) warn_of_overflow(step_, decision_->loss_scale, "");
   }
-  if (decision_->gathers_differ) throw_disagreement();
-  if (units_ && decision_->is_overflow) {
+  const bool is_the_end = units_ && decision_->is_skipped;
+  if (decision_->gathers_differ || (is_the_end && !decision_->is_overflow)) throw_disagreement();
+  if (is_the_end) {
     const int unit = decision_->not_finite_unit;
-    throw_not_finite_in_backward(unit > 0 ? "unit " + (*units_)[static_cast<std::size_t>(unit - 1)]
-                                          : "a unit of another rank");
+    throw_not_finite_in_backward(
+        "step " + std::to_string(step_) + ", or one shortly before: ",
+        unit > 0 ? "unit " + (*units_)[static_cast<std::size_t>(unit - 1)] : "a unit that another rank has a part of");
   }
   return *decision_;
 }
@@ -36,13 +38,13 @@ void StepOutcome::throw_disagreement() const {
           "parameters");
 }
 
-void throw_not_finite_in_backward(const std::string& whose) {
-  throw Error(
-      ExitCode::kCorruptData,
-      "the gradient of " + whose +
-          " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
-          "updated already. The unit is not. hint: a lower learning rate; with optimizer.in_backward false such "
-          "steps are skipped, and gradient_clipping is possible");
+void throw_not_finite_in_backward(const std::string& when, const std::string& whose) {
+  throw Error(ExitCode::kCorruptData,
+              when + "the gradient of " + whose +
+                  " is infinite or NaN, and with optimizer.in_backward this step cannot be skipped: other units are "
+                  "updated already. What this rank has of it is not. hint: a lower learning rate; with "
+                  "optimizer.in_backward false such "
+                  "steps are skipped, and gradient_clipping is possible");
 }
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters) {

@@ -50,8 +50,8 @@ class StepOutcome {
   std::optional<DeviceDecision> decision_;
 };
 
-/// Where units are updated in backward, and so the step cannot be skipped. `whose`: a unit or parameter.
-[[noreturn]] void throw_not_finite_in_backward(const std::string& whose);
+/// Where units are updated in backward, and so the step cannot be skipped. `when`: begins the text. `whose`: a unit or parameter.
+[[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);
 

@@ -55,7 +55,8 @@ struct StepResult {
 
   bool is_known() const;
   /// Waits for the device and fills in what was missing. At once on the CPU, and the second time. Throws tessera::Error
-  /// (70) where ranks gathered units in different orders, which a GPU notices only then.
+  /// where a GPU notices only then: (70) that ranks gathered units in different orders; (65) with optimizer.in_backward, that a gradient
+  /// was not finite.
   void wait();
 
  private:
@@ -152,7 +153,7 @@ class Engine {
   /// With "optimizer.in_backward" it updates parameters too, each unit's as soon as its gradients are summed. Until `step`
   /// they cannot be read then: a forward throws c10::Error, zero_grad, evaluate and Gathered throw Error (64). A gradient
   /// that is infinite or NaN is an Error (65), since the step cannot be skipped any more; on a GPU it comes with StepResult::wait,
-  /// or some steps later, and no unit was updated since.
+  /// of this step or a later one, or with a call some steps later, and the rank that has what is not finite updates nothing from there on.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
   /// After `gradient_accumulation` calls of backward: agrees on norm and overflow with the other ranks, clips, updates

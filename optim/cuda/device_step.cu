@@ -44,7 +44,7 @@ __global__ void read(StepTables t) {
   DeviceDecision& d = *t.decision;
   d.loss = 0.0;
   d.tokens = d.samples = 0;
-  d.gathers_differ = 0;
+  if (!t.updates_in_backward) d.gathers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
     d.loss += header.loss / t.ranks;
@@ -148,7 +148,8 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
 /// One thread block.
 __global__ void decide(StepRequest request, StepTables t) {
   const Verdict v = verdict_on(request, t);
-  const bool was_over = request.updates_in_backward && t.decision->is_skipped != 0;
+  const bool was_over = t.updates_in_backward && t.decision->is_skipped != 0;
+  const bool is_skipped = v.is_skipped || was_over;
   __syncthreads();  // all have read the decision before one writes it
   if (threadIdx.x == 0) {
     DeviceDecision& d = *t.decision;
@@ -156,13 +157,13 @@ __global__ void decide(StepRequest request, StepTables t) {
     d.lr = v.lr;
     d.gradient_scale = v.gradient_scale;
     d.loss_scale = d.scaler.scale;
-    d.is_overflow = v.is_overflow ? 1 : 0;
-    d.is_skipped = v.is_skipped || was_over ? 1 : 0;
-    d.applied += v.is_skipped ? 0 : 1;
-    d.skipped += v.is_skipped ? 1 : 0;
+    d.is_overflow = v.is_overflow || (was_over && d.is_overflow != 0) ? 1 : 0;
+    d.is_skipped = is_skipped ? 1 : 0;
+    d.applied += is_skipped ? 0 : 1;
+    d.skipped += is_skipped ? 1 : 0;
     next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
   }
-  if (v.is_skipped || request.updates_in_backward) return;
+  if (is_skipped || t.updates_in_backward) return;
   count_step(request, t, 0, static_cast<unsigned>(t.parameters), v.lr);
   __syncthreads();
   find_uniform(t, 0, static_cast<unsigned>(t.groups));

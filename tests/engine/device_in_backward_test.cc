@@ -277,7 +277,60 @@ TEST(DeviceInBackward, RanksThatGatherInOtherOrdersEndTheRun) {
   }
 }
 
-/// One rank's gradient alone: the sum is of all, so each learns of it, and parameters stay as they were before the unit.
+std::string error_of_wait(StepResult& step) {
+  try {
+    step.wait();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+    return error.message();
+  }
+  return "";
+}
+
+/// One element of one rank's gradient, so that one rank's part of the sum has it. Whoever asks learns of it, also of a later step.
+TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
+  const EmulatedGpus gpus;
+  for (const bool asks_later : {false, true}) {
+    std::vector<std::string> errors(2);
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Session session(mesh, in_backward(after_backward(ShardingStrategy::kFullShard, DType::kF32)));
+      session.train(0);
+      const bool spoils = mesh.rank() == 1;
+      session.model->blocks->ptr<BlockImpl>(1)->up->weight.register_hook([spoils](const at::Tensor& gradient) {
+        const at::Tensor spoilt = gradient.clone();
+        if (spoils) spoilt.view(-1)[0] = std::numeric_limits<float>::quiet_NaN();
+        return spoilt;
+      });
+      StepResult step = session.train(1);
+      if (asks_later) step = session.train(2);
+      errors[static_cast<std::size_t>(mesh.rank())] = error_of_wait(step);
+      EXPECT_THROW(session.engine.steps_applied(), Error);
+    });
+    EXPECT_THAT(errors[0], HasSubstr("the gradient of unit blocks.1 is infinite or NaN")) << asks_later;
+    EXPECT_THAT(errors[1], HasSubstr("the gradient of a unit that another rank has a part of")) << asks_later;
+  }
+}
+
+/// Units of different layouts take turns in the same memory, and elements that belong to no parameter share blocks of 256 with those
+/// that do.
+TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
+  constexpr TinyOptions kOdd{.vocab = 7, .width = 10, .hidden = 14, .blocks = 3};
+  for (const StateDType states : {StateDType::k8Bit, StateDType::kF32}) {
+    for (const int ranks : {1, 2}) {
+      for (const double cap_mb : {0.0005, 0.001, 0.002}) {
+        Strategy strategy = after_backward(ShardingStrategy::kNoShard, DType::kBF16);
+        strategy.optimizer.state_dtype = states;
+        strategy.units.classes.clear();
+        strategy.units.bucket_cap_mb = cap_mb;
+        strategy.units.first_bucket_mb = cap_mb;
+        expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(kOdd),
+                             std::string(tessera::name_of(states)) + ", buckets of " + std::to_string(cap_mb) + " MiB");
+      }
+    }
+  }
+}
+
+/// Parameters stay as they were before the first unit.
 TEST(DeviceInBackward, AfterAGradientThatIsNotFiniteNothingIsUpdatedAnyMore) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {

@@ -141,6 +141,7 @@ class EmulatedKernels : public DeviceKernels {
   struct LateUpload : LateMark {
     LateUpload(std::span<const UploadPiece> all, std::vector<std::shared_ptr<Arrival>> behind)
         : pieces(all.begin(), all.end()), before(std::move(behind)) {}
+    ~LateUpload() override { join(); }  // nobody waits for it, and it comes all the same
     void join() override {
       for (const auto& arrival : before) {
         arrival->read();

@@ -416,6 +416,36 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
   }
 }
 
+/// Products of whole matrices are cuBLAS's, the same on whichever rank: so strategies give the same bits, near the CPU's.
+TEST_F(Gpu, MuonTrainsAsOnTheCpuAndEveryStrategyAlike) {
+  const auto with_muon = [](Strategy strategy) {
+    strategy.optimizer = {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1};
+    strategy.ema.decay = 0.75;
+    return strategy;
+  };
+  const Trained on_cpu = train_on_threads(
+      {.ranks = 1}, with_muon(strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kAuto)),
+      options_of());
+  for (const int ranks : {1, 2, 4}) {
+    on_ranks(ranks, [&](int rank, int port) {
+      const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+      std::string wrong;
+      std::optional<Trained> first;
+      for (const Placed& placed : kStrategies) {
+        const Strategy strategy = with_muon(strategy_of(placed, DType::kF32, TransportChoice::kCudaHost));
+        const Trained trained = train_on(mesh, strategy, options_of());
+        if (!first) first = trained;
+        wrong += difference(trained, *first, name_of(placed));
+        for (std::size_t i = 0; i < trained.steps.size(); ++i) {
+          const double gpu = trained.steps[i].loss, cpu = on_cpu.steps[i].loss;
+          if (!(std::abs(gpu - cpu) < 1e-3 * cpu)) wrong += name_of(placed) + ": other losses than the CPU's; ";
+        }
+      }
+      return wrong;
+    });
+  }
+}
+
 /// CUDA cuts small pieces from larger ones.
 TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
   on_ranks(1, [](int, int) -> std::string {

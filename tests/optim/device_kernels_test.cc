@@ -374,6 +374,7 @@ struct UnitsInBackward {
   Shared<float> used{std::vector<float>(kFirst + kSecond, 2.0f)}, differ{std::vector<float>(2 * kBits)};
   Shared<double> sums{std::vector<double>(2 * kSums, 1.0)};
 
+  UnitsInBackward() { step.tables.updates_in_backward = true; }
   void begin(const StepRequest& request, unsigned unit) {
     UnitRequest of;
     of.unit = static_cast<int>(unit);
@@ -392,8 +393,7 @@ struct UnitsInBackward {
 
 TEST_F(DeviceKernels, AUnitIsBegunByItselfAndTheStepsEndLeavesItsParametersAlone) {
   const RuleOptimizer optimizer(adamw());
-  StepRequest request = request_of(optimizer, 3e-4, 3);
-  request.updates_in_backward = true;
+  const StepRequest request = request_of(optimizer, 3e-4, 3);
   UnitsInBackward units;
   units.used.set(1, 0.0f);
   units.used.set(UnitsInBackward::kFirst + UnitsInBackward::kSecond - 1, 0.0f);
@@ -421,18 +421,24 @@ TEST_F(DeviceKernels, AUnitIsBegunByItselfAndTheStepsEndLeavesItsParametersAlone
 
 TEST_F(DeviceKernels, AUnitThatIsNotGoodEndsTheUpdates) {
   const RuleOptimizer optimizer(adamw());
-  StepRequest request = request_of(optimizer, 3e-4);
-  request.updates_in_backward = true;
+  const StepRequest request = request_of(optimizer, 3e-4);
   for (const double sum : {static_cast<double>(NAN), HUGE_VAL, 1.0}) {
     UnitsInBackward units;
     if (std::isfinite(sum)) units.differ.set(2 * UnitsInBackward::kBits - 1, -1.0f);
     units.sums.set(2 * UnitsInBackward::kSums - 1, sum);
     units.begin(request, 1);
     units.begin(request, 0);  // and it is good
-    units.step.decide(request);
-    const DeviceDecision decision = units.step.decision.values()[0];
-    EXPECT_EQ(decision.is_skipped, 1) << sum;
-    EXPECT_EQ(decision.not_finite_unit, std::isfinite(sum) ? 0 : 2);
+    units.step.sum.set(0, sum);
+    for (int round = 0; round < 2; ++round) {  // a step that is good does not undo it
+      units.step.decide(request);
+      const DeviceDecision decision = units.step.decision.values()[0];
+      EXPECT_EQ(decision.is_skipped, 1) << sum;
+      EXPECT_EQ(decision.is_overflow, std::isfinite(sum) ? 0 : 1);
+      EXPECT_EQ(decision.not_finite_unit, std::isfinite(sum) ? 0 : 2);
+      EXPECT_EQ(decision.applied, 0);
+      units.step.sum.set(0, 1.0);
+      units.begin(request, 0);
+    }
     EXPECT_TRUE(std::ranges::all_of(units.step.steps.values(), [](std::int64_t count) { return count == 0; })) << sum;
   }
 }
@@ -442,7 +448,8 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   other.beta1 = 0.8;
   other.weight_decay = 0.3;
   const RuleOptimizer optimizer(adamw()), others(other);
-  const Shared<GroupNumbers> numbers(std::vector<GroupNumbers>{{others.numbers(), 0.5}, {optimizer.numbers(), 1.0}});
+  const Shared<GroupNumbers> numbers(
+      std::vector<GroupNumbers>{{.numbers = others.numbers(), .lr_ratio = 0.5}, {.numbers = optimizer.numbers()}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2, 1, 1});
   const Shared<double> rates(std::vector<double>{NAN, 0.25});
   QueuedStep step({{0, 4}, {4, 2}});

@@ -77,8 +77,9 @@ struct StepGroup {
 
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
-  RuleNumbers numbers, of_matrices;
-  double lr_ratio = 1.0;  ///< of everybody's rate
+  RuleNumbers numbers;
+  double lr_ratio = 1.0;         ///< of everybody's rate
+  RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
 };
 
 /// Where the data of a step is. All pointers are to device memory; [n] is a length.

@@ -11,16 +11,10 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
-#include "engine/memory/device_gradients.h"
-#include "engine/memory/mapped_records.h"
-#include "engine/memory/state_stream.h"
-#include "engine/memory/state_views.h"
 #include "engine/memory/training_memory.h"
 #include "engine/step/device_tables.h"
-#include "engine/step/host_update.h"
+#include "engine/step/device_update.h"
 #include "engine/step/learning_rates.h"
-#include "engine/step/matrix_update.h"
-#include "engine/step/publisher.h"
 #include "engine/step/queued_norm.h"
 #include "engine/step/step.h"
 #include "engine/step/step_agreement.h"
@@ -28,7 +22,6 @@
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
-#include "optim/rule_optimizer.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
@@ -39,20 +32,13 @@
 namespace tessera {
 
 /// The step of an Engine on a GPU: norm, agreement, decision and update, all queued and nothing waited for. What ranks
-/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit.
-///
-/// Masters and states in records of the host go through the device (StateStream), where one launch updates each; a step that is
-/// skipped takes back what it brought. The device alone knows which step that is. Or the host updates them where they lie (HostUpdate):
-/// then it waits for the device's decision. Parameters in records of the host are changed there in either case (MappedRecords).
+/// agree on, and what follows from it, is what CpuStep does on the CPU, bit for bit. The update itself is DeviceUpdate's.
 ///
 /// Where units are updated in backward (OptimizerConfig::in_backward), each is begun by itself: the device looks whether its gradients are
 /// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
 /// messages as ever, and finds out for all ranks whether it was good.
 ///
-/// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
-/// what an update by SGD takes. All of it is queued, also in a step that turns out to be skipped, whose kernels change nothing.
-///
-/// Else the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
+/// Where nothing is updated by the host's CPU, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
@@ -81,18 +67,10 @@ class QueuedStep final : public Step {
   void resume(const StepProgress& progress) override;
   /// Unknown here: only the device knows, and StepResult::wait asks it.
   double communication_seconds() const override { return 0; }
-  std::int64_t streamed_bytes() const override { return stream_ ? stream_->streamed_bytes() : 0; }
-  HostStepBytes host_step() const override { return host_ ? host_->copied() : HostStepBytes(); }
+  std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
+  HostStepBytes host_step() const override { return update_.host_step(); }
 
  private:
-  struct Group {
-    FlatGroup* group;
-    DeviceRun run;  ///< of this rank's optimizer part, as much of it as lies in the device's memory
-    DeviceRun directions =
-        {};  ///< of matrices under muon: momenta, with the gradient's place for what becomes orthogonal
-
-    bool is_of_matrices() const { return !group->matrices.empty(); }
-  };
   struct InFlight {
     std::shared_ptr<std::byte> message, decision;  ///< pinned: the host's part of a message; what comes back
     std::shared_ptr<std::byte> rates;              ///< pinned: StepTables::group_lr
@@ -106,69 +84,34 @@ class QueuedStep final : public Step {
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
   void join_downloads() const;
-  void update_all();
-  void update_with_matrices();
-  void fill_matrices();
   InFlight& take_slot();
   void send_rates(InFlight& slot);
-  UnitRequest request_for(const Unit& unit, const UnitAgreement& agreed) const;
   bool updates_in_backward() const { return tables_.updates_in_backward; }
   void plan_message();
   void allocate(const LossScalerState& scaler);
   void fill_tables();
-  void fill_group_numbers();
-  void begin_gradients();
-  bool needs_gradients(const Group& group) const;
-  void hold_gradients(const Group& group);
-  void let_gradients_go();
-  DeviceRun run_of(const Group& group, const StateView& view) const;
-  std::optional<UpdateRates> begin_on_host();
-  template <class Launch, class OnHost>
-  void pass_over_runs(const Launch& launch, const OnHost& on_host);
-  template <class Launch, class OnHost>
-  void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
-  void end_pass();
-  template <class Launch, class ViewOf>
-  void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
-  bool alternates() const;
-  void announce_records(std::span<const std::size_t> order);
-  std::vector<std::size_t> groups_in_order() const;
-  std::vector<std::size_t> groups_of(std::span<const int> units) const;
-  void report_speed() const;
   void send_host_part(InFlight& slot, const LocalStep& local);
   StepRequest request() const;
 
-  const MemoryPlan& plan_;
   const std::shared_ptr<const MeshAxes> axes_;
   const Reducer& reducer_;
   const Strategy& strategy_;
-  const RuleOptimizer& rules_;
   DeviceKernels& kernels_;
   ExposedCommunication& exposed_;
   const ComputeDevice device_;
   const bool scales_loss_;
-  Publisher publisher_;
-  StepRequest request_;  ///< but for what changes from step to step
   LearningRates rates_;
-  double* group_lr_ = nullptr;  ///< StepTables::group_lr
-  std::vector<Group> groups_;
-  std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
-  std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
-  std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
-  std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory
-  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where all gradients are
-  bool updates_ = false;                              ///< the pass under way is an update
-  Unit* held_ = nullptr;                              ///< whose gradients are open
-  Direction direction_ = Direction::kForward;         ///< of the next pass over records in files
-  std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
-  std::vector<int> ranks_with_parts_;                 ///< whose gradient parts make up the whole, each part once
+  double* group_lr_ = nullptr;         ///< StepTables::group_lr
+  std::vector<int> ranks_with_parts_;  ///< whose gradient parts make up the whole, each part once
   NormTotals totals_;
   std::shared_ptr<const std::vector<std::string>> unit_names_;  ///< where they are updated in backward; else null
-  std::size_t parameters_ = 0, sums_offset_ = 0, message_bytes_ = 0;
+  std::size_t sums_offset_ = 0, message_bytes_ = 0;
   DeviceTables memory_;  ///< of all that follows
   std::byte* message_ = nullptr;
   std::byte* messages_ = nullptr;
   StepTables tables_;
+  DeviceUpdate update_;
+  StepRequest request_;             ///< but for what changes from step to step
   std::optional<QueuedNorm> norm_;  ///< made with the tables
   bool is_begun_ = false;           ///< a unit of the step, where units are updated in backward
   bool sums_are_steps_ = false;     ///< from the beginning of a step's last backward to its end

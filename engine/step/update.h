@@ -22,7 +22,7 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
-/// that hold copies of them. On the CPU; a GPU's is QueuedStep.
+/// that hold copies of them. On the CPU; a GPU's is DeviceUpdate.
 ///
 /// Where parameters or states lie in records, steps go through the groups forward and backward by turns: the records that one step
 /// used last are those that the next one uses first. Groups of matrices come behind all others: a step that goes forward ends, and one that

@@ -282,6 +282,8 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
         for (const Placed& placed : kStrategies) {
           Strategy strategy = strategy_of(placed, dtype, TransportChoice::kCudaHost);
           strategy.gradient_clipping = 0;
+          strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0}};
+          if (placed.kind == ShardingStrategy::kNoShard) strategy.optimizer.state_dtype = StateDType::k8Bit;
           const Trained after = train_on(mesh, strategy, options_of());
           strategy.optimizer.in_backward = true;
           for (const Lying& lying : kLying) {

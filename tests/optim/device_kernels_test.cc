@@ -448,8 +448,7 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
   other.beta1 = 0.8;
   other.weight_decay = 0.3;
   const RuleOptimizer optimizer(adamw()), others(other);
-  const Shared<GroupNumbers> numbers(
-      std::vector<GroupNumbers>{{.numbers = others.numbers(), .lr_ratio = 0.5}, {.numbers = optimizer.numbers()}});
+  const Shared<GroupNumbers> numbers(std::vector<GroupNumbers>{{others.numbers(), 0.5}, {optimizer.numbers(), 1.0}});
   const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2, 1, 1});
   const Shared<double> rates(std::vector<double>{NAN, 0.25});
   QueuedStep step({{0, 4}, {4, 2}});

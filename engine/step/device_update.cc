@@ -1,0 +1,381 @@
+#include "engine/step/device_update.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "engine/memory/host_view.h"
+#include "runtime/base/bytes.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+#include "tessera/span.h"
+
+namespace tessera {
+namespace {
+
+std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
+  if (!memory.state_records || plan.steps_on_host()) return nullptr;
+  const RecordPool& pool = plan.state_records();
+  // Copies to the GPU pass in one order: units that come from the host must not wait for records which wait for slots.
+  const std::int64_t ahead = plan.parameters_below() ? std::min<std::int64_t>(2, pool.device_slots) : pool.device_slots;
+  const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots, ahead};
+  return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
+}
+
+std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
+  if (!memory.parameter_records) return nullptr;
+  return std::make_unique<MappedRecords>(memory.parameter_records, kernels, plan.parameter_records().held,
+                                         !plan.parameters_on_host());
+}
+
+constexpr auto index_of_unit = [](const auto& group) { return group.group->unit->index; };
+
+}  // namespace
+
+DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
+                           const RuleOptimizer& rules, const MemoryPlan& plan, const MeshAxes& axes,
+                           const TrainingMemory& memory, const LearningRates& rates, DeviceKernels& kernels,
+                           ComputeDevice device, StepTables& tables, DeviceTables& table_memory)
+    : plan_(plan),
+      axes_(std::make_shared<MeshAxes>(axes)),
+      strategy_(strategy),
+      rules_(rules),
+      kernels_(kernels),
+      device_(device),
+      tables_(tables),
+      publisher_(plan, axes, nullptr, device.waits),
+      stream_(stream_of(plan, memory, kernels)),
+      mapped_(mapped_of(plan, memory, kernels)),
+      gradients_(memory.device_gradients) {
+  if (!plan.matrices().batches().empty()) {
+    matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
+  }
+  for_each_trainable(units, [&](FlatGroup& group) {
+    DeviceRun run;
+    run.rule = rules.rule();
+    run.group = static_cast<std::uint32_t>(groups_.size());
+    run.parameters = static_cast<std::uint32_t>(group.layout.size());
+    groups_.push_back({&group, run});
+    parameters_ += group.parameters.size();
+  });
+  fill_groups(tables, table_memory);
+  fill_group_numbers(tables, table_memory);
+  fill_matrices(tables, table_memory);
+  if (plan.steps_on_host()) {
+    host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels, rates);
+    if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
+  }
+  if (stream_ && !stream_->are_in_files()) report_speed(axes);
+}
+
+StepRequest DeviceUpdate::request() const {
+  StepRequest request;
+  request.rule = rules_.rule();
+  request.numbers = rules_.numbers();
+  if (matrices_) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
+  return request;
+}
+
+/// For people who weigh a smaller fraction against its memory.
+void DeviceUpdate::report_speed(const MeshAxes& axes) const {
+  constexpr std::int64_t kMeasuredBytes = std::int64_t{64} << 20;
+  const double bytes_per_second = stream_->measure(kMeasuredBytes);  // on all ranks, which may share the bus
+  if (axes.world->rank() != 0) return;
+  const std::int64_t streamed = plan_.streamed_bytes();
+  log_info("masters and moments in host memory are streamed at " +
+           format_bytes(static_cast<std::int64_t>(bytes_per_second)) + "/s each way, measured now: a step takes " +
+           std::to_string(static_cast<double>(streamed) / bytes_per_second) + " s for " + format_bytes(streamed));
+}
+
+/// As the group's own, but over the view's elements.
+DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const {
+  const OptimizerSlice slice = optimizer_slice(*group.group, view);
+  DeviceRun run = group.run;
+  if (group.is_of_matrices()) {
+    run.rule = StepRule::kSgd;
+    run.takes_direction = true;
+    run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).step_arguments(slice);
+  } else {
+    run.arguments = rules_.arguments(slice);
+    run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  }
+  run.stream = slice.stream;
+  run.first_element = slice.first_element;
+  return run;
+}
+
+/// Where parameters begin; and what is launched in one piece, but for parameters in records, of which nobody knows yet where they are.
+void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
+  std::vector<StepGroup> groups;
+  std::uint32_t parameter = 0;
+  for (Group& g : groups_) {
+    const Layout& layout = g.group->layout;
+    groups.push_back({parameter, static_cast<std::uint32_t>(layout.size())});
+    std::vector<ParameterBegin> begins;
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
+      begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
+    }
+    g.run.begins = memory.put<ParameterBegin>(begins);  // which those of its records get with it
+    if (!g.group->parameters_below) g.run = run_of(g, states_in_memory(*g.group, run_in_memory(*g.group)));
+  }
+  tables.parameters = static_cast<int>(parameters_);
+  tables.groups = static_cast<int>(groups_.size());
+  tables.group = memory.put<StepGroup>(groups);
+}
+
+/// Of parameter groups (OptimizerConfig::groups), where there are some.
+void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) const {
+  const std::vector<ParameterGroup>& parameter_groups = strategy_.optimizer.groups;
+  if (parameter_groups.empty()) return;
+  std::vector<GroupNumbers> numbers;
+  for (const ParameterGroup& group : parameter_groups) {
+    const RuleOptimizer rules(config_of(strategy_.optimizer, group), strategy_.ema);
+    GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), group.lr_ratio});
+    if (matrices_) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
+  }
+  static_assert(FlatParameter::kNoGroup + 1 == 0);
+  std::vector<std::uint32_t> number;
+  for (const Group& g : groups_) {
+    for (const FlatParameter& parameter : g.group->parameters) {
+      number.push_back(static_cast<std::uint32_t>(parameter.group + 1));
+    }
+  }
+  tables.group_numbers = memory.put<GroupNumbers>(numbers);
+  tables.group_number = memory.put<std::uint32_t>(number);
+}
+
+/// Of muon's first pass.
+void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) {
+  if (!matrices_) return;
+  std::vector<std::uint8_t> is_matrix;
+  for (Group& g : groups_) {
+    is_matrix.insert(is_matrix.end(), g.run.parameters, g.is_of_matrices() ? 1 : 0);
+    if (!g.is_of_matrices()) continue;
+    const OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, run_in_memory(*g.group)));
+    g.directions = g.run;
+    g.directions.arguments =
+        matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, gradients_of(*g.group, slice));
+    g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  }
+  tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
+}
+
+void DeviceUpdate::swap_averages() {
+  if (host_) {
+    host_->fetch_parameters();
+    host_->begin(std::vector<char>(parameters_));
+  }
+  pass_over_all([&](const DeviceRun& run) { kernels_.swap_averages(run, tables_); },
+                [&](std::size_t group) { host_->swap_averages(group); });
+}
+
+/// Calls `launch(run)` for all runs, each of which the device reaches then, or `on_host(group)` for those of a group that the host
+/// updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the last ones
+/// are in memory still.
+template <class Launch, class OnHost>
+void DeviceUpdate::pass_over_all(const Launch& launch, const OnHost& on_host) {
+  const std::vector<std::size_t> order = groups_in_order();
+  announce_records(order);
+  for (const std::size_t group : order) pass_over_group(group, launch, on_host);
+  finish();
+  if (alternates()) direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
+}
+
+template <class Launch, class OnHost>
+void DeviceUpdate::pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host) {
+  const bool forward = direction_ == Direction::kForward;
+  const Group& g = groups_[index];
+  const RecordLayout& records = g.group->records;
+  const auto launch_in_memory = [&] {
+    const bool has_places = !g.group->parameters_below && !gradients_ && !strategy_.optimizer.in_backward;
+    if (has_places) return launch(g.run);
+    launch_pieces(g, run_in_memory(*g.group), launch, [&](Extent run) { return states_in_memory(*g.group, run); });
+  };
+  const bool comes_first = forward || host_;  // the device computes while the host does
+  hold_gradients(g);
+  if (comes_first) launch_in_memory();
+  if (host_) on_host(index);
+  for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
+    const std::int64_t chunk = forward ? c : records.first_record() + records.chunks() - 1 - c;
+    stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
+      launch_pieces(g, run_of_chunk(*g.group, chunk), launch,
+                    [&](Extent run) { return states_in_record(*g.group, chunk, run, there); });
+    });
+  }
+  if (!comes_first) launch_in_memory();
+  publisher_.publish(*g.group);
+}
+
+void DeviceUpdate::finish() {
+  publisher_.finish();
+  if (stream_) stream_->end_pass();
+  if (mapped_) mapped_->end_pass();
+}
+
+/// Of a pass over all of them.
+std::vector<std::size_t> DeviceUpdate::groups_in_order() const {
+  std::vector<std::size_t> order(groups_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (direction_ == Direction::kBackward) std::ranges::reverse(order);
+  return order;
+}
+
+/// Those that train.
+std::vector<std::size_t> DeviceUpdate::groups_of(std::span<const int> units) const {
+  std::vector<std::size_t> order;
+  for (const int unit : units) {
+    const auto first = std::ranges::lower_bound(groups_, unit, {}, index_of_unit);
+    for (auto group = first; group != groups_.end() && index_of_unit(*group) == unit; ++group)
+      order.push_back(static_cast<std::size_t>(group - groups_.begin()));
+  }
+  return order;
+}
+
+/// Calls `launch` for the pieces of `run` whose parameters lie in one place. `view_of(piece)` has their masters and states.
+template <class Launch, class ViewOf>
+void DeviceUpdate::launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of) {
+  if (!group.group->parameters_below) return launch(run_of(group, view_of(run)));
+  for_each_parameter_piece(*group.group, run, direction_, [&](const ParameterPiece& piece) {
+    StateView view = view_of(piece.run);
+    if (piece.record != ParameterPiece::kNoRecord)
+      point_at_parameters(view, *group.group, mapped_->use(piece.record) + piece.offset);
+    launch(run_of(group, view));
+  });
+}
+
+/// Of what the device updates.
+bool DeviceUpdate::needs_gradients(const Group& group) const {
+  return !host_ || group.group->records.before_records() > 0;
+}
+
+/// So that they are brought ahead. Groups of one unit follow each other.
+void DeviceUpdate::begin_gradients() {
+  if (!gradients_) return;
+  updates_ = true;
+  std::vector<int> order;
+  for (const std::size_t i : groups_in_order()) {
+    const Group& group = groups_[i];
+    const int unit = index_of_unit(group);
+    if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
+  }
+  gradients_->begin_update(std::move(order));
+}
+
+/// Averages are exchanged without.
+void DeviceUpdate::hold_gradients(const Group& group) {
+  Unit* const unit = group.group->unit;
+  if (!updates_ || held_ == unit || !needs_gradients(group)) return;
+  let_gradients_go();
+  gradients_->open(*unit, /*has_sum=*/true);
+  held_ = unit;
+}
+
+void DeviceUpdate::let_gradients_go() {
+  if (Unit* const unit = std::exchange(held_, nullptr)) gradients_->close(*unit, /*changed=*/false);
+}
+
+/// The host takes groups as their gradients come, and what backward left of those in files is of the first units.
+bool DeviceUpdate::alternates() const {
+  const bool reads_states = stream_ && stream_->are_in_files(), reads_parameters = mapped_ && mapped_->are_in_files();
+  return !host_ && !gradients_ && (reads_states || reads_parameters);
+}
+
+void DeviceUpdate::announce_records(std::span<const std::size_t> order) {
+  const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
+    order_.clear();
+    for (const std::size_t i : order) {
+      const FlatGroup& group = *groups_[i].group;
+      append_records(group, kind, group.optimizer_part, direction_, order_);
+    }
+    return order_;
+  };
+  if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
+  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters));
+}
+
+void DeviceUpdate::expect(std::span<const int> order) {
+  announce_records(strategy_.optimizer.in_backward ? groups_of(order) : groups_in_order());
+  if (host_) host_->expect(/*sums_of_step=*/true);
+}
+
+void DeviceUpdate::fetch(const Unit& unit) {
+  if (host_) host_->fetch(unit);
+}
+
+void DeviceUpdate::forget() {
+  if (host_) host_->expect(/*sums_of_step=*/false);
+}
+
+void DeviceUpdate::update_unit(const Unit& unit) {
+  const int index = unit.index;
+  for (const std::size_t group : groups_of({&index, 1})) {
+    pass_over_group(
+        group, [&](const DeviceRun& run) { kernels_.update(run, tables_); }, [](std::size_t) {});
+  }
+}
+
+UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
+  const int index = unit.index;
+  const std::vector<std::size_t> groups = groups_of({&index, 1});
+  UnitRequest request;
+  request.unit = index;
+  request.first_group = static_cast<std::uint32_t>(groups.front());
+  request.groups = static_cast<std::uint32_t>(groups.size());
+  for (std::size_t i = 0; i <= groups.back(); ++i) {
+    (i < groups.front() ? request.first_parameter : request.parameters) += groups_[i].run.parameters;
+  }
+  return request;
+}
+
+void DeviceUpdate::update() {
+  if (matrices_) return update_with_matrices();
+  const std::optional<UpdateRates> rates = begin_on_host();
+  begin_gradients();
+  pass_over_all([&](const DeviceRun& run) { kernels_.update(run, tables_); },
+                [&](std::size_t group) {
+                  if (rates) host_->update(group, *rates);
+                });
+  let_gradients_go();
+  updates_ = false;
+}
+
+/// Elements, then matrices, of which those without gradients are zeros.
+void DeviceUpdate::update_with_matrices() {
+  const auto update = [&](const DeviceRun& run) { kernels_.update(run, tables_); };
+  const auto pass_over = [&](bool matrices) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i].is_of_matrices() == matrices) pass_over_group(i, update, [](std::size_t) {});
+    }
+  };
+  pass_over(false);
+  const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
+  for (const Group& g : groups_) {
+    if (g.is_of_matrices()) kernels_.muon_directions(g.directions, momentum, tables_);
+  }
+  matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
+  pass_over(true);
+  finish();
+}
+
+/// Where the host updates: waits for the device's decision, and returns what it is, unless that is to skip the step.
+std::optional<UpdateRates> DeviceUpdate::begin_on_host() {
+  if (!host_) return std::nullopt;
+  const Span span("wait for the device's decision");
+  host_->fetch_parameters();
+  DeviceDecision decision{};
+  fetch_state(&decision, tables_.decision, sizeof decision, device_.device);
+  throw_if_error(axes_->status());
+  if (decision.is_skipped) return std::nullopt;
+  std::vector<char> used(parameters_);
+  fetch_state(used.data(), tables_.used, static_cast<std::int64_t>(used.size()), device_.device);
+  host_->begin(used);
+  return UpdateRates{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr};
+}
+
+void DeviceUpdate::resume(std::span<const std::int64_t> steps) {
+  if (host_) host_->resume(steps);
+}
+
+}  // namespace tessera

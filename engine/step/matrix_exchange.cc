@@ -57,7 +57,11 @@ float* MatrixExchange::Messages::next(int rank, std::int64_t numel) {
 void MatrixExchange::exchange(const char* label, std::int64_t numel_per_rank) {
   const Span span("matrices", label, &seconds_);
   const auto bytes = static_cast<std::size_t>(numel_per_rank) * sizeof(float);
-  if (bytes > 0) throw_if_error(world_->all_to_all(label, sent_, received_, bytes).wait());
+  if (bytes > 0) {
+    Work work = world_->all_to_all(label, sent_, received_, bytes);
+    const Timed timed(device_.waits);
+    throw_if_error(work.wait());
+  }
   std::ranges::fill(read_, 0);
   std::ranges::fill(written_, 0);
 }

@@ -14,7 +14,7 @@ namespace tessera {
 ///
 ///   X = matrix / |matrix|;   `steps` times: X = a X + (b A + c A A) X,  A = X X^T
 ///
-/// in fp32. `work` begins on a cache line and has room for the matrix twice and for the square of its shorter side twice, each in whole
+/// in fp32; on a GPU as LibTorch's setting for products of fp32 says (TF32 where a program allows it). `work` begins on a cache line and has room for the matrix twice and for the square of its shorter side twice, each in whole
 /// lines. A matrix of zeros stays one. The same bits on every rank that has as many threads. Both lie on `device`; where work is queued,
 /// nothing is waited for.
 void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::span<float> work,

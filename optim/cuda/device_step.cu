@@ -132,6 +132,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   if (is_over || differs != 0 || is_infinite != 0) {
     if (threadIdx.x > 0 || is_over) return;
     d.is_skipped = 1;
+    if (differs != 0) d.gathers_differ = 1;
     if (is_infinite != 0) d.not_finite_unit = unit.unit + 1;
     return;
   }
@@ -309,15 +310,14 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
 
 /// Moves momenta, and writes directions over what the run has as its weights.
 template <StateDType kStates>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks) move_momenta(DeviceRun run, MuonMomentumConstants c,
-                                                                          StepTables t) {
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    move_momenta(DeviceRun run, MuonMomentumConstants c, StepTables t) {
   if (t.decision->is_skipped) return;
   const StepArguments& a = run.arguments;
   for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
     const std::size_t i = begin + first_in_warp();
     const std::size_t left = i < a.numel ? a.numel - i : 0;
-    const std::uint32_t parameter =
-        parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
+    const std::uint32_t parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
     if (!t.used[parameter]) continue;
     Update<MuonMomentumRule, WeightFormat::kF32, kStates>::elements(
         run, t, c, noise_key(run.stream, t.steps[parameter]), parameter, t.decision->gradient_scale, i, left, a, i);

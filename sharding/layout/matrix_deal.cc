@@ -116,7 +116,7 @@ void MatrixDeal::measure(MatrixBatch& batch) const {
 std::int64_t MatrixDeal::exchange_numel() const {
   std::int64_t most = 0;
   for (const MatrixBatch& batch : batches_) most = std::max({most, batch.collected, batch.returned});
-  return most * mesh_.world_size();
+  return in_whole_lines(most * mesh_.world_size());  // what lies behind it begins on a cache line
 }
 
 std::int64_t MatrixDeal::work_numel() const {

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 constexpr TinyOptions kAwkward{
     .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
-/// Clips; the head is a matrix for AdamW.
+/// Clips.
 Strategy with_muon(Strategy strategy) {
   OptimizerConfig& optimizer = strategy.optimizer;
   const auto groups = std::move(optimizer.groups);
@@ -87,6 +87,35 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceMuon,
                            return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) +
                                   "_states" + tessera::name_of(info.param.states).substr(0, 1);
                          });
+
+TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
+  Strategy strategy = with_muon(strategy_of(ShardingStrategy::kShardGradients, DType::kBF16, 1));
+  strategy.optimizer.groups = {{.name = "head", .match = {"head*"}, .type = OptimizerType::kAdamW},
+                               {.name = "vectors", .max_dim = 1, .weight_decay = 0.0}};
+  strategy.gradient_clip_value = 1e-3;
+  expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "a head for AdamW");
+  strategy.optimizer.muon.nesterov = false;
+  strategy.optimizer.muon.adjust_lr = MuonLrAdjustment::kOriginal;
+  expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "without Nesterov's momentum");
+  strategy.optimizer.muon.momentum = 0;
+  expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "without momentum");
+}
+
+/// Two batches of matrices, there and back.
+TEST(DeviceMuon, TellsThatExchangesAreExposed) {
+  const EmulatedGpus gpus;
+  double seconds[2] = {};
+  for (const bool muon : {false, true}) {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
+      Session session(mesh, muon ? with_muon(strategy) : strategy);
+      StepResult result = session.train(0);
+      result.wait();
+      if (mesh.rank() == 0) seconds[muon] = result.communication_seconds;  // a second for each stretch
+    });
+  }
+  EXPECT_GE(seconds[1], seconds[0] + 2);
+}
 
 /// Rates by schedule, with steps that are skipped, or by hand and of groups; averages shown, units frozen and thawed, a checkpoint loaded.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {

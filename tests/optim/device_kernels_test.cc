@@ -13,6 +13,7 @@
 
 #include "optim/grad_norm.h"
 #include "optim/loss_scaler.h"
+#include "optim/muon_optimizer.h"
 #include "optim/rule_optimizer.h"
 #include "tests/optim/step_problem.h"
 
@@ -287,6 +288,53 @@ TEST_F(DeviceKernels, EveryRuleGivesTheCpusBitsInEveryFormat) {
     }
     expect_the_cpus_bits({.type = kRmsprop, .centered = true}, weights, 0, 2051);
     expect_the_cpus_bits({.type = kRmsprop, .momentum = 0.9, .centered = true}, weights, 0, 2051);
+  }
+}
+
+/// The second parameter is unused.
+TEST_F(DeviceKernels, MuonsPassesHaveTheCpusBits) {
+  constexpr std::size_t kUsed = 1280, kEnd = 1500;
+  for (const WeightFormat weights : kWeights) {
+    for (const StateDType states : kStates) {
+      SCOPED_TRACE("weights " + std::to_string(static_cast<int>(weights)) + ", states " +
+                   std::to_string(static_cast<int>(states)));
+      OptimizerConfig config{.type = OptimizerType::kMuon, .weight_decay = 0.1, .state_dtype = states};
+      const MuonOptimizer cpu(config);
+      config.type = OptimizerType::kSgd;  // which has the same states
+      config.momentum = 0.9;
+      const RuleOptimizer like(config);
+      StepProblem problem = finite_problem(kEnd, {weights, cpu}), got = problem;
+      const DeviceProblem device(problem);
+      const Shared<std::uint8_t> is_matrix(std::vector<std::uint8_t>{1, 1});
+      const Shared<ParameterBegin> begins(std::vector<ParameterBegin>{{0, 0}, {kUsed / kParameterAlign, 1}});
+      QueuedStep step({{0, 2}});
+      step.tables.is_matrix = is_matrix.data();
+      step.used.set(1, 0);
+      DeviceRun update = device.run(like, problem, 0, kEnd);
+      update.parameters = 2;
+      update.begins = begins.data();
+      DeviceRun directions = update;
+      update.takes_direction = true;
+      update.arguments.states[0] = {};
+      directions.arguments.master = device.gradient.data();
+      directions.arguments.low = nullptr;
+      directions.arguments.parameter = nullptr;
+      directions.arguments.weights = WeightFormat::kF32;
+      directions.arguments.clip_value = 0.5f;
+      StepRequest request = request_of(RuleOptimizer(adamw()), 0.01, 4);
+      request.of_matrices = cpu.step_numbers();
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        step.decide(request);
+        check(cuda::muon_directions(directions, cpu.momentum_constants(), step.tables, nullptr));
+        cpu.direction({.gradient_scale = 0.25f, .clip_value = 0.5f, .lr = 0.01f, .step = t}, problem.slice(0, kUsed),
+                      {problem.gradient.data(), kUsed});
+        EXPECT_TRUE(same_bits(device.gradient.values(), problem.gradient));
+        check(cuda::update_step(update, step.tables, nullptr));
+        cpu.step({.lr = 0.01f, .step = t}, problem.slice(0, kUsed));
+        device.read_back(got);
+        EXPECT_TRUE(same_bits(got, problem)) << t;
+      }
+    }
   }
 }
 

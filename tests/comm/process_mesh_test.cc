@@ -283,10 +283,12 @@ TEST(TcpStore, AHostThatNobodyKnowsTakesNoLongerThanItMay) {
 
 TEST(TcpStore, AnIPv6LoopbackServes) {
   const int port = free_port();
-  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+  const auto ends = fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     Topology topology = topology_of(rank, 2, 1, port);
     topology.master_addr = "::1";
-    return tcp_store(topology, 5.0).status();
+    TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology, 5.0));
+    if (rank == 1) return outside.set("has come", "yes");
+    return outside.get("has come", std::chrono::seconds(5)).status();  // it serves until then
   });
   // A machine without IPv6 says so at rank 0; then the others find nobody.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/memory/record_places.h"
 #include "runtime/base/log.h"
 
 namespace tessera {
@@ -20,6 +21,7 @@ StateStream::StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& k
       back_(static_cast<std::size_t>(slots.count)),
       last_use_(static_cast<std::size_t>(records_->records()), -1) {
   records_->before_visits(this, [this] { settle(); });
+  if (!are_in_files_) places_ = places_of(*records_);
 }
 
 StateStream::~StateStream() {
@@ -48,9 +50,7 @@ void StateStream::bring_ahead() {
   for (std::size_t next = passed_ + ahead_.size();
        next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.ahead; ++next) {
     const std::int64_t record = order_[next], use = uses_ + static_cast<std::int64_t>(ahead_.size());
-    const std::span<std::byte> bytes = records_->hold(record);
-    ahead_.push_back(bring(record, use, bytes));
-    records_->let_go(record);  // where it lies it stays
+    ahead_.push_back(bring(record, use, places_[static_cast<std::size_t>(record)]));
   }
 }
 
@@ -64,9 +64,7 @@ StateStream::Coming StateStream::bring(std::int64_t record, std::int64_t use, st
 
 void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue) {
   const std::int64_t use = uses_;
-  if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
-  const std::span<std::byte> bytes = records_->hold(record);
-  if (are_in_files_) leaving_.push_back(record);
+  const std::span<std::byte> bytes = are_in_files_ ? hold(record) : places_[static_cast<std::size_t>(record)];
   if (!ahead_.empty() && ahead_.front().record != record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(record, use, bytes));
   ahead_.front().mark->join();
@@ -76,12 +74,18 @@ void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::
   last_use_[static_cast<std::size_t>(record)] = use;
   ++uses_;
   streamed_bytes_ += static_cast<std::int64_t>(bytes.size());
-  if (are_in_files_) return;
-  records_->let_go(record);
   if (passed_ < order_.size() && order_[passed_] == record) {
     ++passed_;
     bring_ahead();
   }
+}
+
+/// In files.
+std::span<std::byte> StateStream::hold(std::int64_t record) {
+  if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
+  const std::span<std::byte> bytes = records_->hold(record);
+  leaving_.push_back(record);
+  return bytes;
 }
 
 /// Copies back pass in the order in which they were queued, so the last of those that a copy waits for is enough.

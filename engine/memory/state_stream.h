@@ -78,6 +78,7 @@ class StateStream {
   Coming bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const;
   void bring_ahead();
   void give_up_ahead();
+  std::span<std::byte> hold(std::int64_t record);
   void let_go_oldest();
 
   const std::shared_ptr<StateRecords> records_;
@@ -90,6 +91,7 @@ class StateStream {
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< by slot: of its last use
   std::vector<std::int64_t> last_use_;                      ///< of each record; -1: none
   std::deque<std::int64_t> leaving_;                        ///< records in files that are not put yet, oldest first
+  std::vector<std::span<std::byte>> places_;                ///< of each record in pinned memory
   std::vector<std::int64_t> order_;                         ///< of this pass, where records are in pinned memory
   std::size_t passed_ = 0;                                  ///< of `order_`
   std::deque<Coming> ahead_;  ///< of `order_` from `passed_` on, for the uses from `uses_` on

@@ -56,7 +56,7 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
     run.rule = rules.rule();
     run.group = static_cast<std::uint32_t>(groups_.size());
     run.parameters = static_cast<std::uint32_t>(group.layout.size());
-    groups_.push_back({&group, run});
+    groups_.push_back({&group, static_cast<std::uint32_t>(parameters_), run});
     parameters_ += group.parameters.size();
   });
   fill_groups(tables, table_memory);
@@ -108,10 +108,10 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
 /// Where parameters begin; and what is launched in one piece, but for parameters in records, of which nobody knows yet where they are.
 void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
   std::vector<StepGroup> groups;
-  std::uint32_t parameter = 0;
   for (Group& g : groups_) {
     const Layout& layout = g.group->layout;
-    groups.push_back({parameter, static_cast<std::uint32_t>(layout.size())});
+    std::uint32_t parameter = g.first_parameter;
+    groups.push_back({parameter, g.run.parameters});
     std::vector<ParameterBegin> begins;
     for (std::size_t i = 0; i < layout.size(); ++i) {
       const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
@@ -323,9 +323,9 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
   request.unit = index;
   request.first_group = static_cast<std::uint32_t>(groups.front());
   request.groups = static_cast<std::uint32_t>(groups.size());
-  for (std::size_t i = 0; i <= groups.back(); ++i) {
-    (i < groups.front() ? request.first_parameter : request.parameters) += groups_[i].run.parameters;
-  }
+  const Group &first = groups_[groups.front()], &last = groups_[groups.back()];
+  request.first_parameter = first.first_parameter;
+  request.parameters = last.first_parameter + last.run.parameters - first.first_parameter;
   return request;
 }
 

@@ -39,8 +39,9 @@ class DeviceUpdate {
  public:
   struct Group {
     FlatGroup* group;
-    DeviceRun run;              ///< of this rank's optimizer part, as much of it as lies in the device's memory
-    DeviceRun directions = {};  ///< of matrices: momenta, with the gradient's place for what becomes orthogonal
+    std::uint32_t first_parameter;  ///< among those of all groups
+    DeviceRun run;                  ///< of this rank's optimizer part, as much of it as lies in the device's memory
+    DeviceRun directions = {};      ///< of matrices: momenta, with the gradient's place for what becomes orthogonal
 
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };

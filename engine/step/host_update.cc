@@ -36,6 +36,7 @@ HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const St
       elements_(strategy, {}, rates),
       parameter_records_(memory.parameter_records ? places_of(*memory.parameter_records)
                                                   : std::vector<std::span<std::byte>>()) {
+  const std::vector<std::span<std::byte>> places = places_of(*memory.state_records);
   std::byte* place = memory_.get();
   first_of_unit_.push_back(0);
   for (const auto& unit : units) {
@@ -48,6 +49,8 @@ HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const St
       Group& group = groups_.emplace_back(Group{flat.get(), part, steps_.size(), on_gpu, nullptr, false, nullptr, {}});
       steps_.resize(steps_.size() + flat->parameters.size());
       take_copies(group, place, sums);
+      for (std::int64_t record = flat->first_record; record < flat->first_record + flat->records.records(); ++record)
+        group.records.push_back(places[static_cast<std::size_t>(record)].data());
     }
     first_of_unit_.push_back(groups_.size());
   }
@@ -76,10 +79,6 @@ void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) cons
   }
   group.parameter = place;
   place += group.on_gpu.numel * flat.element_bytes();
-  for (std::int64_t record = flat.first_record; record < flat.first_record + flat.records.records(); ++record) {
-    group.records.push_back(flat.below->hold(record).data());
-    flat.below->let_go(record);  // where it lies it stays
-  }
 }
 
 void HostUpdate::fetch(const Unit& unit) {

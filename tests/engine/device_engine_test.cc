@@ -29,22 +29,6 @@
 namespace tessera::testing {
 namespace {
 
-void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
-                          const std::string& what) {
-  const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  const EmulatedGpus gpus;
-  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
-    const Trained trained = train_on_threads(joined, strategy, options);
-    expect_same_bits(trained, on_cpu, what + how);
-    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
-  };
-  expect(late(ranks), "");
-  if (ranks.ranks == 1) return;
-  expect(on_one_gpu(ranks), " on one GPU");
-  // A backend adds in the dtype of the wire.
-  if (strategy.mixed_precision.reduce == DType::kF32) expect(over_backend(ranks), " over a backend");
-}
-
 struct Case {
   DType dtype;
   int ranks;
@@ -56,13 +40,13 @@ class DeviceEngine : public ::testing::TestWithParam<Case> {};
 TEST_P(DeviceEngine, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation] = GetParam();
   for (const Placed& placed : kStrategies) {
-    expect_the_cpus_bits({.ranks = ranks}, strategy_of(placed, dtype, accumulation), short_run(), name_of(placed));
+    expect_same_on_gpus({.ranks = ranks}, strategy_of(placed, dtype, accumulation), short_run(), name_of(placed));
   }
   if (ranks < 4) return;
   for (const bool world : {false, true}) {
     Strategy hybrid = strategy_of(ShardingStrategy::kHybridShard, dtype, accumulation);
     hybrid.optimizer.shard_over_world = world;
-    expect_the_cpus_bits({.ranks = 4, .hosts = 2}, hybrid, short_run(), world ? "hybrid over the world" : "hybrid");
+    expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, short_run(), world ? "hybrid over the world" : "hybrid");
   }
 }
 
@@ -81,7 +65,7 @@ TEST(DeviceEngine, AccumulatesUnshardedAsTheCpuDoes) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     Strategy strategy = strategy_of(kind, DType::kBF16, 2);
     strategy.gradient_sync = GradientSync::kLastMicrobatch;
-    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), name_of(Placed(kind)));
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), name_of(Placed(kind)));
   }
 }
 
@@ -157,7 +141,7 @@ TEST(DeviceEngine, RoundsMomentsAsTheCpuDoes) {
   for (const StateDType states : {StateDType::kBF16, StateDType::k8Bit}) {
     Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
     strategy.optimizer.state_dtype = states;
-    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "states " + std::to_string(static_cast<int>(states)));
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "states " + std::to_string(static_cast<int>(states)));
   }
 }
 
@@ -165,10 +149,10 @@ TEST(DeviceEngine, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
   for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     TrainOptions options = short_run();
     options.model.unused_block = options.model.frozen_first_block = options.model.tied_head = true;
-    expect_the_cpus_bits({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, name_of(Placed(kind)));
+    expect_same_on_gpus({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, name_of(Placed(kind)));
     options = short_run();
     options.model.recompute = options.model.shared_block = true;
-    expect_the_cpus_bits({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, "recomputed");
+    expect_same_on_gpus({.ranks = 2}, strategy_of(kind, DType::kF32, 1), options, "recomputed");
   }
 }
 
@@ -183,7 +167,7 @@ TEST(DeviceEngine, SkipsOverflowsAndKeepsScheduleAndScaleAsTheCpuDoes) {
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
   EXPECT_TRUE(on_cpu.steps.front().overflow);
   EXPECT_FALSE(on_cpu.steps.back().overflow);
-  expect_the_cpus_bits({.ranks = 2}, strategy, options, "overflows");
+  expect_same_on_gpus({.ranks = 2}, strategy, options, "overflows");
 }
 
 /// Several on their way at a time, used in another order, and host memory that is used again at once.
@@ -237,11 +221,11 @@ TEST(DeviceEngine, StepsSgdAsTheCpuDoes) {
     strategy.optimizer.dampening = nesterov ? 0.0 : 0.2;
     strategy.optimizer.nesterov = nesterov;
     strategy.optimizer.state_dtype = nesterov ? StateDType::kBF16 : StateDType::kF32;
-    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "sgd");
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "sgd");
     strategy.optimizer.momentum = strategy.optimizer.dampening = 0.0;
     strategy.optimizer.nesterov = false;
     strategy.optimizer.state_dtype = StateDType::kF32;
-    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), "sgd without momentum");
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "sgd without momentum");
   }
 }
 
@@ -253,7 +237,7 @@ TEST(DeviceEngine, StepsEveryRuleAndCutsGradientsOffAsTheCpuDoes) {
     strategy.optimizer.centered = true;
     strategy.gradient_clipping = 0;
     strategy.gradient_clip_value = 1e-3;
-    expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), tessera::name_of(type));
+    expect_same_on_gpus({.ranks = 2}, strategy, short_run(), tessera::name_of(type));
   }
 }
 

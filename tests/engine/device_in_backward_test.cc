@@ -13,7 +13,6 @@
 #include "device_runs.h"
 #include "emulated_gpu.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/checkpoint.h"
 #include "tessera/durable.h"
 #include "tessera/error.h"
 #include "tests/support/session.h"
@@ -25,9 +24,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr TinyOptions kAwkward{
-    .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
 Strategy after_backward(const Placed& placed, DType dtype) {
   Strategy strategy = strategy_of(placed, dtype, 1);
@@ -46,23 +42,12 @@ void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, co
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
   Strategy on_gpu = in_backward(strategy);
   if (below) below(on_gpu);
-  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
-    const Trained trained = train_on_threads(joined, on_gpu, options);
-    expect_same_bits(trained, on_cpu, what + how);
-    if (options.model.unused_block) return;  // until the order is agreed on, units wait for one that never comes
-    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
-  };
-  {
-    const EmulatedGpus gpus;
-    expect(late(ranks), "");
-    if (ranks.ranks > 1) expect(on_one_gpu(ranks), " on one GPU");
-    // A backend adds in the dtype of the wire.
-    if (ranks.ranks > 1 && strategy.mixed_precision.reduce == DType::kF32)
-      expect(over_backend(ranks), " over a backend");
-  }
+  expect_same_on_gpus(ranks, on_cpu, on_gpu, options, what);
   if (!below) return;
   const EmulatedGpus gpus(CopiesRead::kAtOnce);
-  expect(late(ranks), ", copies read at once");
+  const Trained trained = train_on_threads(late(ranks), on_gpu, options);
+  expect_same_bits(trained, on_cpu, what + ", copies read at once");
+  EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
 }
 
 TrainOptions run_of(const TinyOptions& model) {
@@ -81,7 +66,7 @@ class DeviceInBackward : public ::testing::TestWithParam<Case> {};
 TEST_P(DeviceInBackward, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks] = GetParam();
   for (const Placed& placed : kStrategies) {
-    for (const TinyOptions& model : {TinyOptions{}, kAwkward}) {
+    for (const TinyOptions& model : {TinyOptions{}, kOfEveryKind}) {
       const std::string what = name_of(placed) + (model.unused_block ? ", awkward" : "");
       expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype), run_of(model), what);
     }
@@ -147,30 +132,6 @@ TEST(DeviceInBackward, EveryStateFormatRuleAndAverageIsTheCpus) {
     strategy.optimizer.type = type;
     expect_the_cpus_bits({.ranks = 2}, strategy, short_run(), tessera::name_of(type));
   }
-}
-
-/// Rates by schedule, or by hand and of groups; averages shown, a unit frozen and thawed, a save, and what was saved loaded by another.
-Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
-  Session session(mesh, strategy, kTwoBlocks);
-  Engine& engine = session.engine;
-  std::vector<StepResult> steps = train(session, 0, 3);
-  const auto more = [&](std::size_t begin, std::size_t end) {
-    for (StepResult& step : train(session, begin, end)) steps.push_back(std::move(step));
-  };
-  if (strategy.lr_schedule.type == LrScheduleType::kManual) {
-    engine.set_lr(0.003);
-    engine.set_lr("head", 0.02);
-  }
-  { const Gathered guard(engine, Gathered::kEma); }
-  more(3, 9);
-  engine.set_trainable("blocks.0.*", true);
-  more(9, 11);
-  engine.set_trainable("blocks.1.*", false);
-  save_checkpoint(engine, folder);
-  more(11, 13);
-  load_checkpoint(engine, folder);
-  more(11, 14);
-  return told_by(session, std::move(steps));
 }
 
 TEST(DeviceInBackward, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {

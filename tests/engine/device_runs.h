@@ -18,6 +18,8 @@ inline const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrateg
 inline constexpr ShardingStrategy kThree[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients,
                                               ShardingStrategy::kFullShard};
 inline constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true};
+inline constexpr TinyOptions kOfEveryKind{
+    .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
 /// More steps than may be in flight.
 TrainOptions short_run();
@@ -41,6 +43,17 @@ Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& b
 
 /// `body` on ranks with GPUs, in each of the ways in which they can be joined. `what`: of the case.
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
+
+/// Training under `strategy` on ranks with GPUs, joined in each of the ways that give its bits, ends as `on_cpu` did, or as the CPU does
+/// under the same strategy, and takes what the plan says.
+void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
+                         const TrainOptions& options, const std::string& what);
+void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
+                         const std::string& what);
+
+/// Rates by schedule, or by hand of all and of the last group; averages shown, a unit thawed and one frozen, a save, and what was saved
+/// loaded by the same Engine some steps later.
+Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder);
 
 /// Trains steps [begin, end).
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);

@@ -7,7 +7,9 @@ in the environment.
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import subprocess
 
 import ranks
 from memory import PeakSampler, used_bytes
@@ -31,7 +33,7 @@ class Run:
 @dataclasses.dataclass(frozen=True)
 class Contender:
     name: str
-    family: str                     # "torch", "deepspeed" or "tessera"
+    family: str                     # "torch", "deepspeed", "tessera", or "python": Tessera's package on a PyTorch model
     label: str
     stage: int                      # whose formula its memory follows (memory.formula_bytes)
     argument: str                   # to the peer's program, or Tessera's strategy
@@ -59,21 +61,48 @@ CONTENDERS = [
 ]
 
 
-class PeerRunner:
-    """Runs torch_step.py and deepspeed_step.py."""
+# Who trains the one Python model of the section "python": peers of CONTENDERS, and Tessera's package.
+PYTHON_PEERS = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3")
+PYTHON_CONTENDERS = [
+    *(contender for contender in CONTENDERS if contender.name in PYTHON_PEERS),
+    Contender("tessera_python_no_shard", "python", "Tessera in Python, NO_SHARD", 0, "no_shard"),
+    Contender("tessera_python_full_shard", "python", "Tessera in Python, FULL_SHARD", 3, "full_shard"),
+    Contender("tessera_python_full_shard_private", "python", "Tessera in Python, FULL_SHARD, private copies", 3,
+              "full_shard_private", private_copies=True),
+]
 
-    def __init__(self, python):
+
+class PeerRunner:
+    """Runs torch_step.py, deepspeed_step.py and python_step.py; `environment` is theirs beside torchrun's."""
+
+    def __init__(self, python, environment=None):
         self._python = python
+        self._environment = environment or {}
 
     def run(self, contender, work, folder, measure_memory=False, count=RANKS):
-        program = {"torch": "torch_step.py", "deepspeed": "deepspeed_step.py"}[contender.family]
+        program = {"torch": "torch_step.py", "deepspeed": "deepspeed_step.py",
+                   "python": "python_step.py"}[contender.family]
         (folder / "model.json").write_text(json.dumps(work.model))
         command = [self._python, FOLDER / "peers" / program, "--contender", contender.argument,
                    "--model", folder / "model.json", "--tokens", folder / "tokens.bin", "--dtype", work.dtype,
                    "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down]
-        lines = peer_lines(command + (["--memory"] if measure_memory else []), count)
+        lines = peer_lines(command + (["--memory"] if measure_memory else []), count, self._environment)
         peak = sum(line["peak_bytes"] for line in lines) / len(lines) if measure_memory else None
         return Run([line["samples_s"] for line in lines], [line["loss"] for line in lines], peak)
+
+
+def built_package(binary):
+    """{"PYTHONPATH"} for the Python package of the build that `binary` is of; {} where that has none, so that an
+    installed one is found."""
+    folder = pathlib.Path(binary).resolve().parents[1] / "python"
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if (folder / "tessera").is_dir() else {}
+
+
+def has_package(python, binary):
+    """Whether `python` can import `tessera`."""
+    return subprocess.run([python, "-c", "import tessera"], capture_output=True,
+                          env=os.environ | built_package(binary)).returncode == 0
 
 
 def peer_environments(count):
@@ -82,9 +111,10 @@ def peer_environments(count):
     return [environment | own for environment in ranks.rank_environments(count)]
 
 
-def peer_lines(command, count):
-    """Runs a program of peers/ on `count` ranks; returns the JSON line of each."""
-    return [json.loads(text) for text in ranks.run_ranks(command, peer_environments(count), TIMEOUT_S)]
+def peer_lines(command, count, more=None):
+    """Runs a program of peers/ on `count` ranks, with `more` in their environment; returns the JSON line of each."""
+    environments = [environment | (more or {}) for environment in peer_environments(count)]
+    return [json.loads(text) for text in ranks.run_ranks(command, environments, TIMEOUT_S)]
 
 
 def strategy_file(contender, work):

@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 import ranks
-from contenders import ADAMW, FOLDER
+from contenders import ADAMW, FOLDER, built_package
 from works import REPOSITORY, Work, write_tokens
 
 NET_LAB = REPOSITORY / "scripts/net_lab"
@@ -30,10 +30,10 @@ WARM_UP = 3  # DDP's hook for PowerSGD sends the gradients of the first two step
 @dataclasses.dataclass(frozen=True)
 class Contender:
     name: str
-    family: str                     # "torch", "deepspeed" or "tessera"
+    family: str                     # "torch", "deepspeed", "tessera", or "python": Tessera's package on a PyTorch model
     label: str
     argument: str                   # to peers/net_step.py, or Tessera's strategy
-    group: str                      # the chart it is in: "replicated", "sharded" or "compressed"; "alone": none
+    group: str                      # the chart it is in: "replicated", "sharded", "python" or "compressed"; "alone": none
     more: dict = dataclasses.field(default_factory=dict)  # Tessera's: beside the strategy's name
     ranks_per_host: int = 1         # it is left out with fewer
 
@@ -65,6 +65,8 @@ CONTENDERS = (
     Contender("tessera_shard_grad_op", "tessera", "Tessera SHARD_GRAD_OP", "SHARD_GRAD_OP", "sharded"),
     Contender("tessera_hybrid_shard", "tessera", "Tessera HYBRID_SHARD", "HYBRID_SHARD", "sharded", ranks_per_host=2),
     Contender("deepspeed_zero3", "deepspeed", "DeepSpeed ZeRO-3", "zero3", "sharded"),
+    Contender("python_no_shard", "python", "Tessera in Python, NO_SHARD", "tessera_no_shard", "python"),
+    Contender("python_full_shard", "python", "Tessera in Python, FULL_SHARD", "tessera_full_shard", "python"),
     Contender("torch_ddp_fp16", "torch", "PyTorch DDP, fp16 hook", "ddp_fp16", "compressed"),
     Contender("torch_ddp_power_sgd", "torch", "PyTorch DDP, PowerSGD hook", "ddp_power_sgd", "compressed"),
     Contender("tessera_int8", "tessera", "Tessera NO_SHARD, int8", "NO_SHARD", "compressed",
@@ -74,7 +76,7 @@ CONTENDERS = (
 )
 # Enough for a smoke test of every path.
 QUICK = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard",
-         "torch_ddp_power_sgd", "tessera_int8", "tessera_power_sgd")
+         "python_full_shard", "torch_ddp_power_sgd", "tessera_int8", "tessera_power_sgd")
 
 
 def full_work(steps):
@@ -109,11 +111,12 @@ class Skipped(Exception):
     """This machine cannot make hosts; the text says why."""
 
 
-def lab(hosts, ranks_per_host, rate, timeout_s, command):
-    """Runs `command` once a rank on hosts of its own, which are gone afterwards; returns (code, output, errors)."""
+def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
+    """Runs `command` once a rank on hosts of its own, which are gone afterwards, with `more` in the environment;
+    returns (code, output, errors)."""
     words = [sys.executable, NET_LAB, "run", "--hosts", hosts, "--rate", rate, "--ranks-per-host", ranks_per_host,
              "--timeout", f"{timeout_s:.0f}", "--", *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | (more or {})
     process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -201,7 +204,8 @@ class Runner:
         timeout_s = self.timeout_s(rate)
         wrapper = [sys.executable, FOLDER / "net_rank.py", "--folder", folder, "--first", self.work.warm_up,
                    "--last", self.work.warm_up + self.work.steps, "--"]
-        code, _, said = lab(self.hosts, self.ranks_per_host, rate, timeout_s, wrapper + command)
+        code, _, said = lab(self.hosts, self.ranks_per_host, rate, timeout_s, wrapper + command,
+                            built_package(self.binary))
         trained = f"{len(self._steps(folder))} of {self.work.warm_up + self.work.steps} steps were done"
         if code == TIMED_OUT:
             raise Failed(f"not over after {timeout_s:.0f} s; {trained}")

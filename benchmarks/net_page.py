@@ -28,10 +28,11 @@ import report
 import svg
 
 SCHEMA = 1
-_FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
+_FAMILIES = {"tessera": "Tessera", "python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 # (group, further contenders it is compared with, title): a chart each. A chart has six kinds of lines.
 _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every rank"),
            ("sharded", (), "Parameters sharded"),
+           ("python", ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3"), "One Python model"),
            ("compressed", ("torch_ddp", "tessera_no_shard"), "Less on the wire"))
 _HEADINGS = {"contender": "who", "samples": "rounds", "median_s": "step, median", "p10_s": "10th percentile",
              "p90_s": "90th percentile", "over_ddp": "over DDP", "over_fsdp2": "over FSDP2", "exposed_s": "exposed",

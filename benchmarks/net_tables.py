@@ -12,6 +12,7 @@ GBIT = 10**9
 STEPS = (
     ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
     ("tessera_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
+    ("python_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
@@ -47,7 +48,7 @@ class Results:
         return {run["round"]: stats.median(run["samples_s"]) for run in self._entry(rate, name)["rounds"]}
 
     def alone_of(self, name):
-        """The contender whose rank alone computes the same. DeepSpeed runs on PyTorch."""
+        """The contender whose rank alone computes the same. DeepSpeed and a Python model run on PyTorch."""
         return "tessera_alone" if name.startswith("tessera") else "torch_alone"
 
     def exposed(self, rate, name):

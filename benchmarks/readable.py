@@ -31,6 +31,7 @@ _NAMES = {
     "plan": "Tessera's plan", "per_tensor": "one collective a tensor", "resnet18": "ResNet-18", "gpt": "GPT",
     "resnet18 over Gloo": "ResNet-18 over Gloo", "gpt over Gloo": "GPT over Gloo",
     # Groups of ratios
+    "python_step": "Step time of one Python model", "python_memory": "Peak memory of a rank, of one Python model",
     "step": "Step time", "peak_memory": "Peak memory of a rank", "optimizer": "Optimizer step",
     "collective": "Collectives", "crowded_work": "Work a second with more ranks than cores",
     "crowded_step": "Step time with more ranks than cores", "buckets": "Step time with buckets of gradients",

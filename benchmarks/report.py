@@ -11,6 +11,8 @@ results.json, made by benchmarks/run, is one object:
     checks       [{work, result}]                      what was verified before the timing
     steps        [{work, contender, rounds_s: [[s]], losses: [[a rank's]], allocated_bytes?, planned_bytes?}]
     memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
+    python       [{contender, label, family, alone, title, parameters, tokens_a_rank, rounds_s, baseline_bytes?,
+                 peak_bytes?}]                         one Python model under everybody (may be absent)
     optimizer    [{contender, numel, rounds_s}]        one thread
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples at most
     crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
@@ -43,6 +45,7 @@ _FAMILIES = {"tessera": "Tessera", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group"): "Tessera, the group's memory",
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
+_IN_PYTHON = {"python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
 _LIGHT = """--page: #fff; --ink: #111; --soft: #444; --rule: #999; --grid: #ddd; --good: #1e6b34; --bad: #b03224;
   --tessera: #1f3a5f; --torch: #d9d9d9; --hatch: #777; --edge: #333; --mark: #c0392b;
@@ -74,6 +77,7 @@ svg text { fill: var(--ink); } svg .small { font-size: 11.5px; fill: var(--soft)
 svg .on-dark { fill: #fff; } svg .on-light { fill: #111; }
 svg .axis { stroke: var(--edge); } svg .grid { stroke: var(--grid); } svg .curve { fill: none; stroke-width: 2; }
 svg .bar { stroke: var(--edge); } svg .tessera { fill: var(--tessera); } svg .torch { fill: var(--torch); }
+svg .python { fill: var(--tessera); fill-opacity: .6; }
 svg .deepspeed { fill: url(#hatch); } svg .hatch-ground { fill: var(--page); } svg .hatch-line { fill: var(--hatch); }
 svg .bin { fill: var(--tessera); stroke: var(--page); stroke-width: .5; }
 svg .span { stroke: var(--page); stroke-width: .5; }
@@ -190,8 +194,8 @@ class Page:
 
     def text(self):
         sections = [self._ratios(), *map(self._steps, self.data["works"]),
-                    *map(self._memory, self.data["works"]), self._optimizer(), self._collectives(), self._latencies(),
-                    self._crowded(), self._disk(), self._buckets(), self._timeline(),
+                    *map(self._memory, self.data["works"]), self._python(), self._optimizer(),
+                    self._collectives(), self._latencies(), self._crowded(), self._disk(), self._buckets(), self._timeline(),
                     *map(self._bench_table, ("step", "memory", "overhead")), self._missing(), self._run()]
         sections = [section for section in sections if section]
         body = self._summary() + self._contents(sections) + "".join(
@@ -360,6 +364,26 @@ class Page:
                 f"for stages 0 to 3, {formulas}. Activations, buckets and gathered units come on top of it.</p>"
                 + svg.legend(self.families) + svg.bars(f"Peak memory of {work['title']}", rows, "MiB a rank")
                 + _table(table, self.names, without=("work",)))
+
+    def _python(self):
+        table = tables.python(self.results)
+        if not table["rows"]:
+            return ""
+        first, *_ = entries = self.data["python"]
+        rows = []
+        for entry, row in zip(entries, table["rows"], strict=True):
+            of = dict(zip(table["columns"], row))
+            rows.append({"label": entry["label"], "family": entry["family"], "value": of["median_s"],
+                         "low": of["p10_s"], "high": of["p90_s"], "note": svg.time_label(of["median_s"])})
+        references = [("PyTorch alone", row["value"]) for entry, row in zip(entries, rows) if entry["alone"]]
+        used = {entry["family"] for entry in entries}
+        families = {family: label for family, label in _IN_PYTHON.items() if family in used}
+        return ("One Python model",
+                f"<p>{html.escape(first['title'])}: one PyTorch module and one loop, {first['tokens_a_rank']} tokens a "
+                "rank and step, AdamW. Memory is measured as above, of those that shard everything; the baseline has "
+                f"the interpreter. {_SHARING}</p>" + svg.legend(families)
+                + svg.bars("Step times of one Python model", rows, "seconds a step", references)
+                + _table(_without_empty(table), self.names))
 
     def _optimizer(self):
         table = tables.optimizer(self.results)

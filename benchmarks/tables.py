@@ -29,6 +29,8 @@ class Results:
         self.ranks = data["ranks"]
         self.works = {work["name"]: work for work in data["works"]}
         self.contenders = {contender["name"]: contender for contender in data["contenders"]}
+        self.contenders |= {entry["contender"]: entry for entry in data.get("python", [])
+                            if entry["contender"] not in self.contenders}
 
     def samples(self, section, what="rounds_s", **key):
         """All samples of the entry with these fields; an empty list if there is none, or no such section yet."""
@@ -106,6 +108,18 @@ def _memory_ratios(results):
                 bytes_of_peer = mine["planned_bytes"] if peer == "plan" else _above_baseline(theirs)
                 ratio = bytes_of_peer / _above_baseline(mine)
             yield ["peak_memory", work, None, label(results, peer), label(results, ours), target, ratio]
+
+
+def _python_ratios(results):
+    entries = {entry["contender"]: entry for entry in results.data.get("python", [])}
+    for peer, ours, target in targets.PYTHON:
+        yield ["python_step", None, None, label(results, peer), label(results, ours), target,
+               _ratio(*(results.samples("python", contender=name) for name in (peer, ours)))]
+    for peer, ours, target in targets.PYTHON_MEMORY:
+        theirs, mine = (_above_baseline(entries[name]) if "peak_bytes" in entries.get(name, {}) else None
+                        for name in (peer, ours))
+        yield ["python_memory", None, None, label(results, peer), label(results, ours), target,
+               theirs / mine if theirs and mine else None]
 
 
 def _optimizer_ratios(results):
@@ -198,7 +212,7 @@ def _bucket_ratios(results):
 def ratios(results):
     """The peer's median over Tessera's, by measure. `subject` is the work, collective, model or number of ranks;
     `bytes` is the size of a collective, or of the best bucket."""
-    rows = [row for source in (_step_ratios, _memory_ratios, _optimizer_ratios, _collective_ratios, _limit_ratios,
+    rows = [row for source in (_step_ratios, _memory_ratios, _python_ratios, _optimizer_ratios, _collective_ratios, _limit_ratios,
                                _crowded_ratios, _disk_ratios, _bucket_ratios)
             for row in source(results)]
     columns = ["measure", "subject", "bytes", "peer", "tessera", "target", "measured_ratio", "reached"]
@@ -254,6 +268,21 @@ def collectives(results):
         of_limit = case["limit_s"] / stats.median(case["samples_s"]) if case["limit_s"] else None
         rows.append(_collective_row("tessera", case, case["memory"], case["dtype"], case["samples_s"], of_limit))
     return {"title": "Collectives", "columns": columns, "rows": rows}
+
+
+def python(results):
+    """One Python model under everybody; exposed is what a step takes beyond PyTorch's without communication."""
+    columns = ["contender", "samples", "median_s", "p10_s", "p90_s", "tokens_per_s", "exposed_s", "measured_bytes",
+               "baseline_bytes"]
+    alone = results.samples("python", contender="torch_alone")
+    rows = []
+    for entry in results.data.get("python", []):
+        of = stats.summary(results.samples("python", contender=entry["contender"]))
+        exposed = None if entry["alone"] or not alone else of["median"] - stats.median(alone)
+        rows.append([entry["label"], of["n"], of["median"], of["p10"], of["p90"],
+                     entry["tokens_a_rank"] * results.ranks / of["median"], exposed,
+                     _above_baseline(entry) if "peak_bytes" in entry else None, entry.get("baseline_bytes")])
+    return {"title": "One Python model", "columns": columns, "rows": rows}
 
 
 def crowded(results):
@@ -361,7 +390,7 @@ def of_bench(results, section):
 
 def all_tables(results):
     """{file stem: table} of those that have rows."""
-    tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results),
+    tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results), "python": python(results),
               "optimizer": optimizer(results), "collectives": collectives(results), "crowded": crowded(results),
               "disk": disk(results), "disk_steps": disk_steps(results),
               "buckets": buckets(results), "inference": inference(results)}

@@ -32,6 +32,22 @@ MEMORY = (
     ("deepspeed_zero3", "tessera_full_shard_private", None),
 )
 
+# (peer, Tessera's contender, target) of the step times of one Python model, and of peak memory.
+PYTHON = (
+    ("torch_fsdp2", "tessera_python_full_shard", 1 / 0.60),
+    ("torch_alone", "tessera_python_full_shard", 1 / 1.03),
+    ("deepspeed_zero3", "tessera_python_full_shard", None),
+    ("torch_ddp", "tessera_python_no_shard", None),
+    ("torch_fsdp2", "tessera_python_full_shard_private", None),
+    ("torch_alone", "tessera_python_full_shard_private", None),
+    ("deepspeed_zero3", "tessera_python_full_shard_private", None),
+)
+PYTHON_MEMORY = (
+    ("torch_fsdp2", "tessera_python_full_shard", 1 / 0.6),
+    ("torch_fsdp2", "tessera_python_full_shard_private", None),
+    ("deepspeed_zero3", "tessera_python_full_shard", None),
+)
+
 # (peer, Tessera's kernel of `tessera bench optimizer`, target); "limit" is the kernel's own limit over its time.
 OPTIMIZER = (
     ("limit", "fp32", 0.95),

@@ -52,6 +52,17 @@ def full_works():
     ]
 
 
+def python_work(quick):
+    """What PyTorch, its peers and Tessera's Python package train, with one Python model."""
+    if quick:
+        return Work("python", "GPT of 0.7 M parameters, fp32 (smoke test)",
+                    {"model": "gpt", "vocab_size": 1024, "seq_len": 64, "layers": 2, "width": 128, "heads": 4}, "fp32",
+                    steps=3, warm_up=2, cool_down=0)
+    return Work("python", "GPT of 27 M parameters, fp32",
+                {"model": "gpt", "vocab_size": 8192, "seq_len": 512, "layers": 6, "width": 512, "heads": 8}, "fp32",
+                steps=6, warm_up=2, cool_down=1)
+
+
 def crowded_work(quick):
     """What more and more ranks train on the same cores."""
     layers, width = (2, 64) if quick else (8, 256)

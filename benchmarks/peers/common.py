@@ -97,13 +97,13 @@ class Batches:
         return window[None, :-1], window[None, 1:]
 
 
-def run_steps(step, options, ranks):
+def run_steps(step, options, ranks, meet=dist.barrier):
     """Runs `step(number) -> loss` as options say; returns the line to print.
 
-    The ranks meet once before the timed steps, so that also those that train alone do it at the same time.
+    The ranks `meet` once before the timed steps, so that also those that train alone do it at the same time.
     """
     losses = [step(number) for number in range(options.warm_up)]
-    dist.barrier()
+    meet()
     samples = []
     sampler = PeakSampler() if options.memory else contextlib.nullcontext()
     with sampler:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training steps of PyTorch and DeepSpeed over a network, in fp32 over Gloo. Started once a rank, with torchrun's
-variables; GLOO_SOCKET_IFNAME names the link.
+"""Training steps of PyTorch, DeepSpeed and Tessera's Python package on one model over a network, in fp32 over Gloo.
+Started once a rank, with torchrun's variables; GLOO_SOCKET_IFNAME names the link.
 
     alone               one rank, no communication
     ddp                 DistributedDataParallel with its defaults
@@ -9,6 +9,7 @@ variables; GLOO_SOCKET_IFNAME names the link.
     fsdp2               fully_shard a block, and the rest as the root
     fsdp2_no_reshard    the same; parameters stay gathered from forward to backward
     zero2, zero3        DeepSpeed's stages, with its own CPU Adam
+    tessera_no_shard, tessera_full_shard    Tessera's package
 
 Rank 0 writes the metrics file, in the form of `tessera train --metrics`: a header {"event", "parameters"}, then a line
 {"step", "loss", "seconds"} as each step ends. step: from 1. seconds: since the step before it ended; the first's are
@@ -28,7 +29,8 @@ POWER_SGD_RANK = 4
 POWER_SGD_START = 2  # the earliest step that its warm start allows
 ONE_BUCKET_MB = 1 << 14  # with several buckets the hook begins anew in every step over Gloo
 ZERO = ("zero2", "zero3")
-CONTENDERS = ("alone", "ddp", "ddp_fp16", "ddp_power_sgd", "fsdp2", "fsdp2_no_reshard", *ZERO)
+TESSERA = ("tessera_no_shard", "tessera_full_shard")
+CONTENDERS = ("alone", "ddp", "ddp_fp16", "ddp_power_sgd", "fsdp2", "fsdp2_no_reshard", *ZERO, *TESSERA)
 
 
 def with_ddp(model, contender):
@@ -81,13 +83,23 @@ def step_of_deepspeed(model, contender):
     return step
 
 
+def new_step(contender, model, ranks):
+    """The contender's function that trains one step on (tokens, targets), and returns its loss."""
+    if contender in ZERO:
+        return step_of_deepspeed(model, contender)
+    if contender in TESSERA:
+        from python_step import step_of
+        return step_of(model, contender.removeprefix("tessera_"))
+    return step_of_torch(model, contender, ranks)
+
+
 def joined(contender):
-    """This rank's place, once all have met."""
+    """This rank's place, once all have met; Tessera's meet where they ask for an Engine."""
     ranks = Ranks()
     if contender in ZERO:
         from deepspeed_step import deepspeed
         deepspeed.init_distributed(dist_backend="gloo")
-    else:
+    elif contender not in TESSERA:
         ranks.join()
     return ranks
 
@@ -113,12 +125,13 @@ def main():
     config = read_model_config(options.model)
     model = new_model(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    step = (step_of_deepspeed(model, options.contender) if options.contender in ZERO
-            else step_of_torch(model, options.contender, ranks))
+    step = new_step(options.contender, model, ranks)
     with open(options.metrics if ranks.rank == 0 else os.devnull, "w", buffering=1) as metrics:
         note = lambda line: metrics.write(json.dumps(line) + "\n")  # noqa: E731
         note({"event": "start", "parameters": parameters})
         train(step, Batches(options.tokens, config, ranks), options.steps, note)
+    if options.contender in TESSERA:
+        return
     ranks.leave()
     # Gloo's worker threads, which DDP's hooks keep, sometimes abort a process that is being taken apart.
     os._exit(0)

@@ -74,6 +74,18 @@ class Tables(unittest.TestCase):
         # Targets of one work are not judged on another.
         self.assertNotIn("no communication,Tessera FULL_SHARD", self.files["ratios.csv"])
 
+    def test_one_python_model_is_held_to_pytorch_without_communication(self):
+        row = self.row("python.csv", contender="Tessera in Python, FULL_SHARD")
+        self.assertEqual(numbers(row, "samples", "median_s", "tokens_per_s", "exposed_s", "measured_bytes"),
+                         [2, 1.25, 160.0, 0.25, 2**21])
+        self.assertEqual(self.row("python.csv", contender="PyTorch, no communication")["exposed_s"], "")
+        row = self.row("ratios.csv", measure="python_step", peer="PyTorch FSDP2")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (1.6, "no"))
+        row = self.row("ratios.csv", measure="python_step", peer="PyTorch, no communication")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (0.8, "no"))
+        row = self.row("ratios.csv", measure="python_memory")
+        self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (2.0, "yes"))
+
     def test_optimizer_ratios_are_of_a_parameters_time(self):
         # torch 3 us for 1000 parameters, Tessera 4 us for 2000.
         row = self.row("ratios.csv", measure="optimizer", peer="fused_fp32")
@@ -250,15 +262,16 @@ class Page(unittest.TestCase):
         self.assertRegex(self.page, r"alpha = 10 µs and 1/beta = 10 GB/s: below 97\.7 KiB")
 
     def test_shows_every_section_and_what_is_missing(self):
-        for words in ("Ratios", "Step time: A work", "Peak memory: A work", "Optimizer step", "Collectives",
+        for words in ("Ratios", "Step time: A work", "Peak memory: A work", "One Python model", "Optimizer step", "Collectives",
                       "Latencies", "More ranks than cores", "Buckets", "One step", "What the Engine costs an operator",
                       "Not in this run", "This run"):
             self.assertRegex(self.page, f"<h2[^>]*>{words}")
         self.assertIn("tessera bench step: this build does not have it", self.page)
 
     def test_sections_without_data_are_left_out(self):
-        data = json.loads(MADE_UP.read_text()) | {"steps": [], "memory": [], "optimizer": [], "collectives": [],
-                                                  "crowded": [], "tessera_bench": {}, "timeline": None, "missing": []}
+        data = json.loads(MADE_UP.read_text()) | {"steps": [], "memory": [], "python": [], "optimizer": [],
+                                                  "collectives": [], "crowded": [], "tessera_bench": {}, "timeline": None,
+                                                  "missing": []}
         files = written(data)
         self.assertEqual(list(files), ["index.html"])
         self.assertEqual(re.findall("<h2[^>]*>([^<]*)", files["index.html"]), ["This run"])

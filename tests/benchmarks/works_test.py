@@ -6,11 +6,15 @@ import struct
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import paths  # noqa: F401
 import contenders
 import targets
 import works
+
+
+EVERY_WORK = works.full_works() + works.quick_works() + [works.python_work(quick) for quick in (False, True)]
 
 
 class Sizes(unittest.TestCase):
@@ -21,12 +25,12 @@ class Sizes(unittest.TestCase):
             self.skipTest("this interpreter has no torch")
         sys.path.insert(0, str(works.REPOSITORY / "tests" / "oracle"))
         from models import make_model
-        for work in works.full_works() + works.quick_works():
+        for work in EVERY_WORK:
             with self.subTest(work.name), torch.device("meta"):
                 self.assertEqual(work.parameters(), sum(p.numel() for p in make_model(work.model).parameters()))
 
     def test_timed_steps_are_warm(self):
-        for work in works.full_works() + works.quick_works():
+        for work in EVERY_WORK:
             self.assertGreaterEqual(work.warm_up, 2, work.name)
 
 
@@ -50,6 +54,22 @@ class Contenders(unittest.TestCase):
         pairs = [pair for _, *pair, _ in targets.STEPS] + [pair for *pair, _ in targets.MEMORY]
         pairs += [pair for _, _, *pair in targets.SUMMARY]
         self.assertLessEqual({name for pair in pairs for name in pair}, names)
+        names = {contender.name for contender in contenders.PYTHON_CONTENDERS}
+        pairs = [pair for *pair, _ in targets.PYTHON + targets.PYTHON_MEMORY]
+        self.assertLessEqual({name for pair in pairs for name in pair}, names)
+
+    def test_one_python_model_has_the_peers_that_are_named(self):
+        of = [contender.name for contender in contenders.PYTHON_CONTENDERS]
+        self.assertLessEqual(set(contenders.PYTHON_PEERS), set(of))
+
+    def test_the_package_of_a_build_is_beside_its_program(self):
+        with tempfile.TemporaryDirectory() as folder:
+            binary = pathlib.Path(folder).resolve() / "app/tessera"
+            self.assertEqual(contenders.built_package(binary), {})
+            package = binary.parents[1] / "python"
+            (package / "tessera").mkdir(parents=True)
+            with unittest.mock.patch.dict("os.environ", PYTHONPATH="/other"):
+                self.assertEqual(contenders.built_package(binary), {"PYTHONPATH": f"{package}:/other"})
 
 
 class Tokens(unittest.TestCase):

@@ -241,7 +241,10 @@ int run_bench_optimizer(const BenchCommand& command) {
 int run_bench_offload(const BenchCommand& command) {
   return run([&] {
     check_outputs(command);
-    OffloadBenchOptions options{.directory = command.directory, .bytes = command.disk_bytes};
+    OffloadBenchOptions options{.directory = command.directory,
+                                .bytes = command.disk_bytes,
+                                .record_bytes = static_cast<std::size_t>(command.record_bytes),
+                                .queue_depth = static_cast<int>(command.queue_depth)};
     if (command.quick) {
       options.bytes = std::min<std::int64_t>(options.bytes, 64 << 20);
       options.numel = std::size_t{2} << 20;

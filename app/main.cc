@@ -392,6 +392,15 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 44))
       ->capture_default_str();
+  offload->add_option("--record", bench.record_bytes, "bytes of one operation, as offload.record")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::int64_t{1} << 12, std::int64_t{1} << 30))
+      ->capture_default_str();
+  offload
+      ->add_option("--queue-depth", bench.queue_depth,
+                   "records that are read ahead, and as many that are written behind, as offload.queue_depth")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{32}))
+      ->capture_default_str();
   CLI::App* checkpoint =
       command->add_subcommand("checkpoint", "saves and loads of a checkpoint, beside training and not");
   checkpoint->add_option("--dir", bench.directory, "directory that gets a folder of its own, which is removed")

@@ -29,6 +29,8 @@ class DeviceKernels {
   /// Muon's directions of a run: see there.
   virtual void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                                const StepTables& tables) = 0;
+  /// LAMB and LARS between their passes: see optim/cuda/device_layers.h.
+  virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
   /// Exchanges a run's masters and averages, of the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 

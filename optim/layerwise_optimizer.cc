@@ -1,5 +1,7 @@
 #include "optim/layerwise_optimizer.h"
 
+#include "optim/trust_ratio.h"
+
 namespace tessera {
 
 LayerwiseOptimizer::LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
@@ -25,14 +27,11 @@ void LayerwiseOptimizer::read(const StepScalars& scalars, StepArguments piece, f
   piece.weights = WeightFormat::kF32;
   piece.master = directions;
   piece.average = {};
-  loops_.lamb_direction(LambDirectionRule::constants(elements_.numbers(), scalars.step), piece);
+  update_by(elements_.rule(), elements_.numbers(), scalars, piece);
 }
 
 double LayerwiseOptimizer::trust_ratio(double weights_norm, double update_norm) const {
-  if (!(weights_norm > 0) || !(update_norm > 0)) return 1;
-  if (is_lamb_) return weights_norm / update_norm;
-  const RuleNumbers& numbers = elements_.numbers();
-  return trust_coefficient_ * weights_norm / (update_norm + numbers.weight_decay * weights_norm + numbers.eps);
+  return tessera::trust_ratio(elements_.rule(), elements_.numbers(), trust_coefficient_, weights_norm, update_norm);
 }
 
 void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
@@ -42,12 +41,16 @@ void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& 
 void LayerwiseOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
                               std::size_t count) const {
   StepArguments a = part_of(arguments(scalars, slice), begin, count);
-  if (!is_lamb_) return loops_.lars(LarsRule::constants(elements_.numbers(), scalars.lr), a);
+  if (!is_lamb_) return update_by(elements_.rule(), elements_.numbers(), scalars, a);
   a.gradient_scale = 1;
   a.clip_value = 0;
   for (StateArgument& state : a.states) state = {};
-  loops_.update[static_cast<int>(StepRule::kSgd)](
-      rule_constants(StepRule::kSgd, RuleNumbers{}, scalars.step, scalars.lr), a);
+  update_by(StepRule::kSgd, RuleNumbers{}, scalars, a);
+}
+
+void LayerwiseOptimizer::update_by(StepRule rule, const RuleNumbers& numbers, const StepScalars& scalars,
+                                   const StepArguments& a) const {
+  loops_.update[static_cast<int>(rule)](rule_constants(rule, numbers, scalars.step, scalars.lr), a);
 }
 
 }  // namespace tessera

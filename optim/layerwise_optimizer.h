@@ -40,12 +40,7 @@ class LayerwiseOptimizer final : public Optimizer {
     }
   }
 
-  /// What a tensor's rate is multiplied by. Norms are those of its weights, and of its directions (lamb) or its scaled gradient (lars):
-  ///
-  ///   lamb: weights / update                                                          (arXiv 1904.00962, without bounds)
-  ///   lars: trust_coefficient * weights / (update + weight_decay * weights + eps)     (arXiv 1708.03888)
-  ///
-  /// and 1 where either is zero.
+  /// What a tensor's rate is multiplied by (trust_ratio.h).
   double trust_ratio(double weights_norm, double update_norm) const;
 
   /// The second pass, over a run of one tensor. `scalars.lr`: with its ratio. lamb: `slice.gradient` are the directions; no scale and no
@@ -53,6 +48,9 @@ class LayerwiseOptimizer final : public Optimizer {
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   /// The same of the slice's elements [begin, begin + count), which are a tensor's.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
+  /// What is of each element: states, and the numbers of formulas.
+  const RuleOptimizer& elements() const { return elements_; }
+
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }
 
@@ -62,6 +60,7 @@ class LayerwiseOptimizer final : public Optimizer {
 
   StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;
   void read(const StepScalars& scalars, StepArguments piece, float* weights, float* directions) const;
+  void update_by(StepRule rule, const RuleNumbers& numbers, const StepScalars& scalars, const StepArguments& a) const;
 
   const bool is_lamb_;
   const RuleOptimizer elements_;

@@ -38,6 +38,10 @@ struct NormTables {
   const NormSpan* spans = nullptr;            ///< [span_count]
   std::uint32_t tiles = 0, span_count = 0;
   std::ptrdiff_t shift = 0;  ///< elements: the values lie so far behind where the nodes say
+  // Where values are masters split in two (WeightFormat::kSplitBF16): the first one's halves, and where nodes say that it is. Else null.
+  const std::uint16_t* high = nullptr;
+  const std::int16_t* low = nullptr;
+  const float* at = nullptr;
 };
 
 /// One buffer, aligned to 16 bytes, and what it holds.

@@ -49,11 +49,13 @@ StepRule rule_of(OptimizerType type) {
     case OptimizerType::kAdam:
     case OptimizerType::kMuon:       // of what is no matrix
     case OptimizerType::kOwnMatrix:  // likewise
-    case OptimizerType::kLamb:       // layerwise_optimizer.h
       return StepRule::kAdam;
     case OptimizerType::kSgd:
-    case OptimizerType::kLars:  // likewise
       return StepRule::kSgd;
+    case OptimizerType::kLamb:  // layerwise_optimizer.h
+      return StepRule::kLamb;
+    case OptimizerType::kLars:  // likewise
+      return StepRule::kLars;
     case OptimizerType::kLion:
       return StepRule::kLion;
     case OptimizerType::kAdagrad:
@@ -95,8 +97,10 @@ struct Kept {
 std::vector<Kept> kept_by(StepRule rule, const RuleNumbers& numbers) {
   switch (rule) {
     case StepRule::kAdam:
+    case StepRule::kLamb:
       return {{0, "exp_avg"}, {1, "exp_avg_sq"}};
     case StepRule::kSgd:
+    case StepRule::kLars:
       if (numbers.momentum == 0.0) return {};
       return {{0, "momentum_buffer"}};
     case StepRule::kLion:

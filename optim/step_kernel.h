@@ -246,9 +246,9 @@ void update(const RuleConstants& constants, const StepArguments& a) {
       a, [&]<class Weights>(const Weights&) { update_states<V, Rule, Weights>(constants_for(constants, Rule{}), a); });
 }
 
-template <class V>
-void update_by_lars(const LarsConstants& constants, const StepArguments& a) {
-  with_weights<V>(a, [&]<class Weights>(const Weights&) { update_states<V, LarsRule, Weights>(constants, a); });
+template <class V, class Rule>
+void make_directions(const RuleConstants& constants, const StepArguments& a) {
+  update_states<V, Rule, F32Weights<V>>(constants_for(constants, Rule{}), a);
 }
 
 template <class V>
@@ -273,10 +273,9 @@ void swap_weights(const StepArguments& a) {
 
 template <class V>
 inline constexpr StepLoops kStepLoops = {
-    {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>},
+    {update<V, AdamRule>, update<V, SgdRule>, update<V, LionRule>, update<V, AdagradRule>, update<V, RmspropRule>,
+     make_directions<V, LambDirectionRule>, update<V, LarsRule>},
     update_states<V, MuonMomentumRule, F32Weights<V>>,
-    update_states<V, LambDirectionRule, F32Weights<V>>,
-    update_by_lars<V>,
     read_weights<V>,
     assign_weights<V>,
     average_weights<V>,

@@ -1,8 +1,6 @@
 #pragma once
 
 #include "optim/instruction_set.h"
-#include "optim/rules/lamb.h"
-#include "optim/rules/lars.h"
 #include "optim/rules/muon.h"
 #include "optim/rules/rules.h"
 #include "optim/step_arguments.h"
@@ -11,14 +9,10 @@ namespace tessera {
 
 /// One instruction set's variants of the loops (step_kernel.h).
 struct StepLoops {
-  /// By StepRule: the rule's pass over a run.
+  /// By StepRule: the rule's pass over a run. kLamb: its directions are written in place of a copy of the weights (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
   /// Muon's momentum, and what is to be made orthogonal in place of the weights (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// LAMB's moments, and its direction in place of a copy of the weights (likewise).
-  void (*lamb_direction)(const LambConstants& constants, const StepArguments& arguments);
-  /// LarsRule's pass over a run.
-  void (*lars)(const LarsConstants& constants, const StepArguments& arguments);
   /// Writes the masters to `masters` [numel], and takes new ones from StepArguments::gradient, as a rule's pass would: averages move
   /// along.
   void (*read_weights)(const StepArguments& arguments, float* masters);

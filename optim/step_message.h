@@ -46,10 +46,11 @@ struct DeviceDecision {
 /// What the host knows of a step beforehand. Kernels get it by value.
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
-  RuleNumbers numbers;        ///< of parameters in no group
-  RuleNumbers of_matrices;    ///< under muon: SGD's, of those that are
-  double microbatches = 1.0;  ///< ranks * microbatches of a step
-  double max_norm = 0.0;      ///< gradient_clipping; 0: none
+  RuleNumbers numbers;             ///< of parameters in no group
+  RuleNumbers of_matrices;         ///< under muon: SGD's, of those that are
+  double microbatches = 1.0;       ///< ranks * microbatches of a step
+  double max_norm = 0.0;           ///< gradient_clipping; 0: none
+  double trust_coefficient = 0.0;  ///< under lars (trust_ratio.h)
   LossScaleRule loss_scale;
   double base_lr = 0.0;  ///< scaled_lr's (scaled_lr.h)
   std::int64_t base_batch_size = 0;
@@ -80,6 +81,7 @@ struct GroupNumbers {
   RuleNumbers numbers;
   double lr_ratio = 1.0;         ///< of everybody's rate
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
+  bool adapts_layers = true;     ///< under lamb and lars: rates are multiplied by trust ratios
 };
 
 /// Where the data of a step is. All pointers are to device memory; [n] is a length.
@@ -111,6 +113,19 @@ struct StepTables {
   DeviceDecision* decision = nullptr;  ///< [1]
 };
 
+/// Under lamb and lars: the norms that ranks agree on while a step is under way. As in StepTables, but that the parts are the optimizer's.
+struct LayerTables {
+  int kinds = 1;              ///< of norms: of weights, and under lamb of directions
+  std::size_t most_sums = 0;  ///< that a rank sends of a kind
+  const std::int32_t* part_ranks = nullptr;
+  const NormLink* links = nullptr;
+  const std::uint32_t* first_link = nullptr;  ///< [StepTables::tensors + 1]
+  const std::uint32_t* tensor = nullptr;      ///< [StepTables::parameters]: the number of each among the norm's tensors
+  const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
+  double* link_scratch = nullptr;
+  double* squares = nullptr;  ///< [kinds][StepTables::tensors]
+};
+
 /// Where a parameter begins in its group, in units of 32 elements. What follows it up to the next belongs to it.
 struct ParameterBegin {
   std::uint32_t begin = 0;
@@ -123,10 +138,11 @@ struct DeviceRun {
   StepRule rule = StepRule::kAdam;
   StepArguments arguments;   ///< but for what the device knows: gradient_scale, noise, first_element, average.begins
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
-  std::uint64_t first_element = 0;         ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
-  std::uint32_t group = 0;                 ///< in StepTables
-  bool takes_direction = false;            ///< what lies in the gradient's place is neither scaled nor clipped
-  std::uint32_t parameters = 0;            ///< of the group
+  std::uint64_t first_element = 0;  ///< of the run, in the group: a multiple of 32, of 256 with 8-bit states
+  std::uint32_t group = 0;          ///< in StepTables
+  bool takes_direction = false;     ///< what lies in the gradient's place is neither scaled nor clipped
+  float* direction = nullptr;       ///< of kLamb: where directions are written, which may be the gradient's place
+  std::uint32_t parameters = 0;     ///< of the group
   const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
 };
 

@@ -90,15 +90,15 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   const auto is_below = [](Tier tier) { return tier != Tier::kMemory; };
   const OffloadConfig& offload = strategy.offload;
-  if (type == OptimizerType::kMuon && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
-                                       is_below(offload.masters.tier) || is_below(offload.moments.tier))) {
-    refuse(std::string("/optimizer/type: muon of a GPU wants parameters, gradients, masters and moments in its memory "
-                       "as yet. hint: "
-                       "leave their tiers out, or ") +
+  const bool is_in_passes = type == OptimizerType::kMuon || adapts_layers(type);
+  if (is_in_passes && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
+                       is_below(offload.masters.tier) || is_below(offload.moments.tier))) {
+    refuse("/optimizer/type: " + name_of(type) +
+           " of a GPU wants parameters, gradients, masters and moments in its memory as yet. hint: leave their tiers "
+           "out, or " +
            kOnTheCpu);
   }
-  const bool has_kernels = type == OptimizerType::kMuon || !updates_whole_tensors(type);
-  if (!has_kernels || type == OptimizerType::kOwn || adapts_layers(type)) {
+  if (type == OptimizerType::kOwn || (updates_whole_tensors(type) && !is_in_passes)) {
     refuse("/optimizer/type: " + name_of(type) + " runs on the CPU only as yet. hint: take adamw, or " + kOnTheCpu);
   }
 }

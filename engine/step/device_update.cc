@@ -9,6 +9,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "tessera/span.h"
 
 namespace tessera {
@@ -62,6 +63,7 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   fill_groups(tables, table_memory);
   fill_group_numbers(tables, table_memory);
   fill_matrices(tables, table_memory);
+  if (adapts_layers(strategy.optimizer.type)) fill_layers(units);
   if (plan.steps_on_host()) {
     host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels, rates);
     if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
@@ -73,6 +75,7 @@ StepRequest DeviceUpdate::request() const {
   StepRequest request;
   request.rule = rules_.rule();
   request.numbers = rules_.numbers();
+  request.trust_coefficient = strategy_.optimizer.trust_coefficient;
   if (matrices_) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
   return request;
 }
@@ -99,6 +102,12 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   } else {
     run.arguments = rules_.arguments(slice);
     run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  }
+  if (makes_lamb_directions()) {
+    run.rule = StepRule::kSgd;
+    run.takes_direction = true;
+    for (StateArgument& state : run.arguments.states) state = {};
+    run.arguments.clip_value = 0;
   }
   run.stream = slice.stream;
   run.first_element = slice.first_element;
@@ -133,6 +142,7 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
   for (const ParameterGroup& group : parameter_groups) {
     const RuleOptimizer rules(config_of(strategy_.optimizer, group), strategy_.ema);
     GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), group.lr_ratio});
+    added.adapts_layers = group.layer_adaptation;
     if (matrices_) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
   }
   static_assert(FlatParameter::kNoGroup + 1 == 0);
@@ -160,6 +170,25 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) {
     g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
   }
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
+}
+
+/// Of lamb and lars.
+void DeviceUpdate::fill_layers(const std::vector<std::unique_ptr<Unit>>& units) {
+  std::vector<QueuedLayers::Part> parts;
+  for (Group& g : groups_) {
+    parts.push_back({g.group, g.run});
+    if (!makes_lamb_directions()) continue;
+    const OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, run_in_memory(*g.group)));
+    g.directions = g.run;
+    g.directions.rule = StepRule::kLamb;
+    g.directions.takes_direction = false;
+    g.directions.direction = gradients_of(*g.group, slice).data();
+    g.directions.arguments = rules_.arguments(slice);
+    g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+    g.directions.arguments.average = {};
+  }
+  layers_ = std::make_unique<QueuedLayers>(units, parts, plan_.input().placement.optimizer, *axes_,
+                                           makes_lamb_directions(), kernels_, device_);
 }
 
 void DeviceUpdate::swap_averages() {
@@ -331,6 +360,7 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 
 void DeviceUpdate::update() {
   if (matrices_) return update_with_matrices();
+  if (layers_) adapt_layers();
   const std::optional<UpdateRates> rates = begin_on_host();
   begin_gradients();
   pass_over_all([&](const DeviceRun& run) { kernels_.update(run, tables_); },
@@ -339,6 +369,14 @@ void DeviceUpdate::update() {
                 });
   let_gradients_go();
   updates_ = false;
+}
+
+/// Before all are updated.
+void DeviceUpdate::adapt_layers() {
+  for (const Group& g : groups_) {
+    if (makes_lamb_directions()) kernels_.update(g.directions, tables_);
+  }
+  layers_->agree(request(), tables_);
 }
 
 /// Elements, then matrices, of which those without gradients are zeros.

@@ -16,6 +16,7 @@
 #include "engine/step/learning_rates.h"
 #include "engine/step/matrix_update.h"
 #include "engine/step/publisher.h"
+#include "engine/step/queued_layers.h"
 #include "optim/device_kernels.h"
 #include "optim/rule_optimizer.h"
 #include "runtime/comm/mesh_groups.h"
@@ -33,6 +34,9 @@ namespace tessera {
 /// skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for the device's decision.
 /// Parameters in records of the host are changed there in either case (MappedRecords).
 ///
+/// Under lamb and lars ranks agree on each parameter's norms before its rate is known (QueuedLayers). lamb's directions take the place of the
+/// gradients by then, and what follows is a step of SGD.
+///
 /// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
 /// what an update by SGD takes. All matrices are exchanged, used or not, since the host does not know which are.
 class DeviceUpdate {
@@ -41,7 +45,8 @@ class DeviceUpdate {
     FlatGroup* group;
     std::uint32_t first_parameter;  ///< among those of all groups
     DeviceRun run;                  ///< of this rank's optimizer part, as much of it as lies in the device's memory
-    DeviceRun directions = {};      ///< of matrices: momenta, with the gradient's place for what becomes orthogonal
+    /// Of matrices: momenta, with the gradient's place for what becomes orthogonal. Under lamb: moments, with that place for directions.
+    DeviceRun directions = {};
 
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
@@ -87,6 +92,8 @@ class DeviceUpdate {
   void fill_groups(StepTables& tables, DeviceTables& memory);
   void fill_group_numbers(StepTables& tables, DeviceTables& memory) const;
   void fill_matrices(StepTables& tables, DeviceTables& memory);
+  void fill_layers(const std::vector<std::unique_ptr<Unit>>& units);
+  bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed(const MeshAxes& axes) const;
   std::vector<std::size_t> groups_in_order() const;
   std::vector<std::size_t> groups_of(std::span<const int> units) const;
@@ -99,6 +106,7 @@ class DeviceUpdate {
   template <class Launch, class ViewOf>
   void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
   void update_with_matrices();
+  void adapt_layers();
   std::optional<UpdateRates> begin_on_host();
   void begin_gradients();
   bool needs_gradients(const Group& group) const;
@@ -117,6 +125,7 @@ class DeviceUpdate {
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
+  std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
   std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
   std::unique_ptr<MappedRecords> mapped_;   ///< null where all parameters are in the device's memory

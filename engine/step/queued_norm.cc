@@ -29,12 +29,22 @@ std::span<FlatGroup* const> first_unit(std::span<FlatGroup* const> groups) {
 
 }  // namespace
 
+NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory) {
+  NormTables tables;
+  tables.nodes = memory.put<NormTileNode>(launch.nodes);
+  tables.first_node = memory.put<std::uint32_t>(launch.first_node);
+  tables.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
+  tables.spans = memory.put<NormSpan>(launch.spans);
+  tables.span_count = static_cast<std::uint32_t>(launch.spans.size());
+  return tables;
+}
+
 QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
                        c10::Device device)
     : by_unit_(by_unit), kernels_(kernels), tables_(device) {
   if (!by_unit_) {
     const std::vector<NormBuffer> buffers = buffers_of(groups);
-    all_ = put(norm_launch(buffers, sums, tables_.take<double>(norm_scratch_count(buffers))));
+    all_ = norm_tables(norm_launch(buffers, sums, tables_.take<double>(norm_scratch_count(buffers))), tables_);
     return;
   }
   std::size_t most = 0;
@@ -54,19 +64,9 @@ QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by
     }
     const auto index = static_cast<std::size_t>(rest[0]->unit->index);
     units_.resize(std::max(units_.size(), index + 1));
-    units_[index] = {rest[0], {sums, count}, put(norm_launch(buffers, sums, scratch)), at};
+    units_[index] = {rest[0], {sums, count}, norm_tables(norm_launch(buffers, sums, scratch), tables_), at};
     sums += count;
   }
-}
-
-NormTables QueuedNorm::put(const NormLaunch& launch) {
-  NormTables tables;
-  tables.nodes = tables_.put<NormTileNode>(launch.nodes);
-  tables.first_node = tables_.put<std::uint32_t>(launch.first_node);
-  tables.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
-  tables.spans = tables_.put<NormSpan>(launch.spans);
-  tables.span_count = static_cast<std::uint32_t>(launch.spans.size());
-  return tables;
 }
 
 void QueuedNorm::add(const Unit& unit) {

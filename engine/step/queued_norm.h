@@ -10,6 +10,9 @@
 
 namespace tessera {
 
+/// What `launch` says, as kernels read it.
+NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
+
 /// The norm's sums over this rank's gradients on a GPU, queued: of all gradients at once in the step, or, where the sums of units have no
 /// place of their own, of each unit when its sum is there.
 class QueuedNorm {
@@ -35,8 +38,6 @@ class QueuedNorm {
     NormTables tables;                 ///< as if its gradients lay at `at`
     const float* at = nullptr;
   };
-  NormTables put(const NormLaunch& launch);
-
   const bool by_unit_;
   DeviceKernels& kernels_;
   DeviceTables tables_;

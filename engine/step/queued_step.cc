@@ -11,6 +11,7 @@
 #include "engine/memory/host_view.h"
 #include "engine/step/gather_order.h"
 #include "engine/step/gradient_norm.h"
+#include "optim/layerwise_optimizer.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "runtime/border/throw.h"
@@ -21,6 +22,7 @@ namespace tessera {
 namespace {
 
 const RuleOptimizer& rules_of(const Optimizer& optimizer) {
+  if (const auto* const layers = dynamic_cast<const LayerwiseOptimizer*>(&optimizer)) return layers->elements();
   const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
   TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
   return *rules;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_step.h"
 
@@ -154,6 +155,9 @@ class CudaKernels : public DeviceKernels {
   void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                        const StepTables& tables) override {
     check(cuda::muon_directions(run, constants, tables, stream_()), "muon_directions");
+  }
+  void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) override {
+    check(cuda::adapt_rates(request, layers, tables, stream_()), "adapt_rates");
   }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::swap_averages(run, tables, stream_()), "swap_averages");

@@ -1,4 +1,6 @@
 #include "optim/cuda/device_norm.h"
+#include "optim/rounding.h"
+#include "optim/scalar_lane.h"
 #include "runtime/base/cuda_launch.h"
 
 namespace tessera::cuda {
@@ -8,15 +10,35 @@ constexpr unsigned kLanes = 16;  // a block's sum runs over as many lanes
 constexpr unsigned kNormThreads = 512;
 constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks
 
+/// Values where the nodes say that they are.
+struct ValuesInPlace {
+  const float* block;
+  __device__ ValuesInPlace(const NormTables& t, const float* at) : block(at + t.shift) {}
+  __device__ float operator()(unsigned i) const { return block[i]; }
+};
+
+/// Masters, whose halves lie elsewhere.
+struct SplitMasters {
+  const std::uint16_t* high;
+  const std::int16_t* low;
+  __device__ SplitMasters(const NormTables& t, const float* at)
+      : high(t.high + (at - t.at)), low(t.low + (at - t.at)) {}
+  __device__ float operator()(unsigned i) const {
+    const auto low_bits = static_cast<std::uint32_t>(static_cast<std::int32_t>(low[i]));
+    return ScalarLane::float_of(join_split<std::uint32_t>(high[i], low_bits));
+  }
+};
+
 /// The sum of squares of one block, made by 16 neighbouring threads; the first of them has it. `left` elements of the
-/// node begin at `block`. As block_sum in grad_norm.cc.
-__device__ double block_sum(const float* block, unsigned left) {
+/// node begin with the block. As block_sum in grad_norm.cc.
+template <class Values>
+__device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
   float values[kNormBlock / kLanes];
 #pragma unroll
   for (unsigned k = 0; k < kNormBlock / kLanes; ++k) {
     const unsigned i = k * kLanes + lane;
-    values[k] = i < left ? block[i] : 0.0f;
+    values[k] = i < left ? block(i) : 0.0f;
   }
   double sum = 0.0;
 #pragma unroll
@@ -53,6 +75,7 @@ struct Tile {
 };
 
 /// A thread block for each tile.
+template <class Values>
 __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   __shared__ double sums[kNormTile];
   const Tile tile(t, blockIdx.x);
@@ -62,7 +85,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
     const bool is_there = leaf < tile.leaves;
     const NormTileNode& node = tile.node_of(leaf);
     const unsigned begin = is_there ? (leaf - node.first_leaf) * static_cast<unsigned>(kNormBlock) : 0;
-    const double sum = block_sum(node.values + t.shift + begin, is_there ? node.numel - begin : 0);
+    const double sum = block_sum(Values(t, node.values + begin), is_there ? node.numel - begin : 0);
     if (is_there && threadIdx.x % kLanes == 0) sums[leaf] = sum;
   }
   // A node's blocks become the tree over them, in the place of its first.
@@ -112,7 +135,8 @@ __global__ void add_up(StepTables t) {
 
 cudaError_t norm_sums(const NormTables& tables, cudaStream_t stream) {
   if (tables.tiles == 0) return cudaSuccess;
-  const cudaError_t error = launch(sum_tiles, tables.tiles, kNormThreads, stream, tables);
+  const auto kernel = tables.high != nullptr ? sum_tiles<SplitMasters> : sum_tiles<ValuesInPlace>;
+  const cudaError_t error = launch(kernel, tables.tiles, kNormThreads, stream, tables);
   if (error != cudaSuccess || tables.span_count == 0) return error;
   return launch(sum_spans, tables.span_count, kNormThreads, stream, tables);
 }

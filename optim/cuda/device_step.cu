@@ -7,6 +7,7 @@
 #include "optim/average_element.h"
 #include "optim/clip.h"
 #include "optim/cuda/device_step.h"
+#include "optim/cuda/parameter_numbers.cuh"
 #include "optim/cuda/rule_states.cuh"
 #include "optim/cuda/staged_blocks.cuh"
 #include "optim/scaled_gradient.h"
@@ -76,16 +77,11 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t) {
 
 /// The parameter's constants, with the numbers and the rate of its group.
 __device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
-  const std::uint32_t number = t.group_number ? t.group_number[p] : 0;
   const bool is_matrix = t.is_matrix && t.is_matrix[p] != 0;
-  const StepRule rule = is_matrix ? StepRule::kSgd : request.rule;
-  if (number == 0) {
-    return rule_constants(rule, is_matrix ? request.of_matrices : request.numbers, t.steps[p], static_cast<float>(lr));
-  }
-  const GroupNumbers& group = t.group_numbers[number - 1];
-  const double own = t.group_lr[number - 1];
-  const double rate = own == own ? own : lr * group.lr_ratio;
-  return rule_constants(rule, is_matrix ? group.of_matrices : group.numbers, t.steps[p], static_cast<float>(rate));
+  const GroupNumbers* const group = group_of(t, p);
+  const RuleNumbers& numbers =
+      group ? (is_matrix ? group->of_matrices : group->numbers) : (is_matrix ? request.of_matrices : request.numbers);
+  return rule_constants(is_matrix ? StepRule::kSgd : request.rule, numbers, t.steps[p], rate_of(t, p, lr));
 }
 
 __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
@@ -239,7 +235,11 @@ struct Update {
         noise.values[k] = noise_at(key, element * kNoiseStride);
       }
     });
-    Weights<kWeights>::store(a, i, left, next_weight);
+    if constexpr (requires { Rule::kMakesDirection; }) {
+      store_run(run.direction + i, left, next_weight);
+    } else {
+      Weights<kWeights>::store(a, i, left, next_weight);
+    }
     if (a.average.values != nullptr) {
       average_run(a.average, i, left, t.steps[parameter] <= 1, weight, next_weight);
     }
@@ -387,6 +387,10 @@ Kernel kernel_of(StepRule rule, const StepArguments& a) {
       return kernel_on<AdagradRule>(a);
     case StepRule::kRmsprop:
       return kernel_on<RmspropRule>(a);
+    case StepRule::kLamb:
+      return kernel_on<LambDirectionRule>(a);
+    case StepRule::kLars:
+      return kernel_on<LarsRule>(a);
   }
   return nullptr;
 }

@@ -20,11 +20,12 @@ struct LambConstants {
 /// The direction takes the place of the weight: the run that is updated is a copy of the weights.
 struct LambDirectionRule {
   using Constants = LambConstants;
+  static constexpr bool kMakesDirection = true;
   static constexpr int kStates = AdamRule::kStates;
   static constexpr StateCode kCodes[] = {AdamRule::kCodes[0], AdamRule::kCodes[1]};
   static constexpr bool kOptional[] = {false, false};
 
-  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step) {
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float) {
     return {AdamRule::constants(n, step, /*lr=*/1.0f), static_cast<float>(n.weight_decay)};
   }
 

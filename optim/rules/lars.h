@@ -25,7 +25,7 @@ struct LarsRule {
   static constexpr StateCode kCodes[] = {StateCode::kSigned};
   static constexpr bool kOptional[] = {true};
 
-  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, float rate) {
+  static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t, float rate) {
     Constants c{};
     c.l2 = static_cast<float>(n.weight_decay);
     c.momentum = static_cast<float>(n.momentum);

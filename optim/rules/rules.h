@@ -2,14 +2,24 @@
 
 #include "optim/rules/adagrad.h"
 #include "optim/rules/adam.h"
+#include "optim/rules/lamb.h"
+#include "optim/rules/lars.h"
 #include "optim/rules/lion.h"
 #include "optim/rules/rmsprop.h"
 #include "optim/rules/sgd.h"
 
 namespace tessera {
 
-enum class StepRule { kAdam, kSgd, kLion, kAdagrad, kRmsprop };
-inline constexpr int kStepRules = 5;
+enum class StepRule {
+  kAdam,
+  kSgd,
+  kLion,
+  kAdagrad,
+  kRmsprop,
+  kLamb,  ///< makes directions: kSgd takes the step, when a tensor's rate is known
+  kLars,
+};
+inline constexpr int kStepRules = 7;
 
 /// The constants of one rule, for one parameter in one step. Who has them knows the rule.
 union RuleConstants {
@@ -18,6 +28,8 @@ union RuleConstants {
   LionConstants lion;
   AdagradConstants adagrad;
   RmspropConstants rmsprop;
+  LambConstants lamb;
+  LarsConstants lars;
 };
 
 TESSERA_ALWAYS_INLINE const AdamConstants& constants_for(const RuleConstants& c, AdamRule) { return c.adam; }
@@ -25,6 +37,8 @@ TESSERA_ALWAYS_INLINE const SgdConstants& constants_for(const RuleConstants& c, 
 TESSERA_ALWAYS_INLINE const LionConstants& constants_for(const RuleConstants& c, LionRule) { return c.lion; }
 TESSERA_ALWAYS_INLINE const AdagradConstants& constants_for(const RuleConstants& c, AdagradRule) { return c.adagrad; }
 TESSERA_ALWAYS_INLINE const RmspropConstants& constants_for(const RuleConstants& c, RmspropRule) { return c.rmsprop; }
+TESSERA_ALWAYS_INLINE const LambConstants& constants_for(const RuleConstants& c, LambDirectionRule) { return c.lamb; }
+TESSERA_ALWAYS_INLINE const LarsConstants& constants_for(const RuleConstants& c, LarsRule) { return c.lars; }
 
 /// Folds what a rule is configured with into the constants of a parameter's step `step` (from 1). In fp64 and without
 /// contraction, so that all ranks, and a GPU, which alone knows how many steps were applied, get the same bits.
@@ -46,6 +60,12 @@ TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumb
       break;
     case StepRule::kRmsprop:
       c.rmsprop = RmspropRule::constants(numbers, step, lr);
+      break;
+    case StepRule::kLamb:
+      c.lamb = LambDirectionRule::constants(numbers, step, lr);
+      break;
+    case StepRule::kLars:
+      c.lars = LarsRule::constants(numbers, step, lr);
       break;
   }
   return c;

@@ -13,6 +13,7 @@
 #include "emulated_gpu.h"
 #include "tests/support/cuda_on_host.h"
 // Behind it: the kernels' source.
+#include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_step.cu"
 
@@ -106,6 +107,10 @@ class EmulatedKernels : public DeviceKernels {
                        const StepTables& tables) override {
     const std::lock_guard lock(gpu);
     check(cuda::muon_directions(run, constants, tables, nullptr));
+  }
+  void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) override {
+    const std::lock_guard lock(gpu);
+    check(cuda::adapt_rates(request, layers, tables, nullptr));
   }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);

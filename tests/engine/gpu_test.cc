@@ -418,33 +418,40 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
   }
 }
 
-/// Products of whole matrices are cuBLAS's, the same on whichever rank: so strategies give the same bits, near the CPU's.
-TEST_F(Gpu, MuonTrainsAsOnTheCpuAndEveryStrategyAlike) {
-  const auto with_muon = [](Strategy strategy) {
-    strategy.optimizer = {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1};
-    strategy.ema.decay = 0.75;
-    return strategy;
-  };
-  for (const int ranks : {1, 2, 3, 4}) {
-    on_ranks(ranks, [&](int rank, int port) {
-      const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
-      std::string wrong;
-      std::optional<Trained> first;
-      for (const Placed& placed : kStrategies) {
-        const Strategy strategy = with_muon(strategy_of(placed, DType::kF32, TransportChoice::kCudaHost));
-        const Trained trained = train_on(mesh, strategy, options_of());
-        if (!first) first = trained;
-        wrong += difference(trained, *first, name_of(placed));
-      }
-      const Trained on_cpu = train_on_threads(
-          {.ranks = 1}, with_muon(strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kAuto)),
-          options_of());
-      for (std::size_t i = 0; i < on_cpu.steps.size(); ++i) {
-        const double gpu = first->steps[i].loss, cpu = on_cpu.steps[i].loss;
-        if (!(std::abs(gpu - cpu) < 1e-3 * cpu)) wrong += "other losses than the CPU's; ";
-      }
-      return wrong;
-    });
+/// Muon, LAMB and LARS. Products of whole matrices are cuBLAS's, the same on whichever rank: so strategies give the same bits, near the CPU's.
+TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
+  const std::pair<const char*, OptimizerConfig> rules[] = {
+      {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
+      {"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
+      {"lars",
+       {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .momentum = 0.9, .trust_coefficient = 0.02}}};
+  for (const auto& [name, config] : rules) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      on_ranks(ranks, [&, name = name, &config = config](int rank, int port) {
+        const auto with_rule = [&](Strategy strategy) {
+          strategy.optimizer = config;
+          strategy.ema.decay = 0.75;
+          return strategy;
+        };
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        std::optional<Trained> first;
+        for (const Placed& placed : kStrategies) {
+          const Strategy strategy = with_rule(strategy_of(placed, DType::kF32, TransportChoice::kCudaHost));
+          const Trained trained = train_on(mesh, strategy, options_of());
+          if (!first) first = trained;
+          wrong += difference(trained, *first, std::string(name) + ", " + name_of(placed));
+        }
+        const Trained on_cpu = train_on_threads(
+            {.ranks = 1}, with_rule(strategy_of(ShardingStrategy::kNoShard, DType::kF32, TransportChoice::kAuto)),
+            options_of());
+        for (std::size_t i = 0; i < on_cpu.steps.size(); ++i) {
+          const double gpu = first->steps[i].loss, cpu = on_cpu.steps[i].loss;
+          if (!(std::abs(gpu - cpu) < 1e-3 * cpu)) wrong += std::string(name) + ": other losses than the CPU's; ";
+        }
+        return wrong;
+      });
+    }
   }
 }
 

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "optim/step_message.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// The numbers of the parameter's group; null where it is in none.
+__device__ __forceinline__ const GroupNumbers* group_of(const StepTables& t, unsigned p) {
+  const std::uint32_t number = t.group_number ? t.group_number[p] : 0;
+  return number == 0 ? nullptr : &t.group_numbers[number - 1];
+}
+
+/// Its rate, where everybody's is `lr`.
+__device__ __forceinline__ float rate_of(const StepTables& t, unsigned p, double lr) {
+  const GroupNumbers* const group = group_of(t, p);
+  if (group == nullptr) return static_cast<float>(lr);
+  const double own = t.group_lr[t.group_number[p] - 1];
+  return static_cast<float>(own == own ? own : lr * group->lr_ratio);
+}
+
+}  // namespace
+}  // namespace tessera::cuda

@@ -1,0 +1,162 @@
+// LAMB and LARS on an emulated GPU: the CPU's bits, however late the device is.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Rule {
+  const char* name;
+  OptimizerConfig config;
+};
+
+const Rule kLamb{"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule kLars{"lars",
+                 {.type = OptimizerType::kLars,
+                  .lr = 0.5,
+                  .weight_decay = 0.1,
+                  .momentum = 0.9,
+                  .nesterov = true,
+                  .trust_coefficient = 0.02}};
+const Rule kLarsWithoutMomentum{
+    "lars without momentum", {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .trust_coefficient = 0.02}};
+
+/// Clips. Vectors are not adapted.
+Strategy with_rule(Strategy strategy, const Rule& rule) {
+  const StateDType states = strategy.optimizer.state_dtype;
+  strategy.optimizer = rule.config;
+  strategy.optimizer.state_dtype = states;
+  strategy.optimizer.groups = {
+      {.name = "vectors", .max_dim = 1, .weight_decay = 0.0, .layer_adaptation = false},
+      {.name = "downs", .match = {"blocks.*.down.weight"}, .lr_ratio = 0.3, .weight_decay = 0.3}};
+  return strategy;
+}
+
+struct Case {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+  StateDType states = StateDType::kF32;
+};
+
+class DeviceLayerwise : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
+  const auto [dtype, ranks, accumulation, states] = GetParam();
+  TrainOptions awkward = short_run();
+  awkward.model = kOfEveryKind;
+  for (const Rule* rule : {&kLamb, &kLars}) {
+    const auto of = [&, dtype = dtype, accumulation = accumulation, states = states](const Placed& placed) {
+      Strategy strategy = strategy_of(placed, dtype, accumulation);
+      strategy.optimizer.state_dtype = states;
+      return with_rule(strategy, *rule);
+    };
+    for (const Placed& placed : kStrategies) {
+      const std::string what = std::string(rule->name) + ", " + name_of(placed);
+      expect_same_on_gpus({.ranks = ranks}, of(placed), short_run(), what);
+      expect_same_on_gpus({.ranks = ranks}, of(placed), awkward, what + ", awkward");
+    }
+    if (ranks < 4) continue;
+    for (const bool world : {false, true}) {
+      Strategy hybrid = of(ShardingStrategy::kHybridShard);
+      hybrid.optimizer.shard_over_world = world;
+      expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, short_run(),
+                          std::string(rule->name) + (world ? ", hybrid over the world" : ", hybrid"));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceLayerwise,
+                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3, StateDType::k8Bit},
+                                           Case{DType::kF32, 2, 3, StateDType::kBF16}, Case{DType::kF16, 2, 1},
+                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) +
+                                  "_states" + tessera::name_of(info.param.states).substr(0, 1);
+                         });
+
+TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsAreTheCpus) {
+  Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
+  expect_same_on_gpus({.ranks = 2}, with_rule(strategy, kLarsWithoutMomentum), short_run(), "without momentum");
+  strategy = with_rule(strategy, kLamb);
+  strategy.optimizer.groups.clear();
+  strategy.gradient_clipping = 0;
+  strategy.gradient_clip_value = 1e-3;
+  expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without groups, clipped by value");
+  strategy.ema.decay = 0.75;
+  expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "with averages");
+}
+
+/// One exchange of norms.
+TEST(DeviceLayerwise, TellsThatTheExchangeIsExposed) {
+  const EmulatedGpus gpus;
+  double seconds[2] = {};
+  for (const bool lamb : {false, true}) {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1);
+      Session session(mesh, lamb ? with_rule(strategy, kLamb) : strategy);
+      StepResult result = session.train(0);
+      result.wait();
+      if (mesh.rank() == 0) seconds[lamb] = result.communication_seconds;  // a second for each stretch
+    });
+  }
+  EXPECT_EQ(seconds[1], seconds[0] + 1);
+}
+
+TEST(DeviceLayerwise, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+  const TestFolder folder;
+  int run = 0;
+  for (const Rule* rule : {&kLamb, &kLars}) {
+    for (const ShardingStrategy kind : kThree) {
+      for (const DType dtype : {DType::kBF16, DType::kF16}) {
+        for (const bool by_hand : {false, true}) {
+          Strategy strategy = with_rule(scheduled(kind, dtype), *rule);
+          strategy.ema.decay = 0.75;
+          if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+          const auto body = [&] {
+            const std::string own = (folder / std::to_string(run++)).string();
+            return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own); };
+          };
+          const Told wanted = told_on({.ranks = 2}, body());
+          on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+            expect_same(told_on(joined, body()), wanted,
+                        std::string(rule->name) + ", " + name_of(kind) + ", " + std::string(name_of(dtype)) +
+                            (by_hand ? ", by hand " : " ") + how);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceLayerwise, WhatIsNotBuiltIsRefusedByName) {
+  const EmulatedGpus gpus;
+  for (const Rule* rule : {&kLamb, &kLars}) {
+    Strategy strategy = with_rule(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1), *rule);
+    strategy.offload.moments.tier = Tier::kHost;
+    try {
+      run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { const Session session(mesh, strategy); });
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      EXPECT_THAT(error.message(), HasSubstr("/optimizer/type: " + std::string(rule->name) + " of a GPU wants"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,196 @@
+// The norm's sums by CUDA kernels beside the CPU's: the same bits. Built twice, as device_problem.h says.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "optim/grad_norm.h"
+#include "optim/rounding.h"
+#include "optim/scalar_lane.h"
+#include "tests/optim/device_memory.h"
+#include "tests/optim/step_problem.h"
+
+#if defined(TESSERA_CUDA_ON_HOST)
+// The kernels' source.
+#include "optim/cuda/device_norm.cu"
+#else
+#include "optim/cuda/device_norm.h"
+#endif
+
+namespace tessera {
+namespace {
+
+using DeviceNorm = DeviceKernels;
+
+std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
+  return StepProblem(numel, seed, false).gradient;
+}
+
+/// The sums of buffers that hold `runs`, as the device makes them.
+std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
+                                const std::vector<std::vector<NormRun>>& runs) {
+  std::vector<Shared<float>> memory;
+  std::vector<NormBuffer> buffers;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    buffers.push_back({memory.emplace_back(values[i]).data(), runs[i]});
+    count += NormSums(runs[i]).count();
+  }
+  // What lies behind the sums and the scratch stays as it is.
+  constexpr double kMark = -7.0;
+  const std::size_t scratch_count = norm_scratch_count(buffers);
+  const Shared<double> sums{std::vector<double>(count + 8, kMark)};
+  const Shared<double> scratch{std::vector<double>(scratch_count + 8, kMark)};
+  const NormLaunch launch = norm_launch(buffers, sums.data(), scratch.data());
+  const Shared<NormTileNode> nodes(launch.nodes);
+  const Shared<std::uint32_t> first_node(launch.first_node);
+  const Shared<NormSpan> spans(launch.spans);
+  check(cuda::norm_sums(
+      {nodes.data(), first_node.data(), spans.data(), static_cast<std::uint32_t>(launch.first_node.size() - 1),
+       static_cast<std::uint32_t>(launch.spans.size())},
+      nullptr));
+  std::vector<double> got = sums.values();
+  const std::vector<double> rest = scratch.values();
+  EXPECT_TRUE(std::all_of(got.begin() + static_cast<long>(count), got.end(), [](double x) { return x == kMark; }));
+  EXPECT_TRUE(
+      std::all_of(rest.begin() + static_cast<long>(scratch_count), rest.end(), [](double x) { return x == kMark; }));
+  got.resize(count);
+  return got;
+}
+
+std::vector<double> cpu_sums(const std::vector<float>& values, const std::vector<NormRun>& runs) {
+  NormSums sums(runs);
+  sums.add(values);
+  return {sums.sums().begin(), sums.sums().end()};
+}
+
+TEST_F(DeviceNorm, NormSumsAreTheCpusForEveryRun) {
+  struct Case {
+    std::uint64_t first, end;  // blocks of the tensor
+    bool is_last;
+    std::uint64_t short_by = 0;  // elements of the last one
+  };
+  // Without a whole tile of 256 blocks; with some, and with blocks before and behind them; of several tiles.
+  for (const Case& c :
+       {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
+        Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
+        Case{0, 1024, false}, Case{0, 1300, true, 1}, Case{0, 257, true, 255}}) {
+    const std::uint64_t numel = (c.end - c.first) * kNormBlock - c.short_by;
+    const std::vector<float> values = random_values(numel, 3);
+    const std::vector<NormRun> runs = {
+        {.begin = 0, .numel = numel, .first_block = c.first, .tensor = 0, .is_last = c.is_last}};
+    EXPECT_TRUE(same_bits(device_sums({values}, {runs}), cpu_sums(values, runs))) << c.first << " to " << c.end;
+  }
+}
+
+TEST_F(DeviceNorm, ManyTensorsOfSeveralBuffersAreAddedUpTogether) {
+  std::mt19937 random(11);
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<NormRun>> runs;
+  std::vector<double> wanted;
+  std::uint32_t tensor = 0;
+  for (int buffer = 0; buffer < 3; ++buffer) {
+    std::uint64_t next = 0;
+    auto& of_buffer = runs.emplace_back();
+    for (int i = 0; i < 150; ++i) {
+      // Small ones next to each other, large ones on blocks.
+      const std::uint64_t numel = 1 + random() % (i % 30 == 7 ? 256 * 300 : i % 5 == 0 ? 3000 : 80);
+      if (numel >= kNormBlock || next % kNormBlock + numel > kNormBlock) next = norm_blocks_of(next) * kNormBlock;
+      of_buffer.push_back({.begin = next, .numel = numel, .first_block = random() % 3, .tensor = tensor++});
+      next += norm_blocks_of(numel) > 1 ? numel : (numel + 31) / 32 * 32;
+    }
+    values.push_back(random_values(norm_blocks_of(next) * kNormBlock, 12 + static_cast<std::uint32_t>(buffer)));
+    const std::vector<double> more = cpu_sums(values.back(), of_buffer);
+    wanted.insert(wanted.end(), more.begin(), more.end());
+  }
+  EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
+}
+
+/// Halves lie somewhere else than where the nodes say.
+TEST_F(DeviceNorm, SplitMastersAreAddedUpAsTheirValues) {
+  for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
+    std::vector<float> values = random_values(numel, 7);
+    std::vector<std::uint16_t> high;
+    std::vector<std::int16_t> low;
+    for (float& value : values) {
+      const auto bits = splittable<std::uint32_t>(value);
+      high.push_back(static_cast<std::uint16_t>(split_high(bits)));
+      low.push_back(static_cast<std::int16_t>(static_cast<std::uint16_t>(split_low(bits))));
+      value = ScalarLane::float_of(bits);
+    }
+    const std::vector<NormRun> runs = {{.begin = 0, .numel = numel}};
+    const Shared<float> nowhere(std::vector<float>{1.0f});
+    const std::vector<NormBuffer> buffers = {{nowhere.data(), runs}};
+    const Shared<double> sums{std::vector<double>(NormSums(runs).count())};
+    const Shared<double> scratch{std::vector<double>(norm_scratch_count(buffers))};
+    const NormLaunch launch = norm_launch(buffers, sums.data(), scratch.data());
+    const Shared<NormTileNode> nodes(launch.nodes);
+    const Shared<std::uint32_t> first_node(launch.first_node);
+    const Shared<NormSpan> spans(launch.spans);
+    const Shared<std::uint16_t> device_high(high);
+    const Shared<std::int16_t> device_low(low);
+    NormTables tables;
+    tables.nodes = nodes.data();
+    tables.first_node = first_node.data();
+    tables.spans = spans.data();
+    tables.tiles = static_cast<std::uint32_t>(launch.first_node.size() - 1);
+    tables.span_count = static_cast<std::uint32_t>(launch.spans.size());
+    tables.high = device_high.data();
+    tables.low = device_low.data();
+    tables.at = nowhere.data();
+    check(cuda::norm_sums(tables, nullptr));
+    EXPECT_TRUE(same_bits(sums.values(), cpu_sums(values, runs))) << numel;
+  }
+}
+
+TEST_F(DeviceNorm, TotalsAreTheCpus) {
+  // Three tensors in three parts of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
+  const std::vector<std::uint64_t> numels = {256 * 300 - 9, 40, 256 * 7 + 9};
+  const std::vector<std::vector<NormRun>> parts = {
+      {{.begin = 0, .numel = 256 * 100, .first_block = 0, .tensor = 0, .is_last = false}},
+      {{.begin = 0, .numel = 256 * 1, .first_block = 100, .tensor = 0, .is_last = false}},
+      {{.begin = 0, .numel = 256 * 199 - 9, .first_block = 101, .tensor = 0},
+       {.begin = 256 * 199, .numel = 40, .first_block = 0, .tensor = 1},
+       {.begin = 256 * 200, .numel = 256 * 7 + 9, .first_block = 0, .tensor = 2}}};
+  const std::vector<std::int32_t> ranks = {2, 0, 1};
+  const NormTotals totals(numels, parts);
+  constexpr std::size_t kSumsOffset = 48;
+  const std::size_t bytes = kSumsOffset + totals.most_sums() * sizeof(double);
+  std::vector<std::byte> messages(3 * bytes);
+  std::vector<std::vector<double>> sums;
+  std::vector<const double*> pointers;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    sums.push_back(cpu_sums(random_values(256 * 208, 20 + static_cast<std::uint32_t>(k)), parts[k]));
+    std::memcpy(messages.data() + bytes * static_cast<std::size_t>(ranks[k]) + kSumsOffset, sums[k].data(),
+                sums[k].size() * sizeof(double));
+  }
+  for (const auto& of_part : sums) pointers.push_back(of_part.data());
+  std::vector<double> wanted(3);
+  const double wanted_total = totals.add_up(pointers, wanted);
+
+  const Shared<std::byte> device_messages(messages);
+  const Shared<std::int32_t> part_ranks(ranks);
+  const Shared<NormLink> links({totals.links().begin(), totals.links().end()});
+  const Shared<std::uint32_t> first_link({totals.first_link().begin(), totals.first_link().end()});
+  const Shared<double> scratch{std::vector<double>(totals.links().size())}, squares({0, 0, 0}), total({0});
+  StepTables tables;
+  tables.tensors = 3;
+  tables.message_bytes = bytes;
+  tables.sums_offset = kSumsOffset;
+  tables.messages = device_messages.data();
+  tables.part_ranks = part_ranks.data();
+  tables.links = links.data();
+  tables.first_link = first_link.data();
+  tables.link_scratch = scratch.data();
+  tables.squares = squares.data();
+  tables.sum_of_squares = total.data();
+  check(cuda::norm_totals(tables, nullptr));
+  EXPECT_TRUE(same_bits(squares.values(), wanted));
+  EXPECT_EQ(total.values()[0], wanted_total);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,241 @@
+// Rules that take a step in several passes, by CUDA kernels beside the CPU's loops: the same bits.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "optim/grad_norm.h"
+#include "optim/layerwise_optimizer.h"
+#include "optim/muon_optimizer.h"
+#include "tests/optim/device_problem.h"
+
+namespace tessera {
+namespace {
+
+using DevicePasses = DeviceKernels;
+
+/// The second parameter is unused.
+TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
+  constexpr std::size_t kUsed = 1280, kEnd = 1500;
+  for (const WeightFormat weights : kWeights) {
+    for (const StateDType states : kStates) {
+      SCOPED_TRACE("weights " + std::to_string(static_cast<int>(weights)) + ", states " +
+                   std::to_string(static_cast<int>(states)));
+      OptimizerConfig config{.type = OptimizerType::kMuon, .weight_decay = 0.1, .state_dtype = states};
+      const MuonOptimizer cpu(config);
+      config.type = OptimizerType::kSgd;  // which has the same states
+      config.momentum = 0.9;
+      const RuleOptimizer like(config);
+      StepProblem problem = finite_problem(kEnd, {weights, cpu}), got = problem;
+      const DeviceProblem device(problem);
+      const Shared<std::uint8_t> is_matrix(std::vector<std::uint8_t>{1, 1});
+      const Shared<ParameterBegin> begins(std::vector<ParameterBegin>{{0, 0}, {kUsed / kParameterAlign, 1}});
+      QueuedStep step({{0, 2}});
+      step.tables.is_matrix = is_matrix.data();
+      step.used.set(1, 0);
+      DeviceRun update = device.run(like, problem, 0, kEnd);
+      update.parameters = 2;
+      update.begins = begins.data();
+      DeviceRun directions = update;
+      update.takes_direction = true;
+      update.arguments.states[0] = {};
+      directions.arguments.master = device.gradient.data();
+      directions.arguments.low = nullptr;
+      directions.arguments.parameter = nullptr;
+      directions.arguments.weights = WeightFormat::kF32;
+      directions.arguments.clip_value = 0.5f;
+      StepRequest request = request_of(RuleOptimizer(adamw()), 0.01, 4);
+      request.of_matrices = cpu.step_numbers();
+      for (std::int64_t t = 1; t <= 2; ++t) {
+        step.decide(request);
+        check(cuda::muon_directions(directions, cpu.momentum_constants(), step.tables, nullptr));
+        cpu.direction({.gradient_scale = 0.25f, .clip_value = 0.5f, .lr = 0.01f, .step = t}, problem.slice(0, kUsed),
+                      {problem.gradient.data(), kUsed});
+        EXPECT_TRUE(same_bits(device.gradient.values(), problem.gradient));
+        check(cuda::update_step(update, step.tables, nullptr));
+        cpu.step({.lr = 0.01f, .step = t}, problem.slice(0, kUsed));
+        device.read_back(got);
+        EXPECT_TRUE(same_bits(got, problem)) << t;
+      }
+    }
+  }
+}
+
+/// What two ranks sent of four tensors' norms: of the first and second one each, of the third both a half, of the fourth nothing but zeros.
+struct SentNorms {
+  static constexpr int kTensors = 4;
+  const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
+  const std::vector<std::vector<NormRun>> parts = {
+      {{.begin = 0, .numel = 256, .tensor = 0},
+       {.begin = 256, .numel = 256, .tensor = 2, .is_last = false},
+       {.begin = 512, .numel = 256, .tensor = 3}},
+      {{.begin = 0, .numel = 256, .tensor = 1}, {.begin = 256, .numel = 256, .first_block = 1, .tensor = 2}}};
+  const NormTotals totals{numels, parts};
+  const int kinds;
+  std::vector<double> messages;
+  std::vector<std::vector<double>> squares;  ///< [kind][tensor], as the CPU adds them up
+
+  explicit SentNorms(int of_kinds) : kinds(of_kinds) {
+    const std::size_t most = totals.most_sums();
+    EXPECT_EQ(most, 3U);
+    messages.resize(2 * static_cast<std::size_t>(kinds) * most);
+    // Rank 1 has the first part.
+    for (std::size_t i = 0; i < messages.size(); ++i) messages[i] = 0.7 + 1.3 * static_cast<double>(i);
+    for (std::size_t kind = 0; kind < static_cast<std::size_t>(kinds); ++kind) {
+      const double* const of_rank[] = {messages.data() + kind * most,
+                                       messages.data() + (static_cast<std::size_t>(kinds) + kind) * most};
+      const double* const of_part[] = {of_rank[1], of_rank[0]};
+      messages[(static_cast<std::size_t>(kinds) + kind) * most + 2] = 0;
+      totals.add_up(of_part, squares.emplace_back(kTensors));
+    }
+  }
+};
+
+/// Parameters in another order than their tensors; the last one is unused.
+TEST_F(DevicePasses, LambsAndLarsPassesHaveTheCpusBits) {
+  constexpr std::size_t kEnds[] = {256, 512, 1280, 1500};
+  const std::vector<std::uint32_t> tensor = {2, 3, 0, 1};
+  constexpr std::size_t kUsed = 3;
+  std::vector<OptimizerConfig> configs = {{.type = OptimizerType::kLamb, .weight_decay = 0.1},
+                                          {.type = OptimizerType::kLars, .weight_decay = 0.1, .momentum = 0.9},
+                                          {.type = OptimizerType::kLars, .weight_decay = 0.1}};
+  configs[1].nesterov = true;
+  configs[1].trust_coefficient = 0.02;
+  for (OptimizerConfig& config : configs) {
+    for (const WeightFormat weights : kWeights) {
+      for (const StateDType states : kStates) {
+        if (states != StateDType::kF32 && config.type == OptimizerType::kLars && config.momentum == 0) continue;
+        config.state_dtype = states;
+        SCOPED_TRACE("rule " + std::to_string(static_cast<int>(config.type)) + ", weights " +
+                     std::to_string(static_cast<int>(weights)) + ", states " +
+                     std::to_string(static_cast<int>(states)));
+        const LayerwiseOptimizer cpu(config, {.decay = 0.9});
+        const bool is_lamb = cpu.makes_directions();
+        StepProblem problem = finite_problem(kEnds[3], {weights, cpu}), got = problem;
+        const DeviceProblem device(problem);
+
+        const SentNorms sent(is_lamb ? 2 : 1);
+        const Shared<double> messages(sent.messages);
+        const Shared<std::int32_t> part_ranks(std::vector<std::int32_t>{1, 0});
+        const Shared<NormLink> links({sent.totals.links().begin(), sent.totals.links().end()});
+        const Shared<std::uint32_t> first_link({sent.totals.first_link().begin(), sent.totals.first_link().end()});
+        const Shared<std::uint32_t> numbers(tensor);
+        const Shared<double> scratch{std::vector<double>(2 * sent.totals.links().size())},
+            squares{std::vector<double>(8)};
+        LayerTables layers;
+        layers.kinds = sent.kinds;
+        layers.most_sums = sent.totals.most_sums();
+        layers.part_ranks = part_ranks.data();
+        layers.links = links.data();
+        layers.first_link = first_link.data();
+        layers.tensor = numbers.data();
+        layers.messages = messages.data();
+        layers.link_scratch = scratch.data();
+        layers.squares = squares.data();
+
+        std::vector<ParameterBegin> begin_of;
+        for (std::uint32_t p = 0; p < 4; ++p) {
+          begin_of.push_back({static_cast<std::uint32_t>((p == 0 ? 0 : kEnds[p - 1]) / kParameterAlign), p});
+        }
+        const Shared<ParameterBegin> begins(begin_of);
+        const std::vector<double> gradient_squares = {3.5, 0.25, 7, 11};
+        const Shared<double> of_gradients(gradient_squares);
+        QueuedStep step({{0, 4}});
+        step.tables.tensors = SentNorms::kTensors;
+        step.tables.squares = of_gradients.data();
+        step.used.set(3, 0);
+        DeviceRun update = device.run(cpu.elements(), problem, 0, kEnds[3]);
+        update.parameters = 4;
+        update.begins = begins.data();
+        DeviceRun directions = update;
+        if (is_lamb) {
+          update.rule = StepRule::kSgd;
+          update.takes_direction = true;
+          for (StateArgument& state : update.arguments.states) state = {};
+          directions.direction = device.gradient.data();
+          directions.arguments.clip_value = 0.5f;
+          directions.arguments.average = {};
+        }
+        StepRequest request = request_of(cpu.elements(), 0.01, 4);
+        request.trust_coefficient = config.trust_coefficient;
+        for (std::int64_t t = 1; t <= 2; ++t) {
+          const StepScalars scalars{
+              .gradient_scale = 0.25f, .clip_value = is_lamb ? 0.5f : 0.0f, .lr = 0.01f, .step = t};
+          step.decide(request);
+          if (is_lamb) {
+            check(cuda::update_step(directions, step.tables, nullptr));
+            cpu.measure(scalars, problem.slice(0, kEnds[2]), {problem.gradient.data(), kEnds[2]}, [](auto&&...) {});
+            EXPECT_TRUE(same_bits(device.gradient.values(), problem.gradient));
+          }
+          check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+          check(cuda::update_step(update, step.tables, nullptr));
+          for (std::size_t p = 0; p < kUsed; ++p) {
+            const double weight = std::sqrt(sent.squares[0][tensor[p]]);
+            const double moved =
+                is_lamb ? std::sqrt(sent.squares[1][tensor[p]]) : std::sqrt(gradient_squares[tensor[p]]) * 0.25f;
+            StepScalars own = scalars;
+            own.lr = static_cast<float>(own.lr * cpu.trust_ratio(weight, moved));
+            const std::size_t begin = p == 0 ? 0 : kEnds[p - 1];
+            cpu.step(own, problem.slice(0, kEnds[3]), begin, kEnds[p] - begin);
+          }
+          device.read_back(got);
+          EXPECT_TRUE(same_bits(got, problem)) << t;
+        }
+      }
+    }
+  }
+}
+
+/// And rates of groups, of which the second's are not adapted.
+TEST_F(DevicePasses, GroupsMayKeepTheirRates) {
+  const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
+  const SentNorms sent(2);
+  const Shared<double> messages(sent.messages);
+  const Shared<std::int32_t> part_ranks(std::vector<std::int32_t>{1, 0});
+  const Shared<NormLink> links({sent.totals.links().begin(), sent.totals.links().end()});
+  const Shared<std::uint32_t> first_link({sent.totals.first_link().begin(), sent.totals.first_link().end()});
+  const Shared<std::uint32_t> numbers(std::vector<std::uint32_t>{0, 1, 2, 3});
+  const Shared<double> scratch{std::vector<double>(2 * sent.totals.links().size())}, squares{std::vector<double>(8)};
+  const LayerTables layers{.kinds = 2,
+                           .most_sums = sent.totals.most_sums(),
+                           .part_ranks = part_ranks.data(),
+                           .links = links.data(),
+                           .first_link = first_link.data(),
+                           .tensor = numbers.data(),
+                           .messages = messages.data(),
+                           .link_scratch = scratch.data(),
+                           .squares = squares.data()};
+  const Shared<GroupNumbers> groups(std::vector<GroupNumbers>{
+      {cpu.elements().numbers(), 0.5}, {.numbers = cpu.elements().numbers(), .adapts_layers = false}});
+  const Shared<std::uint32_t> number(std::vector<std::uint32_t>{0, 1, 1, 2});
+  const Shared<double> rates(std::vector<double>{NAN, 0.25});
+  QueuedStep step({{0, 3}, {3, 1}});
+  step.tables.tensors = SentNorms::kTensors;
+  step.tables.group_numbers = groups.data();
+  step.tables.group_number = number.data();
+  step.tables.group_lr = rates.data();
+  const StepRequest request = request_of(cpu.elements(), 0.01);
+  step.decide(request);
+  EXPECT_EQ(step.uniform.values()[1], 1);
+  check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+  const std::vector<RuleConstants> constants = step.constants.values();
+  for (std::size_t p = 0; p < 4; ++p) {
+    const float rate = p == 0 ? 0.01f : p == 3 ? 0.25f : static_cast<float>(0.01 * 0.5);
+    const double ratio = p == 3 ? 1 : std::sqrt(sent.squares[0][p]) / std::sqrt(sent.squares[1][p]);
+    const auto wanted = rule_constants(StepRule::kSgd, RuleNumbers{}, 1, static_cast<float>(rate * ratio));
+    EXPECT_EQ(constants[p].sgd.lr, wanted.sgd.lr) << p;
+  }
+  EXPECT_EQ(step.uniform.values()[0], 0) << "rates differ";
+  EXPECT_EQ(step.uniform.values()[1], 1);
+
+  step.sum.set(0, HUGE_VAL);
+  step.decide(request);
+  step.constants.set(0, RuleConstants{});
+  check(cuda::adapt_rates(request, layers, step.tables, nullptr));
+  EXPECT_EQ(step.constants.values()[0].sgd.lr, 0.0f) << "a step that is skipped";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -220,7 +220,8 @@ void Engine::State::set_up() {
   hooks.emplace(units, *reducer);
   const auto on_failure = [this](const Error& error) { fail(make_error(error.exit_code(), error.message())); };
   if (device.is_queued) {
-    step = std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, accelerator);
+    step =
+        std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, own_rules, accelerator);
   } else {
     if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, on_failure);
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,

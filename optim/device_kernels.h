@@ -31,6 +31,9 @@ class DeviceKernels {
                                const StepTables& tables) = 0;
   /// LAMB and LARS between their passes: see optim/cuda/device_layers.h.
   virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
+  /// The run's masters, and new ones in their place: see optim/cuda/device_step.h.
+  virtual void read_weights(const DeviceRun& run, float* masters) = 0;
+  virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
   /// Exchanges a run's masters and averages, of the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 

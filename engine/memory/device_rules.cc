@@ -90,15 +90,21 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   const auto is_below = [](Tier tier) { return tier != Tier::kMemory; };
   const OffloadConfig& offload = strategy.offload;
-  const bool is_in_passes = type == OptimizerType::kMuon || adapts_layers(type);
-  if (is_in_passes && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
+  const bool is_own = type == OptimizerType::kOwn;
+  const bool wants_memory = type == OptimizerType::kMuon || adapts_layers(type) || is_own;
+  if (wants_memory && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
                        is_below(offload.masters.tier) || is_below(offload.moments.tier))) {
     refuse("/optimizer/type: " + name_of(type) +
            " of a GPU wants parameters, gradients, masters and moments in its memory as yet. hint: leave their tiers "
            "out, or " +
            kOnTheCpu);
   }
-  if (type == OptimizerType::kOwn || (updates_whole_tensors(type) && !is_in_passes)) {
+  if (is_own && strategy.optimizer.in_backward) {
+    refuse(std::string("/optimizer/in_backward: a GPU's own rule waits for the step's decision. hint: leave "
+                       "\"in_backward\" out, or ") +
+           kOnTheCpu);
+  }
+  if (updates_whole_tensors(type) && !wants_memory) {
     refuse("/optimizer/type: " + name_of(type) + " runs on the CPU only as yet. hint: take adamw, or " + kOnTheCpu);
   }
 }

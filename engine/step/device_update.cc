@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/memory/host_view.h"
+#include "optim/master_assigner.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
@@ -36,8 +37,8 @@ constexpr auto index_of_unit = [](const auto& group) { return group.group->unit-
 
 DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                            const RuleOptimizer& rules, const MemoryPlan& plan, const MeshAxes& axes,
-                           const TrainingMemory& memory, const LearningRates& rates, DeviceKernels& kernels,
-                           ComputeDevice device, StepTables& tables, DeviceTables& table_memory)
+                           const TrainingMemory& memory, const LearningRates& rates, const OwnRules& own_rules,
+                           DeviceKernels& kernels, ComputeDevice device, StepTables& tables, DeviceTables& table_memory)
     : plan_(plan),
       axes_(std::make_shared<MeshAxes>(axes)),
       strategy_(strategy),
@@ -52,7 +53,11 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   if (!plan.matrices().batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
   }
+  if (strategy.optimizer.type == OptimizerType::kOwn) {
+    own_ = std::make_unique<OwnDeviceUpdate>(strategy, own_rules, rates, kernels, device.device);
+  }
   for_each_trainable(units, [&](FlatGroup& group) {
+    if (own_) own_->add(group);
     DeviceRun run;
     run.rule = rules.rule();
     run.group = static_cast<std::uint32_t>(groups_.size());
@@ -100,7 +105,7 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
     run.takes_direction = true;
     run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).step_arguments(slice);
   } else {
-    run.arguments = rules_.arguments(slice);
+    run.arguments = rules_.arguments(own_ ? own_->everybodys().without_states(slice) : slice);
     run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
   }
   if (makes_lamb_directions()) {
@@ -140,7 +145,8 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
   if (parameter_groups.empty()) return;
   std::vector<GroupNumbers> numbers;
   for (const ParameterGroup& group : parameter_groups) {
-    const RuleOptimizer rules(config_of(strategy_.optimizer, group), strategy_.ema);
+    const OptimizerConfig config = config_of(strategy_.optimizer, group);
+    const RuleOptimizer rules(own_ ? sgd_without_states(config) : config, strategy_.ema);
     GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), group.lr_ratio});
     added.adapts_layers = group.layer_adaptation;
     if (matrices_) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
@@ -360,6 +366,7 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 
 void DeviceUpdate::update() {
   if (matrices_) return update_with_matrices();
+  if (own_) return update_by_own_rule();
   if (layers_) adapt_layers();
   const std::optional<UpdateRates> rates = begin_on_host();
   begin_gradients();
@@ -397,23 +404,44 @@ void DeviceUpdate::update_with_matrices() {
   finish();
 }
 
-/// Where the host updates: waits for the device's decision, and returns what it is, unless that is to skip the step.
-std::optional<UpdateRates> DeviceUpdate::begin_on_host() {
-  if (!host_) return std::nullopt;
+/// Waits for the device, and returns what it decided, unless that is to skip the step.
+std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   const Span span("wait for the device's decision");
-  host_->fetch_parameters();
   DeviceDecision decision{};
   fetch_state(&decision, tables_.decision, sizeof decision, device_.device);
   throw_if_error(axes_->status());
   if (decision.is_skipped) return std::nullopt;
-  std::vector<char> used(parameters_);
-  fetch_state(used.data(), tables_.used, static_cast<std::int64_t>(used.size()), device_.device);
-  host_->begin(used);
-  return UpdateRates{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr};
+  Decided decided{{decision.gradient_scale, static_cast<float>(strategy_.gradient_clip_value), decision.lr},
+                  std::vector<char>(parameters_)};
+  fetch_state(decided.used.data(), tables_.used, static_cast<std::int64_t>(parameters_), device_.device);
+  return decided;
+}
+
+/// Where the host updates.
+std::optional<UpdateRates> DeviceUpdate::begin_on_host() {
+  if (!host_) return std::nullopt;
+  host_->fetch_parameters();
+  const std::optional<Decided> decided = wait_for_decision();
+  if (!decided) return std::nullopt;
+  host_->begin(decided->used);
+  return decided->rates;
+}
+
+/// Skipped steps, too, meet the other ranks where values are made known.
+void DeviceUpdate::update_by_own_rule() {
+  const std::optional<Decided> decided = wait_for_decision();
+  const auto update = [&](const DeviceRun& run) {
+    if (!decided) return;
+    const Group& g = groups_[run.group];
+    own_->update(run.group, std::span(decided->used).subspan(g.first_parameter), run,
+                 states_in_memory(*g.group, run_in_memory(*g.group)), decided->rates, tables_);
+  };
+  pass_over_all(update, [](std::size_t) {});
 }
 
 void DeviceUpdate::resume(std::span<const std::int64_t> steps) {
   if (host_) host_->resume(steps);
+  if (own_) own_->resume(steps);
 }
 
 }  // namespace tessera

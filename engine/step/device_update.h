@@ -15,6 +15,7 @@
 #include "engine/step/host_update.h"
 #include "engine/step/learning_rates.h"
 #include "engine/step/matrix_update.h"
+#include "engine/step/own_device_update.h"
 #include "engine/step/publisher.h"
 #include "engine/step/queued_layers.h"
 #include "optim/device_kernels.h"
@@ -37,6 +38,8 @@ namespace tessera {
 /// Under lamb and lars ranks agree on each parameter's norms before its rate is known (QueuedLayers). lamb's directions take the place of the
 /// gradients by then, and what follows is a step of SGD.
 ///
+/// A program's own rule is called for what the device has, once the host has waited for its decision (OwnDeviceUpdate).
+///
 /// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
 /// what an update by SGD takes. All matrices are exchanged, used or not, since the host does not know which are.
 class DeviceUpdate {
@@ -55,7 +58,8 @@ class DeviceUpdate {
   /// `decision` are there before the first update. All of these, and what the units have, outlive this.
   DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const RuleOptimizer& rules,
                const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory, const LearningRates& rates,
-               DeviceKernels& kernels, ComputeDevice device, StepTables& tables, DeviceTables& table_memory);
+               const OwnRules& own_rules, DeviceKernels& kernels, ComputeDevice device, StepTables& tables,
+               DeviceTables& table_memory);
 
   /// That train, in the order of units.
   std::span<const Group> groups() const { return groups_; }
@@ -107,6 +111,13 @@ class DeviceUpdate {
   void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
   void update_with_matrices();
   void adapt_layers();
+  void update_by_own_rule();
+  /// What the device decided of the step, and who is used: [parameter].
+  struct Decided {
+    UpdateRates rates;
+    std::vector<char> used;
+  };
+  std::optional<Decided> wait_for_decision() const;
   std::optional<UpdateRates> begin_on_host();
   void begin_gradients();
   bool needs_gradients(const Group& group) const;
@@ -125,6 +136,7 @@ class DeviceUpdate {
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
+  std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
   std::unique_ptr<StateStream> stream_;     ///< null where all state is in the device's memory, or updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host

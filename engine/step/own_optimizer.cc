@@ -25,10 +25,6 @@ void require(bool good, const Text&... text) {
   if (!good) throw Error(ExitCode::kUsage, c10::str(text...));
 }
 
-at::Tensor view_of(const float* values, std::size_t count) {
-  return at::from_blob(const_cast<float*>(values), {static_cast<std::int64_t>(count)}, at::kFloat);
-}
-
 float* state_of(const OptimizerSlice& slice, std::size_t state) {
   return reinterpret_cast<float*>(slice.states[state].data.data());
 }
@@ -100,20 +96,32 @@ void OwnOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice)
 
 void OwnOptimizer::update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
                           StepArguments a) const {
-  const std::size_t count = a.numel;
-  const std::size_t filled_up = (count + kWholeVectors - 1) / kWholeVectors * kWholeVectors;
-  const auto numel = static_cast<std::int64_t>(filled_up);
+  const at::Tensor parameters = at::zeros({static_cast<std::int64_t>(filled_up(a.numel))});
+  loops_.read_weights(a, parameters.data_ptr<float>());
+  const at::Tensor masters = updated(scalars, slice, begin, a.numel, parameters);
+  a.gradient = masters.data_ptr<float>();
+  loops_.assign_weights(a);
+}
+
+std::size_t OwnOptimizer::filled_up(std::size_t count) {
+  return (count + kWholeVectors - 1) / kWholeVectors * kWholeVectors;
+}
+
+at::Tensor OwnOptimizer::updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin,
+                                 std::size_t count, const at::Tensor& parameters) const {
+  const std::int64_t numel = parameters.numel();
+  const auto own = static_cast<std::int64_t>(count);
+  const auto view_of = [&](const float* values) {
+    return at::from_blob(const_cast<float*>(values), {own}, parameters.options());
+  };
   ElementwiseOptimizer::Elements e;
-  e.parameters = at::zeros({numel});
-  e.gradient = at::zeros({numel});
-  loops_.read_weights(a, e.parameters.data_ptr<float>());
-  e.gradient.narrow(0, 0, static_cast<std::int64_t>(count))
-      .copy_(view_of(a.gradient, count))
-      .mul_(scalars.gradient_scale);
+  e.parameters = parameters;
+  e.gradient = at::zeros({numel}, parameters.options());
+  e.gradient.narrow(0, 0, own).copy_(view_of(slice.gradient.data() + begin)).mul_(scalars.gradient_scale);
   if (scalars.clip_value > 0) e.gradient.clamp_(-scalars.clip_value, scalars.clip_value);
   for (std::size_t i = 0; i < own_states_; ++i) {
-    const at::Tensor state = view_of(state_of(slice, i) + begin, count);
-    e.states.push_back(filled_up == count ? state : at::constant_pad_nd(state, {0, numel - state.numel()}));
+    const at::Tensor state = view_of(state_of(slice, i) + begin);
+    e.states.push_back(numel == own ? state : at::constant_pad_nd(state, {0, numel - own}));
   }
   e.lr = scalars.lr;
   e.weight_decay = weight_decay_;
@@ -122,22 +130,20 @@ void OwnOptimizer::update(const StepScalars& scalars, const OptimizerSlice& slic
   rule_->update(e);
   const auto is_as_it_was = [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.dim() == 1 && tensor.numel() == numel && tensor.scalar_type() == at::kFloat &&
-           tensor.device().is_cpu();
+           tensor.device() == parameters.device();
   };
-  require(is_as_it_was(e.parameters), "ElementwiseOptimizer::update: wanted parameters of [", numel,
-          "] fp32 on the CPU, got ",
-          e.parameters.defined() ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes()) : "nothing");
+  require(is_as_it_was(e.parameters), "ElementwiseOptimizer::update: wanted parameters of [", numel, "] fp32 on ",
+          parameters.device(), ", got ",
+          e.parameters.defined()
+              ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes(), " on ", e.parameters.device())
+              : "nothing");
   for (std::size_t i = 0; i < own_states_; ++i) {
     const bool is_same = i < e.states.size() && e.states[i].is_same(states[i]);
     require(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,
             "\" is another tensor now. hint: states are updated in place, such as e.states[", i, "].mul_(0.9)");
-    if (filled_up != count) {
-      view_of(state_of(slice, i) + begin, count).copy_(states[i].narrow(0, 0, static_cast<std::int64_t>(count)));
-    }
+    if (numel != own) view_of(state_of(slice, i) + begin).copy_(states[i].narrow(0, 0, own));
   }
-  const at::Tensor updated = e.parameters.contiguous();
-  a.gradient = updated.data_ptr<float>();
-  loops_.assign_weights(a);
+  return e.parameters.contiguous();
 }
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ namespace tessera {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
-/// An ElementwiseOptimizer as all other code sees optimizers. Runs come to the program in portions that LibTorch's operators compute with
+/// An ElementwiseOptimizer as all other code sees optimizers, and as OwnDeviceUpdate calls it on a GPU. Runs come to the program in portions that LibTorch's operators compute with
 /// whole vectors, so that an element's bits do not depend on where the run begins. One thread at a time.
 class OwnOptimizer final : public Optimizer {
  public:
@@ -29,10 +29,20 @@ class OwnOptimizer final : public Optimizer {
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
 
+  /// Masters, parameters and averages: SGD without momentum, which has no states.
+  const RuleOptimizer& bare() const { return bare_; }
+  /// The slice as `bare()` takes it.
+  OptimizerSlice without_states(const OptimizerSlice& slice) const;
+  /// How many elements the rule gets for `count`: whole vectors.
+  static std::size_t filled_up(std::size_t count);
+  /// Calls the rule for `count` elements of the slice from `begin` on, which lie where `parameters` do: their masters [filled_up(count)].
+  /// Moves their states, and returns their new masters, likewise. Throws as `step`.
+  at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
+                     const at::Tensor& parameters) const;
+
  private:
   /// `a`: the elements from `begin` on.
   void update(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, StepArguments a) const;
-  OptimizerSlice without_states(const OptimizerSlice& slice) const;
 
   const std::shared_ptr<const ElementwiseOptimizer> rule_;
   const double weight_decay_;

@@ -22,6 +22,7 @@ namespace tessera {
 namespace {
 
 const RuleOptimizer& rules_of(const Optimizer& optimizer) {
+  if (const auto* const own = dynamic_cast<const OwnOptimizer*>(&optimizer)) return own->bare();
   if (const auto* const layers = dynamic_cast<const LayerwiseOptimizer*>(&optimizer)) return layers->elements();
   const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
   TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");
@@ -36,7 +37,7 @@ std::int64_t bytes_of_counts(const std::vector<std::int64_t>& counts) {
 
 QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
                        const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer,
-                       const TrainingMemory& memory, Accelerator& accelerator)
+                       const TrainingMemory& memory, const OwnRules& own_rules, Accelerator& accelerator)
     : axes_(std::make_shared<MeshAxes>(axes)),
       reducer_(reducer),
       strategy_(strategy),
@@ -48,7 +49,8 @@ QueuedStep::QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const Me
       ranks_with_parts_(owners_of_parts(plan.input().placement.gradients, axes)),
       totals_(norm_totals(units, ranks_with_parts_.size())),
       memory_(device_.device),
-      update_(units, strategy, rules_of(optimizer), plan, axes, memory, rates_, kernels_, device_, tables_, memory_),
+      update_(units, strategy, rules_of(optimizer), plan, axes, memory, rates_, own_rules, kernels_, device_, tables_,
+              memory_),
       request_(update_.request()) {
   const LossScaler scaler(strategy.mixed_precision.loss_scale);
   request_.microbatches = static_cast<double>(axes.world->size() * strategy.gradient_accumulation);

@@ -43,7 +43,7 @@ class QueuedStep final : public Step {
  public:
   QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,
              const Reducer& reducer, const Strategy& strategy, const Optimizer& optimizer, const TrainingMemory& memory,
-             Accelerator& accelerator);
+             const OwnRules& own_rules, Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;

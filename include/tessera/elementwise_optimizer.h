@@ -21,12 +21,13 @@ namespace tessera {
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<SignDescent>());
 ///
 /// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) as those of the rules
-/// that are there. On the CPU only.
+/// that are there. On a GPU the tensors are its own, and Engine::step waits for the device once before it calls the rule.
 class ElementwiseOptimizer {
  public:
   static constexpr std::size_t kMostStates = 3;
-  /// Elements that are updated with one call, at most: so much memory a call needs three times beside the plan, in fp32.
-  static constexpr std::int64_t kMostElements = 32768;
+  /// Elements that are updated with one call, at most, by the CPU and by a GPU: so much memory a call needs three times beside the plan, in
+  /// fp32.
+  static constexpr std::int64_t kMostElements = 32768, kMostElementsOnGpu = std::int64_t{1} << 22;
 
   /// A run of elements, of one parameter or of several neighbours, that begins and ends anywhere in them. All tensors have
   /// one dimension and as many elements [n], fp32. Their number is a multiple of 32: what fills up is not the program's, and what

@@ -159,6 +159,12 @@ class CudaKernels : public DeviceKernels {
   void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) override {
     check(cuda::adapt_rates(request, layers, tables, stream_()), "adapt_rates");
   }
+  void read_weights(const DeviceRun& run, float* masters) override {
+    check(cuda::read_weights(run, masters, stream_()), "read_weights");
+  }
+  void assign_weights(const DeviceRun& run, const StepTables& tables) override {
+    check(cuda::assign_weights(run, tables, stream_()), "assign_weights");
+  }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::swap_averages(run, tables, stream_()), "swap_averages");
   }

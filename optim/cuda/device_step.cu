@@ -337,7 +337,35 @@ __global__ void __launch_bounds__(kThreads) swap(DeviceRun run, StepTables t) {
   }
 }
 
+template <WeightFormat kWeights>
+__global__ void __launch_bounds__(kThreads) read_masters(DeviceRun run, float* masters) {
+  const StepArguments& a = run.arguments;
+  for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
+    const std::size_t i = begin + first_in_warp();
+    const std::size_t left = i < a.numel ? a.numel - i : 0;
+    store_run(masters + i, left, Weights<kWeights>::load(a, i, left));
+  }
+}
+
+template <WeightFormat kWeights>
+__global__ void __launch_bounds__(kThreads) assign_masters(DeviceRun run, StepTables t) {
+  if (t.decision->is_skipped) return;
+  const StepArguments& a = run.arguments;
+  for (std::size_t begin = first_of_warp(); begin < a.numel; begin += all_warps()) {
+    const std::size_t i = begin + first_in_warp();
+    const std::size_t left = i < a.numel ? a.numel - i : 0;
+    const std::uint32_t parameter = parameter_at(run, run.first_element + i);
+    const Run<float> before = Weights<kWeights>::load(a, i, left);
+    const bool is_used = t.used[parameter] != 0;
+    const Run<float> after = is_used ? load_run(a.gradient + i, left) : before;
+    if (is_used) Weights<kWeights>::store(a, i, left, after);
+    if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
+    average_run(a.average, i, left, is_used && t.steps[parameter] <= 1, before, after);
+  }
+}
+
 using Kernel = void (*)(DeviceRun, StepTables);
+using ReadKernel = void (*)(DeviceRun, float*);
 
 template <class Rule, WeightFormat kWeights>
 Kernel kernel_with(StateDType states) {
@@ -354,7 +382,8 @@ Kernel kernel_with(StateDType states) {
 
 /// `kernel.template operator()<weights>()`, for how a run's weights are kept.
 template <class KernelWith>
-Kernel for_weights(WeightFormat weights, const KernelWith& kernel) {
+auto for_weights(WeightFormat weights, const KernelWith& kernel)
+    -> decltype(kernel.template operator()<WeightFormat::kF32>()) {
   switch (weights) {
     case WeightFormat::kF32:
       return kernel.template operator()<WeightFormat::kF32>();
@@ -461,6 +490,19 @@ cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& c
 
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream, unsigned most_blocks) {
   return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream, most_blocks);
+}
+
+cudaError_t read_weights(const DeviceRun& run, float* masters, cudaStream_t stream) {
+  const ReadKernel kernel =
+      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> ReadKernel { return read_masters<kWeights>; });
+  return launch_over(run, kAnyBlocks,
+                     [&](unsigned blocks) { return launch(kernel, blocks, kThreads, stream, run, masters); });
+}
+
+cudaError_t assign_weights(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
+  const Kernel kernel =
+      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> Kernel { return assign_masters<kWeights>; });
+  return launch_over(kernel, run, tables, stream, kAnyBlocks);
 }
 
 cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {

@@ -42,6 +42,15 @@ cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStre
 cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
                             cudaStream_t stream);
 
+/// Writes the run's masters to `masters` [numel], fp32, aligned to 16 bytes.
+/// REQUIRES: as update_step.
+cudaError_t read_weights(const DeviceRun& run, float* masters, cudaStream_t stream);
+
+/// What lies in the place of the run's gradient are its new masters, of the parameters that are used, and averages move along. The same bits
+/// as MasterAssigner::step. Nothing happens if the decision is to skip.
+/// REQUIRES: as update_step.
+cudaError_t assign_weights(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);
+
 /// Exchanges masters and averages of the parameters that some step has updated, as RuleOptimizer::swap_average.
 /// REQUIRES: as update_step.
 cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream);

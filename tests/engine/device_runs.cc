@@ -95,8 +95,9 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
   expect_same_on_gpus(ranks, train_on_threads(ranks, strategy, options), strategy, options, what);
 }
 
-Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
-  Session session(mesh, strategy, kTwoBlocks);
+Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                            std::shared_ptr<const ElementwiseOptimizer> rule) {
+  Session session(mesh, strategy, kTwoBlocks, std::move(rule));
   Engine& engine = session.engine;
   std::vector<StepResult> steps = train(session, 0, 5);
   const auto more = [&](std::size_t begin, std::size_t end) {

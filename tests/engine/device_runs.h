@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,7 +54,8 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
 
 /// Rates by schedule, or by hand of all and of the last group; averages shown, a unit thawed and one frozen, a save, and what was saved
 /// loaded by the same Engine some steps later.
-Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder);
+Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                            std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
 
 /// Trains steps [begin, end).
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);

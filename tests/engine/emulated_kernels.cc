@@ -112,6 +112,16 @@ class EmulatedKernels : public DeviceKernels {
     const std::lock_guard lock(gpu);
     check(cuda::adapt_rates(request, layers, tables, nullptr));
   }
+  void read_weights(const DeviceRun& run, float* masters) override {
+    expect_on_device(run);
+    const std::lock_guard lock(gpu);
+    check(cuda::read_weights(run, masters, nullptr));
+  }
+  void assign_weights(const DeviceRun& run, const StepTables& tables) override {
+    expect_on_device(run);
+    const std::lock_guard lock(gpu);
+    check(cuda::assign_weights(run, tables, nullptr));
+  }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);
     const std::lock_guard lock(gpu);

@@ -32,6 +32,7 @@
 #include "tessera/durable.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/own_adamw.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
@@ -415,6 +416,44 @@ TEST_F(Gpu, NcclDoesEveryCallOfOneRankFromEachKindOfMemory) {
       const absl::Status status = nccl->status();
       return wrong + (status.ok() ? "" : message_of(status));
     });
+  }
+}
+
+TEST_F(Gpu, AProgramsOwnRuleTrainsAsOnTheCpuAndEveryStrategyAlike) {
+  const auto with_own = [](Strategy strategy) {
+    strategy.optimizer = {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1};
+    strategy.ema.decay = 0.75;
+    return strategy;
+  };
+  const auto trained = [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy, options_of().model, std::make_shared<OwnAdamW>());
+    for (std::size_t i = 0; i < 7; ++i) session.train(i);
+    Values values = session.values();
+    for (auto& [name, value] : values) value = value.cpu();
+    return values;
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int ranks : {1, 2, 3}) {
+      on_ranks(ranks, [&, dtype = dtype](int rank, int port) -> std::string {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        FirstValues first;
+        Values values;
+        for (const Placed& placed : kStrategies) {
+          values = trained(mesh, with_own(strategy_of(placed, dtype, TransportChoice::kCudaHost)));
+          if (!first.same_bits(values)) wrong += name_of(placed) + " differs; ";
+        }
+        Values on_cpu;
+        run_ranks({.ranks = 1}, [&](const Mesh& alone) {
+          on_cpu = trained(alone, with_own(strategy_of(ShardingStrategy::kNoShard, dtype, TransportChoice::kAuto)));
+        });
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const double away = (values[i].second - on_cpu[i].second).abs().max().item<double>();
+          if (!(away < (dtype == DType::kF32 ? 1e-3 : 3e-2))) wrong += values[i].first + " is not the CPU's; ";
+        }
+        return wrong;
+      });
+    }
   }
 }
 

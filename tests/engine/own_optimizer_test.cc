@@ -1,17 +1,15 @@
 // Update rules that the program brings: sharded, offloaded, averaged and saved as those that are there.
 
-#include <ATen/ops/sqrt.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint.h"
-#include "tessera/elementwise_optimizer.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/own_adamw.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -21,18 +19,6 @@ using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
 
 constexpr std::size_t kSteps = 6;
-
-/// AdamW, written by a user.
-struct OwnAdamW final : ElementwiseOptimizer {
-  std::vector<std::string> states() const override { return {"first", "second"}; }
-  void update(Elements& e) const override {
-    at::Tensor &first = e.states[0], &second = e.states[1];
-    first.mul_(0.9).add_(e.gradient, 0.1);
-    second.mul_(0.999).addcmul_(e.gradient, e.gradient, 0.001);
-    const double root = std::sqrt(1 - std::pow(0.999, e.step)), rate = e.lr / (1 - std::pow(0.9, e.step));
-    e.parameters.mul_(1 - e.lr * e.weight_decay).sub_(first / (second.sqrt() / root + 1e-3), rate);
-  }
-};
 
 /// Only adds `e.lr` to each parameter, and gives it another tensor.
 struct Shift final : ElementwiseOptimizer {
@@ -53,34 +39,9 @@ void with_adamw(Strategy& s) {
   s.optimizer.eps = 1e-3;
 }
 
-/// Tiny and an Engine with `rule`.
-struct OwnSession {
-  OwnSession(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const ElementwiseOptimizer> rule,
-             TinyOptions options = kAwkward)
-      : mesh(mesh),
-        model(make_tiny(options, true)),
-        engine(model.ptr(), strategy, mesh, std::move(rule)),
-        batches(make_batches(6, 24, 5, options.vocab)) {}
-
-  StepResult train(std::size_t i) {
-    const Batch& batch = batches[i % batches.size()];
-    engine.backward(model->forward(rows_of(batch.tokens, mesh), rows_of(batch.targets, mesh)));
-    return engine.step();
-  }
-  Values values() {
-    const Gathered all(engine);
-    return values_of(*model);
-  }
-
-  const Mesh& mesh;
-  Tiny model;
-  Engine engine;
-  std::vector<Batch> batches;
-};
-
 Values trained(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const ElementwiseOptimizer> rule,
                std::size_t steps, TinyOptions options = kAwkward) {
-  OwnSession session(mesh, strategy, std::move(rule), options);
+  Session session(mesh, strategy, options, std::move(rule));
   for (std::size_t i = 0; i < steps; ++i) session.train(i);
   return session.values();
 }
@@ -140,7 +101,7 @@ TEST(OwnOptimizer, UpdatesInBackwardToTheSameBits) {
 
 TEST(OwnOptimizer, MayGiveParametersAnotherTensor) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    OwnSession session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), std::make_shared<Shift>(), kWide);
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kWide, std::make_shared<Shift>());
     const Values before = session.values();
     session.train(0);
     const Values after = session.values();
@@ -163,7 +124,7 @@ TEST(OwnOptimizer, GetsTheMeanGradientAndItsClippedElements) {
       Strategy strategy = strategy_for(ShardingStrategy::kNoShard, with_own);
       strategy.gradient_accumulation = microbatches;
       strategy.gradient_clip_value = clip_value;
-      OwnSession session(mesh, strategy, rule);
+      Session session(mesh, strategy, kAwkward, rule);
       const Batch& batch = session.batches[0];
       for (std::int64_t i = 0; i < microbatches; ++i)
         session.engine.backward(session.model->forward(batch.tokens, batch.targets));
@@ -183,7 +144,8 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
   const auto train = [&](int ranks, bool loads, std::size_t from, std::size_t to) {
     Values values;
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      OwnSession session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), std::make_shared<OwnAdamW>());
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kAwkward,
+                      std::make_shared<OwnAdamW>());
       if (loads) load_checkpoint(session.engine, path);
       for (std::size_t i = from; i < to; ++i) session.train(i);
       if (!loads) save_checkpoint(session.engine, path);
@@ -210,7 +172,7 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = with_own) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      OwnSession session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), rule);
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kAwkward, rule);
       session.train(0);
     });
   });

@@ -8,6 +8,7 @@
 
 #include "optim/grad_norm.h"
 #include "optim/layerwise_optimizer.h"
+#include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "tests/optim/device_problem.h"
 
@@ -60,6 +61,51 @@ TEST_F(DevicePasses, MuonsPassesHaveTheCpusBits) {
         EXPECT_TRUE(same_bits(got, problem)) << t;
       }
     }
+  }
+}
+
+/// The first parameter takes part for the first time, the second once more; the third did before, and the fourth never.
+TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
+  constexpr std::size_t kEnds[] = {352, 800, 1024, 1500};
+  for (const WeightFormat weights : kWeights) {
+    SCOPED_TRACE("weights " + std::to_string(static_cast<int>(weights)));
+    const MasterAssigner cpu(adamw(), {.decay = 0.9});
+    const RuleOptimizer like(sgd_without_states(adamw()), {.decay = 0.9});
+    StepProblem problem = finite_problem(kEnds[3], {weights, cpu}), got = problem;
+    const DeviceProblem device(problem);
+    std::vector<ParameterBegin> begin_of;
+    for (std::uint32_t p = 0; p < 4; ++p) {
+      begin_of.push_back({static_cast<std::uint32_t>((p == 0 ? 0 : kEnds[p - 1]) / kParameterAlign), p});
+    }
+    const Shared<ParameterBegin> begins(begin_of);
+    QueuedStep step({{0, 4}});
+    step.steps.set(1, 4);
+    step.steps.set(2, 4);
+    step.used.set(2, 0);
+    step.used.set(3, 0);
+    DeviceRun run = device.run(like, problem, 0, kEnds[3]);
+    run.parameters = 4;
+    run.begins = begins.data();
+
+    const Shared<float> masters(std::vector<float>(kEnds[3] + 1, -7.0f));
+    check(cuda::read_weights(run, masters.data(), nullptr));
+    std::vector<float> wanted(kEnds[3] + 1, -7.0f);
+    cpu.read(problem.slice(0, kEnds[3]), wanted.data());
+    EXPECT_TRUE(same_bits(masters.values(), wanted));
+
+    step.decide(request_of(like, 0.01));
+    check(cuda::assign_weights(run, step.tables, nullptr));
+    cpu.step({.step = 1}, problem.slice(0, kEnds[0]));
+    cpu.step({.step = 5}, problem.slice(kEnds[0], kEnds[1]));
+    cpu.average(problem.slice(kEnds[1], kEnds[2]));
+    device.read_back(got);
+    EXPECT_TRUE(same_bits(got, problem));
+
+    step.sum.set(0, HUGE_VAL);
+    step.decide(request_of(like, 0.01));
+    check(cuda::assign_weights(run, step.tables, nullptr));
+    device.read_back(got);
+    EXPECT_TRUE(same_bits(got, problem)) << "a step that is skipped";
   }
 }
 

@@ -26,10 +26,11 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
   return batch.narrow(0, mesh.rank() * rows, rows);
 }
 
-Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options)
+Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options,
+                 std::shared_ptr<const ElementwiseOptimizer> rule)
     : mesh(mesh_given),
       model(make_tiny(options, true)),
-      engine(model, strategy, mesh),
+      engine(model.ptr(), strategy, mesh, std::move(rule)),
       batches(make_batches(6, 24, 5, options.vocab)),
       microbatches(static_cast<std::size_t>(strategy.gradient_accumulation)) {}
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/elementwise_optimizer.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -37,7 +39,9 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 
 /// Tiny on this rank, and its batches, for tests that write their own loop.
 struct Session {
-  Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {});
+  /// `rule`: with optimizer.type own.
+  Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {},
+          std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
   at::Tensor loss(std::size_t i);
   StepResult train(std::size_t i);
   Values values();

@@ -1,0 +1,172 @@
+// A program's own rule for elements on an emulated GPU: the CPU's bits, however late the device is, since its operators are LibTorch's on the
+// CPU there, too.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device_runs.h"
+#include "emulated_gpu.h"
+#include "runtime/comm/shared/run_ranks.h"
+#include "tessera/error.h"
+#include "tests/support/own_adamw.h"
+#include "tests/support/session.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/train_helpers.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Elements = ElementwiseOptimizer::Elements;
+
+/// Without states. Returns a part of a larger tensor, which kernels find at an odd place.
+struct SignDescent final : ElementwiseOptimizer {
+  std::vector<std::string> states() const override { return {}; }
+  void update(Elements& e) const override {
+    const at::Tensor more = at::zeros({e.parameters.numel() + 1}, e.parameters.options());
+    e.parameters = more.narrow(0, 1, e.parameters.numel()).copy_(e.parameters - e.lr * e.gradient.sign());
+  }
+};
+
+/// With groups whose rates and decay are their own.
+Strategy with_own(Strategy strategy) {
+  strategy.optimizer = {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1};
+  strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
+                               {.name = "downs", .match = {"blocks.*.down.weight"}, .weight_decay = 0.3}};
+  return strategy;
+}
+
+Told trained_by(const Mesh& mesh, const Strategy& strategy, TinyOptions model,
+                std::shared_ptr<const ElementwiseOptimizer> rule) {
+  Session session(mesh, strategy, model, std::move(rule));
+  return told_by(session, train(session, 0, 7));
+}
+
+struct Case {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+};
+
+class DeviceOwn : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
+  const auto [dtype, ranks, accumulation] = GetParam();
+  const std::shared_ptr<const ElementwiseOptimizer> rules[] = {std::make_shared<OwnAdamW>(),
+                                                               std::make_shared<SignDescent>()};
+  for (const auto& rule : rules) {
+    for (const TinyOptions& model : {kTwoBlocks, kOfEveryKind}) {
+      for (const Placed& placed : kStrategies) {
+        for (const bool averages : {false, true}) {
+          Strategy strategy = with_own(strategy_of(placed, dtype, accumulation));
+          if (averages) strategy.ema.decay = 0.75;
+          const auto body = [&](const Mesh& mesh) { return trained_by(mesh, strategy, model, rule); };
+          const Told wanted = told_on({.ranks = ranks}, body);
+          on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+            expect_same(told_on(joined, body), wanted,
+                        name_of(placed) + (model.unused_block ? ", awkward, " : ", ") + how +
+                            (averages ? ", with averages" : "") + (rule == rules[1] ? ", without states" : ""));
+          });
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceOwn,
+                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3}, Case{DType::kF16, 2, 1},
+                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
+                         });
+
+/// A block that forward leaves out now and then: its averages go on, and its steps are counted.
+TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
+  for (const ShardingStrategy kind : kThree) {
+    Strategy strategy = with_own(strategy_of(kind, DType::kBF16, 1));
+    strategy.ema.decay = 0.75;
+    const auto body = [&](const Mesh& mesh) {
+      Session session(mesh, strategy, kTwoBlocks, std::make_shared<OwnAdamW>());
+      std::vector<StepResult> steps;
+      for (std::size_t i = 0; i < 8; ++i) {
+        session.model->options.blocks = i % 3 == 0 ? 2 : 1;
+        steps.push_back(session.train(i));
+      }
+      return told_by(session, std::move(steps));
+    };
+    const Told wanted = told_on({.ranks = 2}, body);
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body), wanted, name_of(kind) + ", " + how);
+    });
+  }
+}
+
+TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
+  const TestFolder folder;
+  int run = 0;
+  for (const ShardingStrategy kind : kThree) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool by_hand : {false, true}) {
+        Strategy strategy = with_own(scheduled(kind, dtype));
+        strategy.ema.decay = 0.75;
+        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+        const auto body = [&] {
+          const std::string own = (folder / std::to_string(run++)).string();
+          return [&, own](const Mesh& mesh) {
+            return led_through_everything(mesh, strategy, own, std::make_shared<OwnAdamW>());
+          };
+        };
+        const Told wanted = told_on({.ranks = 2}, body());
+        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+          expect_same(told_on(joined, body()), wanted,
+                      name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
+        });
+      }
+    }
+  }
+}
+
+/// What an Engine with `rule` on a GPU says, at once or in a step.
+std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = nullptr) {
+  const EmulatedGpus gpus;
+  return error_of([&] {
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      Strategy strategy = with_own(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
+      if (adjust) adjust(strategy);
+      Session session(mesh, strategy, kTwoBlocks, rule);
+      session.train(0).wait();
+    });
+  });
+}
+
+TEST(DeviceOwn, MistakesAreNamed) {
+  struct Throws final : ElementwiseOptimizer {
+    std::vector<std::string> states() const override { return {}; }
+    void update(Elements&) const override { throw std::runtime_error("a rule with a toothache"); }
+  };
+  EXPECT_THAT(error_with(std::make_shared<Throws>()), HasSubstr("a rule with a toothache"));
+  struct Elsewhere final : ElementwiseOptimizer {
+    std::vector<std::string> states() const override { return {}; }
+    void update(Elements& e) const override { e.parameters = e.parameters.to(at::kMeta); }
+  };
+  EXPECT_THAT(error_with(std::make_shared<Elsewhere>()), HasSubstr("on meta"));
+}
+
+TEST(DeviceOwn, WhatIsNotBuiltIsRefusedByName) {
+  const auto rule = std::make_shared<OwnAdamW>();
+  EXPECT_THAT(error_with(rule, [](Strategy& s) { s.offload.moments.tier = Tier::kHost; }),
+              HasSubstr("/optimizer/type: own of a GPU wants"));
+  EXPECT_THAT(error_with(rule,
+                         [](Strategy& s) {
+                           s.gradient_clipping = 0;
+                           s.optimizer.in_backward = true;
+                         }),
+              HasSubstr("/optimizer/in_backward: a GPU's own rule"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/sqrt.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tessera/elementwise_optimizer.h"
+
+namespace tessera::testing {
+
+/// AdamW, written by a user.
+struct OwnAdamW final : ElementwiseOptimizer {
+  std::vector<std::string> states() const override { return {"first", "second"}; }
+  void update(Elements& e) const override {
+    at::Tensor &first = e.states[0], &second = e.states[1];
+    first.mul_(0.9).add_(e.gradient, 0.1);
+    second.mul_(0.999).addcmul_(e.gradient, e.gradient, 0.001);
+    const double root = std::sqrt(1 - std::pow(0.999, e.step)), rate = e.lr / (1 - std::pow(0.9, e.step));
+    e.parameters.mul_(1 - e.lr * e.weight_decay).sub_(first / (second.sqrt() / root + 1e-3), rate);
+  }
+};
+
+}  // namespace tessera::testing

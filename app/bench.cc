@@ -248,7 +248,7 @@ int run_bench_offload(const BenchCommand& command) {
     if (command.quick) {
       options.bytes = std::min<std::int64_t>(options.bytes, 64 << 20);
       options.numel = std::size_t{2} << 20;
-      options.record_bytes = 1 << 20;
+      options.record_bytes = std::min<std::size_t>(options.record_bytes, 1 << 20);
       options.rounds = 2;
     }
     const OffloadReport report = value_or_throw(bench_offload(options));

@@ -395,6 +395,9 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   offload->add_option("--record", bench.record_bytes, "bytes of one operation, as offload.record")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::int64_t{1} << 12, std::int64_t{1} << 30))
+      ->check([](const std::string& bytes) {
+        return std::stoll(bytes) % 4096 == 0 ? "" : "wanted a multiple of 4096, got " + bytes;
+      })
       ->capture_default_str();
   offload
       ->add_option("--queue-depth", bench.queue_depth,

@@ -166,6 +166,7 @@ StepArguments RuleOptimizer::arguments(const OptimizerSlice& slice) const {
 }
 
 void RuleOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice) const {
+  if (rule_ == StepRule::kLamb) refuse(name_, "a step has two passes (LayerwiseOptimizer)");
   StepArguments a = arguments(slice);
   a.gradient_scale = scalars.gradient_scale;
   a.clip_value = scalars.clip_value;

@@ -53,11 +53,7 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   if (!plan.matrices().batches().empty()) {
     matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
   }
-  if (strategy.optimizer.type == OptimizerType::kOwn) {
-    own_ = std::make_unique<OwnDeviceUpdate>(strategy, own_rules, rates, kernels, device.device);
-  }
   for_each_trainable(units, [&](FlatGroup& group) {
-    if (own_) own_->add(group);
     DeviceRun run;
     run.rule = rules.rule();
     run.group = static_cast<std::uint32_t>(groups_.size());
@@ -65,6 +61,9 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
     groups_.push_back({&group, static_cast<std::uint32_t>(parameters_), run});
     parameters_ += group.parameters.size();
   });
+  if (strategy.optimizer.type == OptimizerType::kOwn) {
+    own_ = std::make_unique<OwnDeviceUpdate>(parameters_, strategy, own_rules, rates, kernels, device.device);
+  }
   fill_groups(tables, table_memory);
   fill_group_numbers(tables, table_memory);
   fill_matrices(tables, table_memory);
@@ -105,7 +104,7 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
     run.takes_direction = true;
     run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).step_arguments(slice);
   } else {
-    run.arguments = rules_.arguments(own_ ? own_->everybodys().without_states(slice) : slice);
+    run.arguments = rules_.arguments(own_ ? own_->without_states(slice) : slice);
     run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
   }
   if (makes_lamb_directions()) {
@@ -433,8 +432,8 @@ void DeviceUpdate::update_by_own_rule() {
   const auto update = [&](const DeviceRun& run) {
     if (!decided) return;
     const Group& g = groups_[run.group];
-    own_->update(run.group, std::span(decided->used).subspan(g.first_parameter), run,
-                 states_in_memory(*g.group, run_in_memory(*g.group)), decided->rates, tables_);
+    own_->update(*g.group, g.first_parameter, decided->used, run, states_in_memory(*g.group, run_in_memory(*g.group)),
+                 decided->rates, tables_);
   };
   pass_over_all(update, [](std::size_t) {});
 }

@@ -1,6 +1,6 @@
 #include "engine/step/own_device_update.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -30,26 +30,21 @@ at::Tensor aligned(at::Tensor values) {
 
 }  // namespace
 
-OwnDeviceUpdate::OwnDeviceUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates,
-                                 DeviceKernels& kernels, c10::Device device)
-    : elements_(strategy, own_rules, rates), kernels_(kernels), device_(device) {}
+OwnDeviceUpdate::OwnDeviceUpdate(std::size_t parameters, const Strategy& strategy, const OwnRules& own_rules,
+                                 const LearningRates& rates, DeviceKernels& kernels, c10::Device device)
+    : elements_(strategy, own_rules, rates), kernels_(kernels), device_(device), steps_(parameters) {}
 
 const OwnOptimizer& OwnDeviceUpdate::optimizer_of(const UpdateRun& run) const {
   return dynamic_cast<const OwnOptimizer&>(elements_.optimizer_of(run));
 }
 
-void OwnDeviceUpdate::add(const FlatGroup& group) {
-  groups_.push_back({&group, steps_.size()});
-  steps_.resize(steps_.size() + group.parameters.size());
-}
-
-void OwnDeviceUpdate::update(std::size_t index, std::span<const char> used, const DeviceRun& run, const StateView& view,
-                             const UpdateRates& rates, const StepTables& tables) {
+void OwnDeviceUpdate::update(const FlatGroup& group, std::size_t first_parameter, std::span<const char> used,
+                             const DeviceRun& run, const StateView& view, const UpdateRates& rates,
+                             const StepTables& tables) {
   const Unrecorded unrecorded;
-  const Group& group = groups_[index];
   runs_.clear();
-  elements_.find_runs(*group.group, view.run, used, steps_.data() + group.first_parameter, runs_);
-  const OptimizerSlice slice = optimizer_slice(*group.group, view);
+  elements_.find_runs(group, view.run, used.subspan(first_parameter), steps_.data() + first_parameter, runs_);
+  const OptimizerSlice slice = optimizer_slice(group, view);
   for (const UpdateRun& own : runs_) {
     const auto first = static_cast<std::size_t>(own.extent.offset - view.run.offset);
     const auto count = static_cast<std::size_t>(own.extent.numel);
@@ -63,8 +58,8 @@ void OwnDeviceUpdate::update(std::size_t index, std::span<const char> used, cons
     for (std::size_t begin = 0; begin < count; begin += kPortion) {
       const std::size_t portion = std::min(count - begin, kPortion);
       DeviceRun piece = part_of(part, begin, portion);
-      const at::Tensor masters = at::zeros({static_cast<std::int64_t>(OwnOptimizer::filled_up(portion))},
-                                           at::device(device_).dtype(at::kFloat));
+      // Parts of parameters are whole vectors here, so all of it is read.
+      const at::Tensor masters = at::empty({static_cast<std::int64_t>(portion)}, at::device(device_).dtype(at::kFloat));
       kernels_.read_weights(piece, masters.data_ptr<float>());
       const at::Tensor updated = aligned(optimizer.updated(scalars, slice, first + begin, portion, masters));
       piece.arguments.gradient = updated.data_ptr<float>();

@@ -38,7 +38,7 @@ namespace tessera {
 /// finite, and its parameters count the step. The host knows the rate beforehand, since no step is skipped. The step's end exchanges
 /// messages as ever, and finds out for all ranks whether it was good.
 ///
-/// Where nothing is updated by the host's CPU, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
+/// Where nothing is updated by the host's CPU or by a rule of the program's, the host may be kMostStepsInFlight steps ahead of the device; then it waits for the oldest one.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& axes,

@@ -25,8 +25,8 @@ namespace tessera {
 class ElementwiseOptimizer {
  public:
   static constexpr std::size_t kMostStates = 3;
-  /// Elements that are updated with one call, at most, by the CPU and by a GPU: so much memory a call needs three times beside the plan, in
-  /// fp32.
+  /// Elements that are updated with one call, at most, by the CPU and by a GPU. A call needs memory beside the plan: for so many elements
+  /// twice in fp32, and for what the rule makes.
   static constexpr std::int64_t kMostElements = 32768, kMostElementsOnGpu = std::int64_t{1} << 22;
 
   /// A run of elements, of one parameter or of several neighbours, that begins and ends anywhere in them. All tensors have

@@ -489,6 +489,7 @@ cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& c
 }
 
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream, unsigned most_blocks) {
+  if (run.rule == StepRule::kLamb && !aligned(run.direction, 16)) return cudaErrorMisalignedAddress;
   return launch_over(kernel_of(run.rule, run.arguments), run, tables, stream, most_blocks);
 }
 

@@ -30,7 +30,7 @@ cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, cons
 inline constexpr unsigned kAnyBlocks = ~0u;
 
 /// The optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: reads gradient, weights and states once and writes each once. The
-/// same bits as RuleOptimizer::step gives on the CPU. A parameter that is not used is left alone, but for its average.
+/// same bits as RuleOptimizer::step gives on the CPU. Of kLamb, directions are written in place of the weights (DeviceRun::direction). A parameter that is not used is left alone, but for its average.
 /// Nothing happens if the decision is to skip.
 /// REQUIRES: as DeviceRun; the group's buffers are aligned to 128 bytes: cudaErrorMisalignedAddress else.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,

@@ -40,12 +40,6 @@ Strategy with_own(Strategy strategy) {
   return strategy;
 }
 
-Told trained_by(const Mesh& mesh, const Strategy& strategy, TinyOptions model,
-                std::shared_ptr<const ElementwiseOptimizer> rule) {
-  Session session(mesh, strategy, model, std::move(rule));
-  return told_by(session, train(session, 0, 7));
-}
-
 struct Case {
   DType dtype;
   int ranks;
@@ -56,23 +50,29 @@ class DeviceOwn : public ::testing::TestWithParam<Case> {};
 
 TEST_P(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation] = GetParam();
-  const std::shared_ptr<const ElementwiseOptimizer> rules[] = {std::make_shared<OwnAdamW>(),
-                                                               std::make_shared<SignDescent>()};
-  for (const auto& rule : rules) {
-    for (const TinyOptions& model : {kTwoBlocks, kOfEveryKind}) {
-      for (const Placed& placed : kStrategies) {
-        for (const bool averages : {false, true}) {
-          Strategy strategy = with_own(strategy_of(placed, dtype, accumulation));
-          if (averages) strategy.ema.decay = 0.75;
-          const auto body = [&](const Mesh& mesh) { return trained_by(mesh, strategy, model, rule); };
-          const Told wanted = told_on({.ranks = ranks}, body);
-          on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
-            expect_same(told_on(joined, body), wanted,
-                        name_of(placed) + (model.unused_block ? ", awkward, " : ", ") + how +
-                            (averages ? ", with averages" : "") + (rule == rules[1] ? ", without states" : ""));
-          });
-        }
-      }
+  TrainOptions plain = short_run(), awkward = short_run();
+  awkward.model = kOfEveryKind;
+  for (const bool averages : {false, true}) {
+    if (averages) {
+      plain.rule = awkward.rule = std::make_shared<OwnAdamW>();
+    } else {
+      plain.rule = awkward.rule = std::make_shared<SignDescent>();
+    }
+    const auto of = [&, dtype = dtype, accumulation = accumulation](const Placed& placed) {
+      Strategy strategy = with_own(strategy_of(placed, dtype, accumulation));
+      if (averages) strategy.ema.decay = 0.75;
+      return strategy;
+    };
+    const std::string what = averages ? "AdamW with averages, " : "without states, ";
+    for (const Placed& placed : kStrategies) {
+      expect_same_on_gpus({.ranks = ranks}, of(placed), plain, what + name_of(placed));
+      expect_same_on_gpus({.ranks = ranks}, of(placed), awkward, what + name_of(placed) + ", awkward");
+    }
+    if (ranks < 4) continue;
+    for (const bool world : {false, true}) {
+      Strategy hybrid = of(ShardingStrategy::kHybridShard);
+      hybrid.optimizer.shard_over_world = world;
+      expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, plain, what + (world ? "hybrid over the world" : "hybrid"));
     }
   }
 }
@@ -83,6 +83,17 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceOwn,
                          [](const auto& info) {
                            return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
                          });
+
+/// The rule is called for some elements of a parameter after others.
+TEST(DeviceOwn, ALargeParameterComesInPortions) {
+  TrainOptions options = short_run();
+  options.steps = 2;
+  options.model = {.vocab = ElementwiseOptimizer::kMostElementsOnGpu / 16 + 100, .width = 16, .blocks = 1};
+  options.model.tied_head = true;
+  options.rule = std::make_shared<OwnAdamW>();
+  const Strategy strategy = with_own(strategy_of(ShardingStrategy::kNoShard, DType::kBF16, 1));
+  expect_same_on_gpus({.ranks = 1}, strategy, options, "two portions");
+}
 
 /// A block that forward leaves out now and then: its averages go on, and its steps are counted.
 TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
@@ -158,8 +169,12 @@ TEST(DeviceOwn, MistakesAreNamed) {
 
 TEST(DeviceOwn, WhatIsNotBuiltIsRefusedByName) {
   const auto rule = std::make_shared<OwnAdamW>();
-  EXPECT_THAT(error_with(rule, [](Strategy& s) { s.offload.moments.tier = Tier::kHost; }),
-              HasSubstr("/optimizer/type: own of a GPU wants"));
+  const Adjust below[] = {[](Strategy& s) { s.offload.parameters.tier = Tier::kHost; },
+                          [](Strategy& s) { s.offload.gradients = Tier::kHost; },
+                          [](Strategy& s) { s.offload.masters.tier = Tier::kHost; },
+                          [](Strategy& s) { s.offload.moments.tier = Tier::kHost; }};
+  for (const Adjust& adjust : below)
+    EXPECT_THAT(error_with(rule, adjust), HasSubstr("/optimizer/type: own of a GPU wants"));
   EXPECT_THAT(error_with(rule,
                          [](Strategy& s) {
                            s.gradient_clipping = 0;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
+#include "tessera/elementwise_optimizer.h"
 #include "tessera/engine.h"
 #include "tessera/mesh.h"
 #include "tests/support/small_models.h"
@@ -23,6 +25,7 @@ struct TrainOptions {
   std::int64_t batch = 12;  ///< global, divided over ranks and microbatches
   std::int64_t length = 5;
   bool deferred = true;
+  std::shared_ptr<const ElementwiseOptimizer> rule = nullptr;  ///< with optimizer.type own
 };
 
 /// Trains Tiny under `strategy` on this rank and returns what every rank sees.

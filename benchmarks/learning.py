@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What fewer meetings of replicas cost in learning: streaming DiLoCo with int4 beside gradients summed in every step, by seeds.
+"""What less on the wire costs in learning, beside gradients summed in every step as they are, by seeds: fewer meetings of replicas
+(streaming DiLoCo with int4), or compressed gradients.
 
-    benchmarks/learning.py --runs FOLDER          trains what FOLDER has no metrics of, then writes results/learning.{json,md,svg}
-    benchmarks/learning.py --runs FOLDER --redraw draws what FOLDER has
+    benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes results/learning.{json,md,svg}
+    benchmarks/learning.py --runs FOLDER --set compression    the same of results/learning_compression.*
+    benchmarks/learning.py --runs FOLDER --redraw             draws what FOLDER and the results have
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128 bytes, a cosine), trained
-on LibTorch's headers in ATen/, and evaluated on those in c10/. Replicas are two hosts of one rank. They meet before step 400 (a
-checkpoint), so what is evaluated are the outer weights, one step later.
+on LibTorch's headers in ATen/, and evaluated on those in c10/. Ranks are two hosts. Replicas meet before step 400 (a checkpoint), so
+what is evaluated are the outer weights, one step later. Runs that the results have already, of the same strategy and seed, are kept.
 
 Bytes are counted where this may make a network namespace (root): what goes over its loopback in two periods of steps. Standard
 library only, but for the torch whose headers are read.
@@ -43,25 +45,44 @@ def strategy(every=None, momentum=0.0, lr=1.0):
                             "outer": {"lr": lr, "momentum": momentum}}}
 
 
-CONTENDERS = {
-    "plain": ("gradients summed in every step, fp32", strategy()),
+def compressed(start=0, **compression):
+    return strategy() | {"compression": compression | ({"start_step": start} if start else {})}
+
+
+PLAIN = {"plain": ("gradients summed in every step, fp32", strategy())}
+MEETINGS = PLAIN | {
     "h20_m9": ("every 20 steps, outer lr 0.7, momentum 0.9", strategy(20, 0.9, 0.7)),
     "h20_m5": ("every 20 steps, outer lr 0.7, momentum 0.5", strategy(20, 0.5, 0.7)),
     "h20_m0": ("every 20 steps, outer lr 1, no momentum", strategy(20)),
     "h14_m5": ("every 14 steps, outer lr 0.7, momentum 0.5", strategy(14, 0.5, 0.7)),
     "h14_m0": ("every 14 steps, outer lr 1, no momentum", strategy(14)),
 }
+COMPRESSION = PLAIN | {
+    "bf16": ("bf16", compressed(gradients="bf16")),
+    "int8": ("int8, sums too", compressed(gradients="int8", sums="int8")),
+    "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, power_sgd_rank=16)),
+    "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
+    "one_bit_40": ("one bit after 40 plain steps", compressed(40, one_bit=True)),
+    "one_bit_80": ("one bit after 80 plain steps", compressed(80, one_bit=True)),
+}
+SETS = {"meetings": ("learning", "Learning with fewer meetings of replicas", MEETINGS),
+        "compression": ("learning_compression", "Learning with compressed gradients", COMPRESSION)}
+CONTENDERS = MEETINGS | COMPRESSION
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=pathlib.Path, required=True, metavar="FOLDER", help="for metrics, NAME.SEED.jsonl")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME")
+    parser.add_argument("--set", choices=SETS, default="meetings")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the set")
     parser.add_argument("--redraw", action="store_true", help="trains nothing, and takes bytes from the results that are there")
     parser.add_argument("--out", type=pathlib.Path, default=REPOSITORY / "benchmarks/results", metavar="FOLDER")
     options = parser.parse_args()
-    options.only = ["plain"] + [name for name in options.only if name != "plain"]  # the others are beside it
+    options.stem, options.title, contenders = SETS[options.set]
+    if unknown := sorted(set(options.only or []) - set(contenders)):
+        parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(contenders)}")
+    options.only = [name for name in contenders if name == "plain" or name in (options.only or contenders)]
     return options
 
 
@@ -130,15 +151,24 @@ def read(metrics):
     return {"losses": [line["loss"] for line in read_metrics(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
 
 
-def results_of(options, counted):
+def earlier_of(options):
+    """{contender: what the results have of it}, where its strategy is still the same."""
+    path = options.out / f"{options.stem}.json"
+    found = json.loads(path.read_text())["contenders"] if path.exists() else []
+    return {of["name"]: of for of in found if of["strategy"] == CONTENDERS.get(of["name"], ("", None))[1]}
+
+
+def results_of(options, earlier, counted):
     contenders = []
-    for name in options.only:
-        runs = {seed: read(path) for seed in options.seeds if (path := options.runs / f"{name}.{seed}.jsonl").exists()}
+    for name in [name for name in SETS[options.set][2] if name in options.only or name in earlier]:
+        runs = {run["seed"]: run for run in earlier.get(name, {"runs": []})["runs"]}
+        for seed in options.seeds:
+            if (path := options.runs / f"{name}.{seed}.jsonl").exists():
+                runs[seed] = {"seed": seed, **read(path)}
         if not runs:
             sys.exit(f"learning.py: there are no metrics of {name} in the folder. hint: --only, or leave --redraw out")
         contenders.append({"name": name, "label": CONTENDERS[name][0], "strategy": CONTENDERS[name][1],
-                           "wire_bytes_a_step": counted.get(name),
-                           "runs": [{"seed": seed, **of} for seed, of in runs.items()]})
+                           "wire_bytes_a_step": counted.get(name), "runs": [runs[seed] for seed in sorted(runs)]})
     return {"commit": machine.commit(), "machine": machine.facts(),
             "contenders": contenders}
 
@@ -149,20 +179,20 @@ def more_than(plain, contender):
     return {run["seed"]: run["eval_loss"] / of_plain[run["seed"]] - 1 for run in contender["runs"] if run["seed"] in of_plain}
 
 
-def page(data):
+def page(data, title, stem):
     plain = data["contenders"][0]
-    lines = ["# Learning with fewer meetings of replicas", "", __doc__.split("\n\n")[2].replace("\n", " "), "",
-             f"`benchmarks/learning.py`, drawn at commit {data['commit']['hash']}, {data['machine']['cpu']}.", "",
+    lines = [f"# {title}", "", __doc__.split("\n\n")[2].replace("\n", " "), "",
+             f"`benchmarks/learning.py --set {next(key for key, of in SETS.items() if of[0] == stem)}`, drawn at commit {data['commit']['hash']}, {data['machine']['cpu']}.", "",
              "| contender | bytes of a step, times fewer | held-out loss by seed | above the plain run, by seed | mean |",
              "| --- | ---: | --- | --- | ---: |"]
     for contender in data["contenders"]:
         losses = ", ".join(f"{run['eval_loss']:.4f}" for run in contender["runs"])
         wire, of_plain = contender["wire_bytes_a_step"], plain["wire_bytes_a_step"]
         more = list(more_than(plain, contender).values()) if contender is not plain else []
-        lines.append(f"| {contender['label']} | {f'{of_plain / wire:.0f}' if wire and of_plain else ''} | {losses} | "
+        lines.append(f"| {contender['label']} | {f'{of_plain / wire:.3g}' if wire and of_plain else ''} | {losses} | "
                      + ", ".join(f"{100 * each:.1f} %" for each in more)
                      + f" | {f'{100 * statistics.mean(more):.1f} %' if more else ''} |")
-    return "\n".join([*lines, "", "![training loss by step](learning.svg)", ""])
+    return "\n".join([*lines, "", f"![training loss by step]({stem}.svg)", ""])
 
 
 def curve(losses):
@@ -172,7 +202,7 @@ def curve(losses):
 def picture(data):
     """Training losses by step, a mean over the last steps and over seeds."""
     width, height, left, bottom = 900, 420, 50, 380
-    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80")
+    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80", "#0aa")
     curves = []
     for contender in data["contenders"]:
         of_seeds = [curve(run["losses"]) for run in contender["runs"]]
@@ -189,8 +219,8 @@ def picture(data):
         parts.append(f'<text x="{x(step):.1f}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
     for number, (contender, values) in enumerate(zip(data["contenders"], curves)):
         points = " ".join(f"{x(FIRST + at):.1f},{y(value):.1f}" for at, value in enumerate(values))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % 6]}" stroke-width="1.5"/>'
-                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % 6]}">{contender["label"]}</text>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % 7]}" stroke-width="1.5"/>'
+                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % 7]}">{contender["label"]}</text>')
     parts.append(f'<text x="{left}" y="{height - 6}">step; training loss of one replica, mean of {WINDOW} steps and of the seeds</text></svg>')
     return "\n".join(parts) + "\n"
 
@@ -204,15 +234,14 @@ def main():
         for seed in options.seeds:
             for name in options.only:
                 train(binary, name, seed, options.runs, data)
-    earlier = options.out / "learning.json"
-    if options.redraw and earlier.exists():
-        counted = {of["name"]: of["wire_bytes_a_step"] for of in json.loads(earlier.read_text())["contenders"]}
-    else:
-        counted = {name: wire_bytes(binary, name, data) for name in options.only}
-    results = results_of(options, counted)
-    (options.out / "learning.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    (options.out / "learning.md").write_text(page(results))
-    (options.out / "learning.svg").write_text(picture(results))
+    earlier = earlier_of(options)
+    counted = {name: of["wire_bytes_a_step"] for name, of in earlier.items()}
+    if not options.redraw:
+        counted |= {name: wire_bytes(binary, name, data) for name in options.only}
+    results = results_of(options, earlier, counted)
+    (options.out / f"{options.stem}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    (options.out / f"{options.stem}.md").write_text(page(results, options.title, options.stem))
+    (options.out / f"{options.stem}.svg").write_text(picture(results))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class WheelTest(unittest.TestCase):
             site = folder / "site"
             code, output = run([sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
                                 "-C", f"build-dir={folder / 'build'}", "-C", f"cmake.define.TESSERA_BUILT_TREE={os.environ['TESSERA_BUILD']}",
-                                "-w", folder, FOLDER.parent.parent / "python"])
+                                "-w", folder, FOLDER.parent.parent / "python"], timeout=800)  # beside other builds and tests
             self.assertEqual(code, 0, output)
             [wheel] = folder.glob("tessera-*.whl")
             zipfile.ZipFile(wheel).extractall(site)

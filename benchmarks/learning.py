@@ -58,7 +58,7 @@ MEETINGS = PLAIN | {
     "h14_m0": ("every 14 steps, outer lr 1, no momentum", strategy(14)),
 }
 COMPRESSION = PLAIN | {
-    "bf16": ("bf16", compressed(gradients="bf16")),
+    "bf16": ("bf16 on the wire", strategy() | {"mixed_precision": {"param": "fp32", "reduce": "bf16"}}),
     "int8": ("int8, sums too", compressed(gradients="int8", sums="int8")),
     "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, power_sgd_rank=16)),
     "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
@@ -101,9 +101,10 @@ def make_data(folder):
     return include / "ATen", held_out
 
 
-def command(binary, name, data, more):
+def command(binary, name, data, more, of=None):
+    """Trains by the contender's strategy, or by `of`."""
     path = data[1].parent / f"{name}.json"
-    path.write_text(json.dumps(CONTENDERS[name][1]))
+    path.write_text(json.dumps(of or CONTENDERS[name][1]))
     return [binary, "launch", "-n", "2", "--no-prefix", "--", binary, "train", "--model",
             REPOSITORY / "examples/configs/gpt_10m.json", "--strategy", path, "--data", data[0], "--extensions", ".h", *more]
 
@@ -131,10 +132,14 @@ def train(binary, name, seed, folder, data):
 
 
 def wire_bytes(binary, name, data):
-    """Of both ranks, a step; None where no namespace can be made."""
+    """Of both ranks, a step behind the plain ones at the start; None where no namespace can be made."""
+    of = CONTENDERS[name][1]
+    if "compression" in of:
+        of = of | {"compression": {key: value for key, value in of["compression"].items() if key != "start_step"}}
+
     def sent(steps):
         inside = ["sh", "-c", 'ip link set lo up && "$@" >/dev/null && grep lo: /proc/net/dev', "sh"]
-        words = command(binary, name, data, ["--steps", steps, "--batch", 1, "--seq-len", 16, "--log-every", steps])
+        words = command(binary, name, data, ["--steps", steps, "--batch", 1, "--seq-len", 16, "--log-every", steps], of)
         return int(run(["unshare", "-n", *inside, *words]).split()[1])
 
     try:

@@ -31,8 +31,8 @@ class StepOutcome;
 
 /// What one optimizer step did. The same on every rank, except where said.
 ///
-/// On a GPU `step` does not wait for the device, but where the program brings a rule of its own or the host updates. What only the device can tell (loss, grad_norm, lr, overflow,
-/// loss_scale, tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing
+/// On a GPU `step` does not wait for the device, but where the program brings a rule of its own or the host updates. What
+/// only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) is NaN, false or 0 until `wait`. To look at every step without slowing
 /// training down, look at it one step late.
 ///
 /// Between outer steps (Strategy::sync) "ranks" are those of this rank's replica.

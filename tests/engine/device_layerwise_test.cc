@@ -11,7 +11,6 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
 #include "tests/support/session.h"
-#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -46,14 +45,7 @@ Strategy with_rule(Strategy strategy, const Rule& rule) {
   return strategy;
 }
 
-struct Case {
-  DType dtype;
-  int ranks;
-  std::int64_t accumulation;
-  StateDType states = StateDType::kF32;
-};
-
-class DeviceLayerwise : public ::testing::TestWithParam<Case> {};
+class DeviceLayerwise : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation, states] = GetParam();
@@ -80,14 +72,7 @@ TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceLayerwise,
-                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3, StateDType::k8Bit},
-                                           Case{DType::kF32, 2, 3, StateDType::kBF16}, Case{DType::kF16, 2, 1},
-                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
-                         [](const auto& info) {
-                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) +
-                                  "_states" + tessera::name_of(info.param.states).substr(0, 1);
-                         });
+INSTANTIATE_TEST_SUITE_P(All, DeviceLayerwise, kRuleCases, [](const auto& info) { return name_of(info.param); });
 
 TEST(DeviceLayerwise, RulesWithoutStatesGroupsOrNormsAreTheCpus) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
@@ -118,29 +103,8 @@ TEST(DeviceLayerwise, TellsThatTheExchangeIsExposed) {
 }
 
 TEST(DeviceLayerwise, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
-  const TestFolder folder;
-  int run = 0;
-  for (const Rule* rule : {&kLamb, &kLars}) {
-    for (const ShardingStrategy kind : kThree) {
-      for (const DType dtype : {DType::kBF16, DType::kF16}) {
-        for (const bool by_hand : {false, true}) {
-          Strategy strategy = with_rule(scheduled(kind, dtype), *rule);
-          strategy.ema.decay = 0.75;
-          if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-          const auto body = [&] {
-            const std::string own = (folder / std::to_string(run++)).string();
-            return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own); };
-          };
-          const Told wanted = told_on({.ranks = 2}, body());
-          on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-            expect_same(told_on(joined, body()), wanted,
-                        std::string(rule->name) + ", " + name_of(kind) + ", " + std::string(name_of(dtype)) +
-                            (by_hand ? ", by hand " : " ") + how);
-          });
-        }
-      }
-    }
-  }
+  for (const Rule* rule : {&kLamb, &kLars})
+    expect_led_as_on_the_cpu([&](Strategy strategy) { return with_rule(std::move(strategy), *rule); }, rule->name);
 }
 
 TEST(DeviceLayerwise, WhatIsNotBuiltIsRefusedByName) {

@@ -11,7 +11,6 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
 #include "tests/support/session.h"
-#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -30,14 +29,7 @@ Strategy with_muon(Strategy strategy) {
   return strategy;
 }
 
-struct Case {
-  DType dtype;
-  int ranks;
-  std::int64_t accumulation;
-  StateDType states = StateDType::kF32;
-};
-
-class DeviceMuon : public ::testing::TestWithParam<Case> {};
+class DeviceMuon : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation, states] = GetParam();
@@ -60,14 +52,7 @@ TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceMuon,
-                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3, StateDType::k8Bit},
-                                           Case{DType::kF32, 2, 3, StateDType::kBF16}, Case{DType::kF16, 2, 1},
-                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
-                         [](const auto& info) {
-                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks) +
-                                  "_states" + tessera::name_of(info.param.states).substr(0, 1);
-                         });
+INSTANTIATE_TEST_SUITE_P(All, DeviceMuon, kRuleCases, [](const auto& info) { return name_of(info.param); });
 
 TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
   Strategy strategy = with_muon(strategy_of(ShardingStrategy::kShardGradients, DType::kBF16, 1));
@@ -100,29 +85,14 @@ TEST(DeviceMuon, TellsThatExchangesAreExposed) {
 }
 
 TEST(DeviceMuon, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
-  const TestFolder folder;
-  int run = 0;
-  for (const ShardingStrategy kind : kThree) {
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      for (const bool by_hand : {false, true}) {
-        Strategy strategy = with_muon(scheduled(kind, dtype));
-        strategy.ema.decay = 0.75;
-        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-        strategy.optimizer.groups = {
-            {.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
-            {.name = "downs", .match = {"blocks.*.down.weight"}, .lr_ratio = 0.3, .weight_decay = 0.3}};
-        const auto body = [&] {
-          const std::string own = (folder / std::to_string(run++)).string();
-          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own); };
-        };
-        const Told wanted = told_on({.ranks = 2}, body());
-        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-          expect_same(told_on(joined, body()), wanted,
-                      name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
-        });
-      }
-    }
-  }
+  const auto with_groups = [](Strategy strategy) {
+    strategy = with_muon(std::move(strategy));
+    strategy.optimizer.groups = {
+        {.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
+        {.name = "downs", .match = {"blocks.*.down.weight"}, .lr_ratio = 0.3, .weight_decay = 0.3}};
+    return strategy;
+  };
+  expect_led_as_on_the_cpu(with_groups, "muon");
 }
 
 TEST(DeviceMuon, WhatIsNotBuiltIsRefusedByName) {

@@ -14,7 +14,6 @@
 #include "tessera/error.h"
 #include "tests/support/own_adamw.h"
 #include "tests/support/session.h"
-#include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -117,28 +116,7 @@ TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
 }
 
 TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
-  const TestFolder folder;
-  int run = 0;
-  for (const ShardingStrategy kind : kThree) {
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      for (const bool by_hand : {false, true}) {
-        Strategy strategy = with_own(scheduled(kind, dtype));
-        strategy.ema.decay = 0.75;
-        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-        const auto body = [&] {
-          const std::string own = (folder / std::to_string(run++)).string();
-          return [&, own](const Mesh& mesh) {
-            return led_through_everything(mesh, strategy, own, std::make_shared<OwnAdamW>());
-          };
-        };
-        const Told wanted = told_on({.ranks = 2}, body());
-        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-          expect_same(told_on(joined, body()), wanted,
-                      name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
-        });
-      }
-    }
-  }
+  expect_led_as_on_the_cpu(with_own, "own", std::make_shared<OwnAdamW>());
 }
 
 /// What an Engine with `rule` on a GPU says, at once or in a step.

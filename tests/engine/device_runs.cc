@@ -6,6 +6,7 @@
 
 #include "emulated_gpu.h"
 #include "tessera/checkpoint.h"
+#include "tests/support/test_folder.h"
 
 namespace tessera::testing {
 
@@ -117,6 +118,36 @@ Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const st
   load_checkpoint(engine, folder);
   more(11, 14);
   return told_by(session, std::move(steps));
+}
+
+void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
+                              std::shared_ptr<const ElementwiseOptimizer> rule) {
+  const TestFolder folder;
+  int run = 0;
+  for (const ShardingStrategy kind : kThree) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool by_hand : {false, true}) {
+        Strategy strategy = with_rule(scheduled(kind, dtype));
+        strategy.ema.decay = 0.75;
+        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+        const auto body = [&] {
+          const std::string own = (folder / std::to_string(run++)).string();
+          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own, rule); };
+        };
+        const Told wanted = told_on({.ranks = 2}, body());
+        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+          expect_same(
+              told_on(joined, body()), wanted,
+              what + ", " + name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
+        });
+      }
+    }
+  }
+}
+
+std::string name_of(const RuleCase& of) {
+  return std::string(name_of(of.dtype)) + "_ranks" + std::to_string(of.ranks) + "_states" +
+         tessera::name_of(of.states).substr(0, 1);
 }
 
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end) {

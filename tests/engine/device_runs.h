@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,6 +59,24 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
 /// loaded by the same Engine some steps later.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
+
+/// That is on two GPUs what it is on the CPU: under three strategies, in bf16 and fp16, by schedule and by hand, with averages. `with_rule`
+/// gives a strategy its optimizer.
+void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
+                              std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
+
+/// Of the tests of one optimizer: what parameters, ranks, microbatches and states there are.
+struct RuleCase {
+  DType dtype;
+  int ranks;
+  std::int64_t accumulation;
+  StateDType states = StateDType::kF32;
+};
+inline const auto kRuleCases =
+    ::testing::Values(RuleCase{DType::kF32, 1, 1}, RuleCase{DType::kBF16, 1, 3, StateDType::k8Bit},
+                      RuleCase{DType::kF32, 2, 3, StateDType::kBF16}, RuleCase{DType::kF16, 2, 1},
+                      RuleCase{DType::kBF16, 3, 1}, RuleCase{DType::kF32, 4, 1});
+std::string name_of(const RuleCase& of);
 
 /// Trains steps [begin, end).
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);

@@ -100,12 +100,13 @@ std::string table_of(const OffloadReport& report) {
                    {"in memory", Align::kRight},
                    {"disk alone", Align::kRight},
                    {"moved", Align::kRight},
+                   {"records in memory", Align::kRight},
                    {"of limit", Align::kRight}});
   for (const OffloadedStepTiming& step : report.steps) {
     steps.add_row({step.name, number_text(step.step.median_s() * 1e3, "%.1f"),
                    number_text(step.in_memory.median_s() * 1e3, "%.1f"),
                    number_text(step.transfer.median_s() * 1e3, "%.1f"), format_bytes(step.bytes_moved),
-                   number_text(step.of_limit(), "%.2f")});
+                   format_bytes(static_cast<std::int64_t>(step.memory_bytes)), number_text(step.of_limit(), "%.2f")});
   }
   return disks.to_string() + "\n" + steps.to_string();
 }
@@ -244,7 +245,8 @@ int run_bench_offload(const BenchCommand& command) {
     OffloadBenchOptions options{.directory = command.directory,
                                 .bytes = command.disk_bytes,
                                 .record_bytes = static_cast<std::size_t>(command.record_bytes),
-                                .queue_depth = static_cast<int>(command.queue_depth)};
+                                .queue_depth = static_cast<int>(command.queue_depth),
+                                .cache_bytes = command.cache_bytes};
     if (command.quick) {
       options.bytes = std::min<std::int64_t>(options.bytes, 64 << 20);
       options.numel = std::size_t{2} << 20;

@@ -161,6 +161,7 @@ struct BenchCommand {
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
   std::int64_t record_bytes = std::int64_t{4} << 20;  ///< offload.record (offload)
   std::int64_t queue_depth = 4;                       ///< offload.queue_depth (offload)
+  std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
 /// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of those over Gloo. Alone, it
 /// starts its ranks itself.

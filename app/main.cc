@@ -404,6 +404,11 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
                    "records that are read ahead, and as many that are written behind, as offload.queue_depth")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{32}))
       ->capture_default_str();
+  offload
+      ->add_option("--cache", bench.cache_bytes,
+                   "steps with so much memory for records that stay in it, too, as offload.cache gives")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40));
   CLI::App* checkpoint =
       command->add_subcommand("checkpoint", "saves and loads of a checkpoint, beside training and not");
   checkpoint->add_option("--dir", bench.directory, "directory that gets a folder of its own, which is removed")

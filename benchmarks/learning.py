@@ -45,8 +45,11 @@ def strategy(every=None, momentum=0.0, lr=1.0):
                             "outer": {"lr": lr, "momentum": momentum}}}
 
 
-def compressed(start=0, **compression):
-    return strategy() | {"compression": compression | ({"start_step": start} if start else {})}
+def compressed(start=0, freeze=0, **compression):
+    base = strategy()
+    if freeze:
+        base["optimizer"]["freeze_step"] = freeze
+    return base | {"compression": compression | ({"start_step": start} if start else {})}
 
 
 PLAIN = {"plain": ("gradients summed in every step, fp32", strategy())}
@@ -64,6 +67,8 @@ COMPRESSION = PLAIN | {
     "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
     "one_bit_40": ("one bit after 40 plain steps", compressed(40, one_bit=True)),
     "one_bit_80": ("one bit after 80 plain steps", compressed(80, one_bit=True)),
+    "one_bit_adam_40": ("one bit after 40 plain steps, second moments stay", compressed(40, 40, one_bit=True)),
+    "one_bit_adam_80": ("one bit after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
 }
 SETS = {"meetings": ("learning", "Learning with fewer meetings of replicas", MEETINGS),
         "compression": ("learning_compression", "Learning with compressed gradients", COMPRESSION)}

@@ -17,6 +17,10 @@ _NAMES = {
     "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16, fp32 moments",
     "tessera mixed_bf16_moments": "Tessera, bf16, bf16 moments",
     "tessera mixed_8bit_moments": "Tessera, bf16, 8-bit moments",
+    "tessera fp32 cached": "Tessera, fp32, with a cache",
+    "tessera mixed cached": "Tessera, bf16, fp32 moments, with a cache",
+    "tessera mixed_bf16_moments cached": "Tessera, bf16, bf16 moments, with a cache",
+    "tessera mixed_8bit_moments cached": "Tessera, bf16, 8-bit moments, with a cache",
     # Disks
     "fio": "fio", "deepspeed_aio": "DeepSpeed's aio, its defaults",
     "deepspeed_aio_best": "DeepSpeed's aio, best of a sweep",

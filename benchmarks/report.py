@@ -17,7 +17,7 @@ results.json, made by benchmarks/run, is one object:
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples at most
     crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
     disk         [{contender, kind: "write" | "read" | "mixed", bytes, settings, rounds_s, rounds_cpu_s}]   whole passes
-    disk_steps   [{contender, numel, bytes, rounds_s, rounds_limit_s?}]   steps with their state on disk
+    disk_steps   [{contender, numel, bytes, memory_bytes?, rounds_s, rounds_limit_s?}]   steps with their state on disk
                  (disk and disk_steps may be absent)
     tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null
@@ -460,7 +460,9 @@ class Page:
         if not table["rows"]:
             return ""
         parts = ["<p>Whole passes over one file, past the page cache; “mixed” reads every record and writes one "
-                 "back for it. A swapper's step and Tessera's read and write all state of the optimizer.</p>"]
+                 "back for it. A swapper's step and Tessera's read and write all state of the optimizer, but for what "
+                 "Tessera's cache keeps in memory, where it has one (offload.cache). Bytes of memory are those of DeepSpeed's "
+                 "buffers, and of Tessera's records on their way and in the cache.</p>"]
         for kind in ("write", "read", "mixed"):
             rows = [{"label": self.names(name), "family": _family_of(name), "value": rate / 1e9,
                      "low": rate * median / high / 1e9, "high": rate * median / low / 1e9,
@@ -471,7 +473,7 @@ class Page:
             parts.append(f"<h3>{kind}</h3>" + svg.bars(f"Passes over a disk: {kind}", rows, "GB/s"))
         if steps["rows"]:
             title = "Optimizer step with its state on disk"
-            parts.append(f"<h3>{title}</h3>" + self._parameter_bars(title, steps))
+            parts.append(f"<h3>{title}</h3>" + self._parameter_bars(title, _without_empty(steps)))
         return "Disk", "".join(parts) + _table(table, self.names)
 
     def _buckets(self):

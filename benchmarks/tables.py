@@ -194,7 +194,8 @@ def _disk_ratios(results):
     swapper = [entry for entry in steps if entry["contender"] == "deepspeed_swapper"]
     for entry in (entry for entry in steps if entry["contender"].startswith("tessera ")):
         ours = _a_parameter(entry)
-        target = dict(targets.DISK_STEPS).get(entry["contender"].removeprefix("tessera "))
+        kernel = entry["contender"].removeprefix("tessera ").removesuffix(" cached")
+        target = dict(targets.DISK_STEPS).get(kernel)
         for peer in swapper:
             yield ["disk_step", None, None, peer["contender"], entry["contender"], target,
                    _ratio(_a_parameter(peer), ours)]
@@ -315,13 +316,13 @@ def disk(results):
 
 def disk_steps(results):
     columns = ["contender", "parameters", "bytes", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s",
-               "share_of_limit"]
+               "share_of_limit", "memory_bytes"]
     rows = []
     for entry in results.data.get("disk_steps", []):
         samples, limit = _flat(entry["rounds_s"]), _flat(entry.get("rounds_limit_s", []))
         of = stats.summary(samples)
         rows.append([entry["contender"], entry["numel"], entry["bytes"], of["n"], of["median"], of["p10"], of["p90"],
-                     entry["numel"] / of["median"], _ratio(limit, samples)])
+                     entry["numel"] / of["median"], _ratio(limit, samples), entry.get("memory_bytes")])
     return {"title": "Optimizer step with its state on disk", "columns": columns, "rows": rows}
 
 

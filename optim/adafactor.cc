@@ -2,42 +2,83 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
+
+#include "optim/adafactor_numbers.h"
 
 namespace tessera {
 namespace {
 
-constexpr float kEps = 0x1p-23F;
+using Lanes = std::array<double, kAdafactorLanes>;
 
-/// Sums that are added up side by side, so that compilers find vectors in them.
-constexpr std::size_t kLanes = 16;
-using Lanes = std::array<double, kLanes>;
+/// As many sums as the registers of all x86-64 processors hold.
+constexpr std::size_t kAtOnce = 16;
+
+/// Adds `term(value)` to the lanes, from the first lane on.
+template <class Term>
+void add_to(Lanes& lanes, std::span<const float> values, const Term& term) {
+  for (std::size_t first = 0; first < kAdafactorLanes; first += kAtOnce) {
+    std::array<double, kAtOnce> sums;
+    std::copy_n(lanes.begin() + first, kAtOnce, sums.begin());
+    std::size_t i = first;
+    for (; i + kAtOnce <= values.size(); i += kAdafactorLanes) {
+      for (std::size_t lane = 0; lane < kAtOnce; ++lane) sums[lane] += term(values[i + lane]);
+    }
+    for (std::size_t lane = 0; i + lane < values.size(); ++lane) sums[lane] += term(values[i + lane]);
+    std::copy_n(sums.begin(), kAtOnce, lanes.begin() + first);
+  }
+}
+
+template <std::size_t kHalf = kAdafactorLanes / 2>
+double joined(Lanes& lanes) {
+  for (std::size_t lane = 0; lane < kHalf; ++lane) lanes[lane] += lanes[lane + kHalf];
+  if constexpr (kHalf > 1) joined<kHalf / 2>(lanes);
+  return lanes[0];
+}
+
+/// Of no more values than lanes. Lanes that are zeros are left out, which changes no sum.
+template <class Term>
+double sum_of_few(std::span<const float> values, const Term& term) {
+  Lanes lanes;
+  std::size_t count = values.size();
+  for (std::size_t lane = 0; lane < count; ++lane) lanes[lane] = term(values[lane]);
+  for (std::size_t half = std::bit_ceil(count) / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane + half < count; ++lane) lanes[lane] += lanes[lane + half];
+    count = std::min(count, half);
+  }
+  return lanes[0];
+}
+
+/// `body(block)` for each stretch of kAdafactorBlock values: multiples of the lanes, and in the first cache for all that `add_to` does.
+template <class Body>
+void for_blocks(std::span<const float> values, const Body& body) {
+  for (std::size_t begin = 0; begin < values.size(); begin += kAdafactorBlock) {
+    body(values.subspan(begin, std::min(kAdafactorBlock, values.size() - begin)));
+  }
+}
+
+template <class Term>
+double sum_over_lanes(std::span<const float> values, const Term& term) {
+  if (values.size() <= kAdafactorLanes) return sum_of_few(values, term);
+  Lanes lanes{};
+  for_blocks(values, [&](std::span<const float> block) { add_to(lanes, block, term); });
+  return joined(lanes);
+}
 
 double sum_of_squares(std::span<const float> values) {
+  return sum_over_lanes(values, [](float value) { return adafactor_square(value); });
+}
+
+/// Of a whole tensor.
+double sum_of_blocks(std::span<const float> values) {
   Lanes lanes{};
-  std::size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      lanes[lane] += value * value;
-    }
-  }
-  for (std::size_t lane = 0; i < values.size(); ++i, ++lane) {
-    const double value = values[i];
-    lanes[lane] += value * value;
-  }
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
+  std::size_t next = 0;
+  for_blocks(values, [&](std::span<const float> block) { lanes[next++ % kAdafactorLanes] += sum_of_squares(block); });
+  return joined(lanes);
 }
-
-double root_mean_square(std::span<const float> values) {
-  return std::sqrt(sum_of_squares(values) / static_cast<double>(values.size()));
-}
-
-/// Moves the mean by the share `weight` of its distance to `value`.
-void move(float& mean, float value, float weight) { mean += weight * (value - mean); }
 
 /// One matrix of a tensor.
 struct Matrix {
@@ -49,36 +90,51 @@ struct Matrix {
 
 void move_rows(const Matrix& m, float weight) {
   for (std::size_t r = 0; r < m.rows; ++r) {
-    move(m.row_var[r], static_cast<float>(sum_of_squares(m.row(r)) / static_cast<double>(m.columns)), weight);
+    adafactor_move(m.row_var[r], adafactor_mean(sum_of_squares(m.row(r)), m.columns), weight);
   }
 }
 
-/// In strips of columns, so that their sums need no memory.
+/// Adds up `count` columns of some rows, from g on.
+template <class Count>
+void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_t stride, Count count) {
+  std::array<double, kAtOnce> sums{};
+  for (std::size_t r = 0; r < rows; ++r, g += stride) {
+    for (std::size_t c = 0; c < count; ++c) sums[c] += adafactor_square(g[c]);
+  }
+  for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
+}
+
+/// In strips of columns, so that their sums need no memory. Strips side by side share the pages that a block of rows lies in.
 void move_columns(const Matrix& m, float weight) {
-  for (std::size_t begin = 0; begin < m.columns; begin += kLanes) {
-    const std::size_t count = std::min(kLanes, m.columns - begin);
-    Lanes sums{};
-    for (std::size_t r = 0; r < m.rows; ++r) {
-      const float* const g = m.gradient.data() + r * m.columns + begin;
-      for (std::size_t lane = 0; lane < count; ++lane) sums[lane] += static_cast<double>(g[lane]) * g[lane];
+  constexpr std::size_t kStrips = 8;
+  for (std::size_t begin = 0; begin < m.columns; begin += kStrips * kAtOnce) {
+    const std::size_t count = std::min(kStrips * kAtOnce, m.columns - begin);
+    std::array<double, kStrips * kAtOnce> totals;
+    std::fill_n(totals.begin(), count, 0.0);
+    for (std::size_t first = 0; first < m.rows; first += kAdafactorRows) {
+      const std::size_t rows = std::min(kAdafactorRows, m.rows - first);
+      const float* const g = m.gradient.data() + first * m.columns + begin;
+      std::size_t c = 0;
+      for (; c + kAtOnce <= count; c += kAtOnce) {
+        add_up_columns(totals.data() + c, g + c, rows, m.columns, std::integral_constant<std::size_t, kAtOnce>());
+      }
+      if (c < count) add_up_columns(totals.data() + c, g + c, rows, m.columns, count - c);
     }
-    for (std::size_t lane = 0; lane < count; ++lane) {
-      move(m.col_var[begin + lane], static_cast<float>(sums[lane] / static_cast<double>(m.rows)), weight);
+    for (std::size_t c = 0; c < count; ++c) {
+      adafactor_move(m.col_var[begin + c], adafactor_mean(totals[c], m.rows), weight);
     }
   }
 }
-
-/// g / sqrt(v), in place of g.
-float divided(float g, float v) { return g / std::sqrt(std::max(v, kEps * kEps)); }
 
 void divide_by_rows_and_columns(const Matrix& m) {
-  double sum = 0;
-  for (const float r : m.row_var) sum += r;
-  const float mean = std::max(static_cast<float>(sum / static_cast<double>(m.rows)), kEps);
+  const double sum = sum_over_lanes(m.row_var, [](float value) { return static_cast<double>(value); });
+  const float mean = adafactor_mean_of_rows(sum, m.rows);
   for (std::size_t r = 0; r < m.rows; ++r) {
     const std::span<float> row = m.row(r);
     const float of_row = m.row_var[r];
-    for (std::size_t c = 0; c < m.columns; ++c) row[c] = divided(row[c], of_row * m.col_var[c] / mean);
+    for (std::size_t c = 0; c < m.columns; ++c) {
+      row[c] = adafactor_divided(row[c], adafactor_variance(of_row, m.col_var[c], mean));
+    }
   }
 }
 
@@ -96,25 +152,34 @@ void divide_factored(const AdafactorTensor& t, float weight) {
 void divide_elements(const AdafactorTensor& t, float weight) {
   for (std::size_t i = 0; i < t.gradient.size(); ++i) {
     const float g = t.gradient[i];
-    move(t.variance[i], g * g, weight);
-    t.gradient[i] = divided(g, t.variance[i]);
+    adafactor_move(t.variance[i], g * g, weight);
+    t.gradient[i] = adafactor_divided(g, t.variance[i]);
   }
 }
 
 }  // namespace
 
-void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& t) {
-  if (t.parameter.empty()) return;
+AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers) {
   const auto step = static_cast<double>(numbers.step);
-  const double rate = std::min(numbers.lr, 1 / std::sqrt(step));
-  const double length = std::max(config.min_rms, root_mean_square(t.parameter)) * rate;
-  const auto weight = static_cast<float>(std::pow(step, config.beta2_decay));
-  t.row_var.empty() ? divide_elements(t, weight) : divide_factored(t, weight);
-  const double clip = std::max(1.0, root_mean_square(t.gradient) / config.clip_threshold);
-  const auto kept = static_cast<float>(1 - numbers.lr * numbers.weight_decay),
-             moved = static_cast<float>(length / clip);
+  return {.rate = std::min(numbers.lr, 1 / std::sqrt(step)),
+          .min_rms = config.min_rms,
+          .clip_threshold = config.clip_threshold,
+          .weight = static_cast<float>(std::pow(step, config.beta2_decay)),
+          .kept = static_cast<float>(1 - numbers.lr * numbers.weight_decay)};
+}
+
+std::size_t adafactor_scratch(const AdafactorTensor& tensor) {
+  return tensor.parameter.empty() ? 0 : AdafactorSums(tensor).count();
+}
+
+void step_adafactor(const AdafactorConfig& config, const AdafactorStep& step, const AdafactorTensor& t) {
+  if (t.parameter.empty()) return;
+  const AdafactorNumbers numbers = adafactor_numbers(config, step);
+  t.row_var.empty() ? divide_elements(t, numbers.weight) : divide_factored(t, numbers.weight);
+  const float moved =
+      adafactor_moved(numbers, sum_of_blocks(t.parameter), sum_of_blocks(t.gradient), t.parameter.size());
   for (std::size_t i = 0; i < t.parameter.size(); ++i) {
-    t.parameter[i] = t.parameter[i] * kept - t.gradient[i] * moved;
+    t.parameter[i] = adafactor_updated(t.parameter[i], t.gradient[i], numbers.kept, moved);
   }
 }
 

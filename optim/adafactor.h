@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -33,8 +34,16 @@ struct AdafactorStep {
 ///   u = g / sqrt(max(v, eps^2)),     eps = 2^-23
 ///   p = (1 - lr weight_decay) p - u max(min_rms, rms(p)) min(lr, 1 / sqrt(step)) / max(1, rms(u) / clip_threshold)
 ///
-/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and machine. Takes nothing
-/// from the heap. Safe to use from many threads at once, on different tensors.
+/// Sums are made in fp64, in an order that depends on the tensor's shape alone: the same bits on every rank and machine, and on GPUs.
+/// - Over 32 lanes: lane l adds up values l, l + 32, l + 64, ...; then the upper half of the lanes is added to the lower one, down to one lane.
+///   So a row's squares, and a matrix's r.
+/// - Over the squares of a whole tensor (rms): each 4096 values over lanes, and then these sums over lanes.
+/// - Over a column: each 256 rows one after the other, and then these sums one after the other.
+///
+/// Takes nothing from the heap. Safe to use from many threads at once, on different tensors.
 void step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor);
+
+/// How many doubles of scratch memory a GPU needs for the tensor: DeviceKernels::adafactor.
+std::size_t adafactor_scratch(const AdafactorTensor& tensor);
 
 }  // namespace tessera

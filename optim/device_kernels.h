@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "optim/adafactor.h"
 #include "optim/norm_launch.h"
 #include "optim/rules/muon.h"
 #include "optim/step_message.h"
@@ -34,6 +35,9 @@ class DeviceKernels {
   /// The run's masters, and new ones in their place: see optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
+  /// As step_adafactor (adafactor.h): the same bits. `scratch` has adafactor_scratch(tensor) numbers.
+  virtual void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
+                         std::span<double> scratch) = 0;
   /// Exchanges a run's masters and averages, of the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 

@@ -17,6 +17,9 @@ class MasterAssigner final : public Optimizer {
 
   /// Where weights are averaged, the average; else none.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
+  /// The slice as loops and kernels take it.
+  StepArguments arguments(const OptimizerSlice& slice) const { return elements_.arguments(slice); }
+  const RuleOptimizer& elements() const { return elements_; }
   /// Writes the slice's masters to `masters` [n].
   void read(const OptimizerSlice& slice, float* masters) const;
   /// `slice.gradient` are the new masters. Of the scalars only `step` counts.

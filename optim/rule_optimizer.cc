@@ -83,6 +83,7 @@ RuleNumbers numbers_of(const OptimizerConfig& config) {
           .dampening = config.dampening,
           .alpha = config.alpha,
           .lr_decay = config.lr_decay,
+          .freeze_step = config.freeze_step,
           .is_decoupled = is_decoupled(config.type),
           .is_nesterov = config.nesterov,
           .is_centered = config.centered};

@@ -33,8 +33,9 @@ const std::vector<KnownOptimizer>& known_optimizers() {
 }
 
 constexpr char kOneBit[] =
-    "it compresses gradients, and is not compatible with stages 1 to 3. Use \"AdamW\" or \"Lamb\"; shards need less "
-    "communication by themselves";
+    "it compresses momentum. Use \"AdamW\" or \"Lamb\"; in the strategy, compression {\"one_bit\": true, "
+    "\"start_step\": N} with "
+    "optimizer {\"freeze_step\": N} is the nearest there is: it compresses gradients";
 constexpr char kMup[] =
     "muP gives each parameter a rate by its width. Use \"AdamW\" or \"SGD\" with optimizer.groups, which have an "
     "lr_ratio";

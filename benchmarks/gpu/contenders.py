@@ -20,7 +20,7 @@ MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep what they took, so that a sample 
 @dataclasses.dataclass(frozen=True)
 class Contender:
     name: str
-    family: str      # "torch" or "tessera"
+    family: str      # "torch", "tessera", "shared", or "rules"
     label: str
     argument: str    # to peers/train_step.py, or Tessera's strategy
     ranks: int = 1
@@ -28,12 +28,23 @@ class Contender:
     host_step: str = ""         # of Tessera with masters and moments in the host's memory: who updates them, "gpu" or "cpu"
     in_backward: bool = False   # units are updated while backward goes on
     host_all: bool = False      # parameters and gradients lie there, too, as with FSDP2's CPUOffloadPolicy
+    rule: str = "adamw"         # Tessera's optimizer.type
 
 
 def _shared(strategy, ranks):
     return Contender(f"shared_{strategy.lower()}_{ranks}", "shared",
                      f"Tessera {strategy}, {ranks} rank{'s' if ranks > 1 else ''}", strategy, ranks, "cuda_host")
 
+
+def _rule(name):
+    return Contender(f"rule_{name}", "rules", f"Tessera FULL_SHARD, {name}", "FULL_SHARD", rule=name)
+
+
+# Of Tessera's other rules, whose rates are such that training goes on.
+RULES = {"lamb": {"type": "lamb", "lr": 1e-3, "weight_decay": 0.01},
+         "lars": {"type": "lars", "lr": 0.1, "weight_decay": 0.01, "momentum": 0.9},
+         "muon": {"type": "muon", "lr": 3e-4, "weight_decay": 0.01},
+         "adafactor": {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.01}}
 
 CONTENDERS = {contender.name: contender for contender in (
     Contender("torch_eager", "torch", "PyTorch, plain module", "eager"),
@@ -51,13 +62,15 @@ CONTENDERS = {contender.name: contender for contender in (
               "FULL_SHARD", host_step="gpu", in_backward=True),
     Contender("tessera_host_all", "tessera", "Tessera FULL_SHARD, all on the host, updated by the CPU", "FULL_SHARD",
               host_step="cpu", host_all=True),
+    *(_rule(name) for name in ("adamw", *RULES)),
     *(_shared(strategy, ranks) for strategy in ("NO_SHARD", "SHARD_GRADIENTS", "FULL_SHARD") for ranks in (1, 2, 4)),
 )}
 
 
 def strategy_file(contender, device):
     """bf16 parameters and fp32 masters; gradients are reduced in fp32, as FSDP2's are."""
-    strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW,
+    strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]},
+                "optimizer": RULES.get(contender.rule, ADAMW),
                 "mixed_precision": {"param": "bf16", "reduce": "fp32"},
                 "comm": {"transport": contender.transport if device == "cuda" else "auto"}}
     if contender.host_step:

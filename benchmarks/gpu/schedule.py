@@ -1,6 +1,7 @@
 """Runs tasks by turns within a budget. What fails or no longer fits is noted, and the others go on."""
 
 import dataclasses
+import subprocess
 from typing import Callable
 
 
@@ -42,11 +43,14 @@ class Schedule:
         refusal = self._budget.refusal(self._took.get(task.key, task.estimate_s))
         if refusal:
             return self._note(self.not_run, task, number, refusal)
-        begin = self._budget.spent()
+        begin, left = self._budget.spent(), self._budget.left()
         try:
-            task.run(min(task.limit_s, self._budget.left()))
+            task.run(min(task.limit_s, left))
         except Exception as failure:  # whatever it is, what the others measure is not lost
-            self._note(self.failed, task, number, f"{type(failure).__name__}: {failure}")
+            if isinstance(failure, subprocess.TimeoutExpired) and left < task.limit_s:
+                self._note(self.not_run, task, number, f"it did not end in the {left:.0f} s that were left")
+            else:
+                self._note(self.failed, task, number, f"{type(failure).__name__}: {failure}")
         self._took[task.key] = self._budget.spent() - begin
 
     def _note(self, entries, task, number, why):

@@ -27,6 +27,10 @@ STEPS = (
     ("gpt_1b5_host", "torch_fsdp2_host", "tessera_host_all", None),
     ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_backward", 2.0),
     ("gpt_7b_host", "torch_fsdp2_host", "tessera_host_gpu", None),
+    ("gpt_1b5_rules", "rule_adamw", "rule_lamb", 1 / 1.1),
+    ("gpt_1b5_rules", "rule_adamw", "rule_adafactor", None),
+    ("gpt_1b5_rules", "rule_adamw", "rule_muon", None),
+    ("gpt_1b5_rules", "rule_adamw", "rule_lars", None),
 )
 
 # The most that a unit may cost the host above the plain module, microseconds.

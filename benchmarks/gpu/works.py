@@ -6,6 +6,7 @@ from works import parameter_count
 
 SHARED = tuple(f"shared_{strategy}_{ranks}" for ranks in (1, 2, 4)
                for strategy in ("full_shard", "shard_gradients", "no_shard"))
+RULES = ("rule_adamw", "rule_lamb", "rule_adafactor", "rule_muon", "rule_lars")
 EVERYONE = ("torch_eager", "tessera_full_shard", "torch_fsdp2", "tessera_no_shard", "torch_ddp",
             "tessera_shard_gradients")
 
@@ -65,6 +66,8 @@ def full_works():
              contenders=("torch_fsdp2", "tessera_full_shard", "torch_eager")),
         Work("gpt_124m_shared", "GPT of 124 M parameters, ranks that share the GPU", _gpt(12, 768, 12, False), batch=16,
              steps=20, warm_up=5, estimate_s=12, limit_s=60, contenders=SHARED),
+        Work("gpt_1b5_rules", "GPT of 1.5 B parameters, blocks recomputed, update rules", _gpt(48, 1600, 25, True), batch=8,
+             steps=6, warm_up=2, estimate_s=12, limit_s=90, contenders=RULES),
         # bf16 parameters and gradients stay on the GPU; 6 bytes more for what is on its way.
         Work("gpt_1b5_host", "GPT of 1.5 B parameters, optimizer states in the host's memory",
              _gpt(48, 1600, 25, True), batch=8, steps=5, warm_up=2, estimate_s=40, limit_s=120,

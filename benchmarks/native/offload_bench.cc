@@ -28,9 +28,10 @@ class OffloadedStep {
   static constexpr int kInARow = 3;
 
   static absl::StatusOr<std::unique_ptr<OffloadedStep>> make(const OptimizerCase& what,
-                                                             const OffloadBenchOptions& options) {
+                                                             const OffloadBenchOptions& options,
+                                                             std::int64_t cache_bytes) {
     std::unique_ptr<OffloadedStep> step(new OffloadedStep(what, options));
-    TESSERA_RETURN_IF_ERROR(step->take_memory(options));
+    TESSERA_RETURN_IF_ERROR(step->take_memory(options, static_cast<std::size_t>(cache_bytes)));
     return step;
   }
 
@@ -55,6 +56,7 @@ class OffloadedStep {
     return absl::OkStatus();
   }
 
+  std::size_t memory_bytes() const { return tier_->record_memory_bytes(); }
   std::int64_t bytes_moved() const { return tier_->counters().bytes_read + tier_->counters().bytes_written; }
 
  private:
@@ -72,7 +74,7 @@ class OffloadedStep {
     return (static_cast<std::int64_t>(numel) + chunk - 1) / chunk * chunk;
   }
 
-  absl::Status take_memory(const OffloadBenchOptions& options) {
+  absl::Status take_memory(const OffloadBenchOptions& options, std::size_t cache_bytes) {
     const auto numel = static_cast<std::size_t>(layout_.numel());
     const auto record_bytes = static_cast<std::size_t>(layout_.record(0).bytes);
     TESSERA_ASSIGN_OR_RETURN(gradient_, AlignedMemory::make(numel * 4, "bench offload"));
@@ -87,6 +89,7 @@ class OffloadedStep {
     tier.who = "bench offload";
     tier.paths = {{options.directory}};
     tier.read_ahead = tier.write_behind = depth_;
+    tier.resident_bytes = cache_bytes;
     TESSERA_ASSIGN_OR_RETURN(tier_, FileTier::create(tier));
     return absl::OkStatus();
   }
@@ -151,10 +154,13 @@ absl::Status time(Samples& samples, bool counts, const Body& body) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const OffloadBenchOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedStep> subject, OffloadedStep::make(what, options));
+absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const OffloadBenchOptions& options,
+                                               std::int64_t cache_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedStep> subject,
+                           OffloadedStep::make(what, options, cache_bytes));
   OffloadedStepTiming timing;
-  timing.name = what.name;
+  timing.name = std::string(what.name) + (cache_bytes > 0 ? " cached" : "");
+  timing.memory_bytes = subject->memory_bytes();
   timing.numel = options.numel;
   for (int round = -2; round < options.rounds; ++round) {  // the first two write what later ones read
     const bool counts = round >= 0;
@@ -194,9 +200,13 @@ absl::StatusOr<OffloadReport> bench_offload(const OffloadBenchOptions& options) 
                                                             .engine = engine}));
     report.disks.push_back(std::move(speed));
   }
+  std::vector<std::int64_t> caches = {0};
+  if (options.cache_bytes > 0) caches.push_back(options.cache_bytes);
   for (const OptimizerCase& what : kOptimizerCases) {
-    TESSERA_ASSIGN_OR_RETURN(OffloadedStepTiming timing, bench_step(what, options));
-    report.steps.push_back(std::move(timing));
+    for (const std::int64_t cache_bytes : caches) {
+      TESSERA_ASSIGN_OR_RETURN(OffloadedStepTiming timing, bench_step(what, options, cache_bytes));
+      report.steps.push_back(std::move(timing));
+    }
   }
   return report;
 }
@@ -215,6 +225,7 @@ nlohmann::json to_json(const OffloadReport& report) {
     steps.push_back({{"name", step.name},
                      {"numel", step.numel},
                      {"bytes_moved", step.bytes_moved},
+                     {"memory_bytes", step.memory_bytes},
                      {"step_s", seconds(step.step)},
                      {"in_memory_s", seconds(step.in_memory)},
                      {"transfer_s", seconds(step.transfer)},

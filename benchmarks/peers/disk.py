@@ -182,7 +182,8 @@ def swapped_steps(options):
                 swapper.swap_out_optimizer_state(parameter=parameter, async_swap=following is not None)
 
         samples = [measured(step)[0] for _ in range(2 + options.rounds)][2:]  # the first two write what later ones read
-        return {"numel": count * part, "bytes": 2 * 12 * count * part, "samples_s": samples}
+        return {"numel": count * part, "bytes": 2 * 12 * count * part, "memory_bytes": config.buffer_count * 4 * part,
+                "samples_s": samples}
     finally:
         shutil.rmtree(folder)
 

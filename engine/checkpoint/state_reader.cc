@@ -123,9 +123,9 @@ absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) 
       TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
                                checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
                                                 static_cast<std::size_t>(portion.numel * size)));
-      const auto numel = static_cast<std::size_t>(portion.numel);
-      convert_state(saved.format, bytes, "fp32",
-                    std::as_writable_bytes(std::span(group.tensor_state_at(portion.offset), numel)));
+      const HostView view(group.tensor_state_at(portion.offset), portion.numel * 4, group.device, HostView::kUndefined);
+      convert_state(saved.format, bytes, "fp32", {view.data(), static_cast<std::size_t>(portion.numel * 4)});
+      view.write_back();
       return absl::OkStatus();
     }));
   });
@@ -153,19 +153,19 @@ absl::Status StateReader::read_scales(const MatchedParameter& parameter, std::si
 /// As a new Engine has them.
 void StateReader::clear_states(const MatchedParameter& parameter) const {
   FlatGroup& group = *parameter.group;
-  for_each_tensor_state(group, parameter.index, [&](const TensorState&, Extent place) {
-    const Extent own = intersect(place, group.tensor_state_part);
-    std::fill_n(group.tensor_state_at(own.offset), own.numel, 0.0F);
-  });
   const Extent run = intersect(group.layout.extent(parameter.index), group.optimizer_part);
   const std::size_t count = states_.of(group).size();
-  if (run.numel == 0 || count == 0) return;
   const auto clear = [&](void* memory, std::int64_t bytes, MemoryPlace place) {
     if (bytes == 0) return;
     const HostView view(memory, bytes, place, HostView::kUndefined);
     std::memset(view.data(), 0, static_cast<std::size_t>(bytes));
     view.write_back();
   };
+  for_each_tensor_state(group, parameter.index, [&](const TensorState&, Extent place) {
+    const Extent own = intersect(place, group.tensor_state_part);
+    clear(group.tensor_state_at(own.offset), own.numel * 4, group.device);
+  });
+  if (run.numel == 0 || count == 0) return;
   for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {
     for (std::size_t state = 0; state < count; ++state) {
       const StateBytes bytes = bytes_of_state(group, state, view.run.numel);

@@ -104,6 +104,13 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
   });
 }
 
+template <class Sink>
+absl::Status append_tensor_state(const FlatGroup& group, Extent run, const Sink& sink) {
+  return append_portions(sink, [&](const auto& append) {
+    view_in_portions(group.tensor_state_at(run.offset), run.numel * 4, group.device, append);
+  });
+}
+
 }  // namespace
 
 StateWriter::StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
@@ -122,8 +129,8 @@ void StateWriter::add_tensor_states(const FlatGroup& group, std::size_t paramete
   for_each_tensor_state(group, parameter, [&](const TensorState& state, Extent place) {
     const Extent run = intersect(place, written);
     if (run.numel <= 0) return;
-    add(state.name, group.parameters[parameter].name, run.offset - place.offset,
-        {group.tensor_state_at(run.offset), static_cast<std::size_t>(run.numel)});
+    sources_.push_back({{state.name, group.parameters[parameter].name, "F32", run.offset - place.offset, run.numel},
+                        [&group, run](const Sink& sink) { return append_tensor_state(group, run, sink); }});
   });
 }
 

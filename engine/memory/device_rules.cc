@@ -90,9 +90,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   }
   const auto is_below = [](Tier tier) { return tier != Tier::kMemory; };
   const OffloadConfig& offload = strategy.offload;
-  if (type == OptimizerType::kAdafactor || type == OptimizerType::kOwnMatrix) {
-    refuse("/optimizer/type: " + name_of(type) + " runs on the CPU only as yet. hint: take adamw, or " + kOnTheCpu);
-  }
   const bool is_own = type == OptimizerType::kOwn;
   const bool wants_memory = type == OptimizerType::kMuon || adapts_layers(type) || is_own;
   if (wants_memory && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||

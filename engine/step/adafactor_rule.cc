@@ -1,8 +1,8 @@
 #include "engine/step/adafactor_rule.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include "optim/adafactor.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {
@@ -34,8 +34,8 @@ bool lies_in_rows(const FlatParameter& parameter) {
   return true;
 }
 
-at::Tensor view_as(const FlatParameter& parameter, std::span<float> values) {
-  return at::from_blob(values.data(), parameter.sizes, parameter.strides, at::kFloat);
+at::Tensor view_as(const FlatParameter& parameter, std::span<float> values, c10::Device device) {
+  return at::from_blob(values.data(), parameter.sizes, parameter.strides, at::device(device).dtype(at::kFloat));
 }
 
 }  // namespace
@@ -49,18 +49,25 @@ std::vector<TensorState> AdafactorRule::states_of(const FlatParameter& parameter
   return {{"row_var", rows}, {"col_var", columns}};
 }
 
+void AdafactorRule::step(const AdafactorStep& numbers, const AdafactorTensor& tensor) const {
+  if (!kernels_) return step_adafactor(config_, numbers, tensor);
+  const std::size_t count = adafactor_scratch(tensor);
+  const at::Tensor scratch = at::empty({static_cast<std::int64_t>(count)}, at::device(device_).dtype(at::kDouble));
+  kernels_->adafactor(config_, numbers, tensor, {scratch.data_ptr<double>(), count});
+}
+
 void AdafactorRule::update(const WholeTensor& tensor) const {
   const FlatParameter& parameter = tensor.parameter;
   if (parameter.numel == 0) return;
   const AdafactorStep numbers{tensor.lr, tensor.weight_decay, tensor.step};
-  if (lies_in_rows(parameter)) return step_adafactor(config_, numbers, in_rows(tensor));
   const Unrecorded unrecorded;
-  const at::Tensor masters = view_as(parameter, tensor.masters);
-  const at::Tensor rows = masters.contiguous(), gradient = view_as(parameter, tensor.gradient).contiguous();
+  if (lies_in_rows(parameter)) return step(numbers, in_rows(tensor));
+  const at::Tensor masters = view_as(parameter, tensor.masters, device_);
+  const at::Tensor rows = masters.contiguous(), gradient = view_as(parameter, tensor.gradient, device_).contiguous();
   WholeTensor copy = tensor;
   copy.masters = {rows.data_ptr<float>(), tensor.masters.size()};
   copy.gradient = {gradient.data_ptr<float>(), tensor.gradient.size()};
-  step_adafactor(config_, numbers, in_rows(copy));
+  step(numbers, in_rows(copy));
   masters.copy_(rows);
 }
 

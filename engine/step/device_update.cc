@@ -47,11 +47,14 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
       device_(device),
       tables_(tables),
       publisher_(plan, axes, nullptr, device.waits),
+      rates_(rates),
       stream_(stream_of(plan, memory, kernels)),
       mapped_(mapped_of(plan, memory, kernels)),
       gradients_(memory.device_gradients) {
   if (!plan.matrices().batches().empty()) {
-    matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory, nullptr, device_);
+    matrices_ = std::make_unique<MatrixUpdate>(units, strategy, plan, axes, memory,
+                                               make_tensor_rule(strategy.optimizer, own_rules, device.device, &kernels),
+                                               device_, &kernels);
   }
   for_each_trainable(units, [&](FlatGroup& group) {
     DeviceRun run;
@@ -59,8 +62,12 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
     run.group = static_cast<std::uint32_t>(groups_.size());
     run.parameters = static_cast<std::uint32_t>(group.layout.size());
     groups_.push_back({&group, static_cast<std::uint32_t>(parameters_), run});
+    for (std::size_t i = 0; !group.matrices.empty() && i < group.parameters.size(); ++i) {
+      dealt_.push_back({parameters_ + i, group.parameters[i].group});
+    }
     parameters_ += group.parameters.size();
   });
+  if (matrices_ && !is_muon()) steps_.resize(parameters_);
   if (strategy.optimizer.type == OptimizerType::kOwn) {
     own_ = std::make_unique<OwnDeviceUpdate>(parameters_, strategy, own_rules, rates, kernels, device.device);
   }
@@ -80,7 +87,7 @@ StepRequest DeviceUpdate::request() const {
   request.rule = rules_.rule();
   request.numbers = rules_.numbers();
   request.trust_coefficient = strategy_.optimizer.trust_coefficient;
-  if (matrices_) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
+  if (is_muon()) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
   return request;
 }
 
@@ -102,7 +109,7 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   if (group.is_of_matrices()) {
     run.rule = StepRule::kSgd;
     run.takes_direction = true;
-    run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).step_arguments(slice);
+    run.arguments = matrices_->step_arguments(slice);
   } else {
     run.arguments = rules_.arguments(own_ ? own_->without_states(slice) : slice);
     run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
@@ -145,10 +152,11 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
   std::vector<GroupNumbers> numbers;
   for (const ParameterGroup& group : parameter_groups) {
     const OptimizerConfig config = config_of(strategy_.optimizer, group);
-    const RuleOptimizer rules(own_ ? sgd_without_states(config) : config, strategy_.ema);
+    const bool is_elsewhere = own_ || config.type == OptimizerType::kAdafactor;
+    const RuleOptimizer rules(is_elsewhere ? sgd_without_states(config) : config, strategy_.ema);
     GroupNumbers& added = numbers.emplace_back(GroupNumbers{rules.numbers(), group.lr_ratio});
     added.adapts_layers = group.layer_adaptation;
-    if (matrices_) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
+    if (is_muon()) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
   }
   static_assert(FlatParameter::kNoGroup + 1 == 0);
   std::vector<std::uint32_t> number;
@@ -163,7 +171,7 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
 
 /// Of muon's first pass.
 void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) {
-  if (!matrices_) return;
+  if (!is_muon()) return;
   std::vector<std::uint8_t> is_matrix;
   for (Group& g : groups_) {
     is_matrix.insert(is_matrix.end(), g.run.parameters, g.is_of_matrices() ? 1 : 0);
@@ -364,7 +372,7 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 void DeviceUpdate::update() {
-  if (matrices_) return update_with_matrices();
+  if (matrices_) return is_muon() ? update_with_matrices() : update_matrices_by_rule();
   if (own_) return update_by_own_rule();
   if (layers_) adapt_layers();
   const std::optional<UpdateRates> rates = begin_on_host();
@@ -388,18 +396,39 @@ void DeviceUpdate::adapt_layers() {
 /// Elements, then matrices, of which those without gradients are zeros.
 void DeviceUpdate::update_with_matrices() {
   const auto update = [&](const DeviceRun& run) { kernels_.update(run, tables_); };
-  const auto pass_over = [&](bool matrices) {
-    for (std::size_t i = 0; i < groups_.size(); ++i) {
-      if (groups_[i].is_of_matrices() == matrices) pass_over_group(i, update, [](std::size_t) {});
-    }
-  };
-  pass_over(false);
+  pass_over_groups(false, update);
   const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
   for (const Group& g : groups_) {
     if (g.is_of_matrices()) kernels_.muon_directions(g.directions, momentum, tables_);
   }
   matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
-  pass_over(true);
+  pass_over_groups(true, update);
+  finish();
+}
+
+void DeviceUpdate::pass_over_groups(bool of_matrices, const std::function<void(const DeviceRun&)>& launch) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].is_of_matrices() == of_matrices) pass_over_group(i, launch, [](std::size_t) {});
+  }
+}
+
+/// Elements while the host waits to know which matrices are used. Skipped steps, too, meet the other ranks where values are made known.
+void DeviceUpdate::update_matrices_by_rule() {
+  pass_over_groups(false, [&](const DeviceRun& run) { kernels_.update(run, tables_); });
+  const std::optional<Decided> decided = wait_for_decision();
+  if (decided) {
+    for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
+    matrices_->exchange([&](std::size_t matrix) -> MatrixUpdate::Numbers {
+      const auto [parameter, group] = dealt_[matrix];
+      const double lr = rates_.of(decided->rates.lr, group);
+      const auto& [gradient_scale, clip_value, _] = decided->rates;
+      return {
+          decided->used[parameter] != 0, {gradient_scale, clip_value, static_cast<float>(lr), steps_[parameter]}, lr};
+    });
+  }
+  pass_over_groups(true, [&](const DeviceRun& run) {
+    if (decided) kernels_.assign_weights(run, tables_);
+  });
   finish();
 }
 
@@ -441,6 +470,7 @@ void DeviceUpdate::update_by_own_rule() {
 void DeviceUpdate::resume(std::span<const std::int64_t> steps) {
   if (host_) host_->resume(steps);
   if (own_) own_->resume(steps);
+  if (!steps_.empty()) steps_.assign(steps.begin(), steps.end());
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +43,9 @@ namespace tessera {
 ///
 /// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
 /// what an update by SGD takes. All matrices are exchanged, used or not, since the host does not know which are.
+///
+/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). The rule gets
+/// numbers: so the host waits for the device's decision before that.
 class DeviceUpdate {
  public:
   struct Group {
@@ -97,6 +101,7 @@ class DeviceUpdate {
   void fill_group_numbers(StepTables& tables, DeviceTables& memory) const;
   void fill_matrices(StepTables& tables, DeviceTables& memory);
   void fill_layers(const std::vector<std::unique_ptr<Unit>>& units);
+  bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed(const MeshAxes& axes) const;
   std::vector<std::size_t> groups_in_order() const;
@@ -110,6 +115,8 @@ class DeviceUpdate {
   template <class Launch, class ViewOf>
   void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
   void update_with_matrices();
+  void update_matrices_by_rule();
+  void pass_over_groups(bool of_matrices, const std::function<void(const DeviceRun&)>& launch);
   void adapt_layers();
   void update_by_own_rule();
   /// What the device decided of the step, and who is used: [parameter].
@@ -133,8 +140,15 @@ class DeviceUpdate {
   const ComputeDevice device_;
   const StepTables& tables_;
   Publisher publisher_;
+  const LearningRates& rates_;
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
+  /// Under rules of whole tensors: in how many steps each parameter took part; and of each dealt matrix, which of them it is.
+  std::vector<std::int64_t> steps_;
+  struct Dealt {
+    std::size_t parameter, group;  ///< among all that train; FlatParameter::group
+  };
+  std::vector<Dealt> dealt_;
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null where no group is one of matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null

@@ -1,5 +1,7 @@
 #include "engine/step/matrix_exchange.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 
 #include "engine/memory/state_views.h"
@@ -19,12 +21,13 @@ float* gradients_at(const FlatGroup& group, Extent piece) {
 
 MatrixExchange::MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units,
                                const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world,
-                               ComputeDevice device)
+                               ComputeDevice device, DeviceKernels* kernels)
     : deal_(deal),
       units_(units),
       masters_(masters),
       world_(std::move(world)),
       device_(device),
+      kernels_(kernels),
       sent_(reinterpret_cast<float*>(memory.data())),
       received_(sent_ + deal.exchange_numel()),
       work_(received_ + deal.exchange_numel(), static_cast<std::size_t>(deal.work_numel())),
@@ -69,8 +72,22 @@ void MatrixExchange::exchange(const char* label, std::int64_t numel_per_rank) {
 void MatrixExchange::read_masters(const FlatGroup& group, Extent piece, float* to) const {
   if (piece.numel == 0) return;
   for_each_state(group, StateKind::kAll, piece, StateUse::kRead, [&](const StateView& view) {
-    masters_->read(optimizer_slice(group, view), to + (view.run.offset - piece.offset));
+    const OptimizerSlice slice = optimizer_slice(group, view);
+    float* const there = to + (view.run.offset - piece.offset);
+    device_.is_queued ? read_by_kernel(slice, there) : masters_->read(slice, there);
   });
+}
+
+/// Kernels write whole vectors, and messages have pieces at any place.
+void MatrixExchange::read_by_kernel(const OptimizerSlice& slice, float* to) const {
+  const Unrecorded unrecorded;
+  const auto numel = static_cast<std::int64_t>(slice.gradient.size());
+  const at::Tensor masters = at::empty({numel}, at::device(device_.device).dtype(at::kFloat));
+  DeviceRun run;
+  run.arguments = masters_->arguments(slice);
+  run.first_element = slice.first_element;
+  kernels_->read_weights(run, masters.data_ptr<float>());
+  copy(masters.data_ptr<float>(), numel, to);
 }
 
 void MatrixExchange::copy(const float* from, std::int64_t numel, float* to) const {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "optim/device_kernels.h"
 #include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
@@ -28,9 +29,10 @@ struct WholeMatrix {
 class MatrixExchange {
  public:
   /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32, on `device`. `masters`: reads those that go to
-  /// owners; null under muon. `world`: of all ranks.
+  /// owners; null under muon. `world`: of all ranks. `kernels`: of a GPU, which read masters there; else null.
   MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
-                 const MasterAssigner* masters, std::shared_ptr<Collectives> world, ComputeDevice device);
+                 const MasterAssigner* masters, std::shared_ptr<Collectives> world, ComputeDevice device,
+                 DeviceKernels* kernels);
 
   /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for. Throws tessera::Error.
   void run(const MatrixBatch& batch, c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
@@ -68,6 +70,7 @@ class MatrixExchange {
   void cut(const DealtMatrix& matrix, const WholeMatrix& whole, Messages& to) const;
   void take_back(const MatrixBatch& batch);
   void read_masters(const FlatGroup& group, Extent piece, float* to) const;
+  void read_by_kernel(const OptimizerSlice& slice, float* to) const;
   FlatGroup& group_of(const DealtMatrix& matrix) const { return *units_[matrix.unit]->groups[matrix.group]; }
   void exchange(const char* label, std::int64_t numel_per_rank);
   void copy(const float* from, std::int64_t numel, float* to) const;
@@ -77,6 +80,7 @@ class MatrixExchange {
   const MasterAssigner* const masters_;
   const std::shared_ptr<Collectives> world_;
   const ComputeDevice device_;
+  DeviceKernels* const kernels_;
   float* const sent_;
   float* const received_;
   const std::span<float> work_;

@@ -24,7 +24,7 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
 
 MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
                            const MemoryPlan& plan, const MeshAxes& axes, const TrainingMemory& memory,
-                           std::shared_ptr<const TensorRule> rule, ComputeDevice device)
+                           std::shared_ptr<const TensorRule> rule, ComputeDevice device, DeviceKernels* kernels)
     : units_(units), deal_(plan.matrices()), muon_(strategy.optimizer.muon), device_(device), rule_(std::move(rule)) {
   const auto add = [&](const OptimizerConfig& config) {
     weight_decays_.push_back(config.weight_decay);
@@ -36,7 +36,8 @@ MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   };
   add(strategy.optimizer);
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
-  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_);
+  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_,
+                    kernels);
 }
 
 void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
@@ -47,6 +48,10 @@ void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice&
 const Optimizer& MatrixUpdate::optimizer_of(std::size_t config) const {
   if (rule_) return *assigners_[config + 1];
   return *directions_[config + 1];
+}
+
+StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
+  return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
 }
 
 void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of) {
@@ -71,11 +76,24 @@ void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatPar
   flat_view(whole.gradient.data(), DType::kF32, matrix.extent.numel, device_.device).mul_(factor_of(muon_, parameter));
 }
 
+/// As scaled_gradient.
+void MatrixUpdate::scale(std::span<float> gradient, const StepScalars& scalars) const {
+  if (!device_.is_queued) {
+    for (float& g : gradient) g = scaled_gradient(g, scalars.gradient_scale, scalars.clip_value);
+    return;
+  }
+  const Unrecorded unrecorded;
+  at::Tensor there =
+      flat_view(gradient.data(), DType::kF32, static_cast<std::int64_t>(gradient.size()), device_.device);
+  there.mul_(scalars.gradient_scale);
+  if (scalars.clip_value > 0) there.clamp_(-scalars.clip_value, scalars.clip_value);
+}
+
 void MatrixUpdate::apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {
   const FlatGroup& group = *units_[matrix.unit]->groups[matrix.group];
   const FlatParameter& parameter = group.parameters[matrix.tensor];
   const StepScalars& scalars = numbers.scalars;
-  for (float& g : whole.gradient) g = scaled_gradient(g, scalars.gradient_scale, scalars.clip_value);
+  scale(whole.gradient, scalars);
   WholeTensor tensor{parameter, whole.masters, whole.gradient, {}, {}, numbers.lr, 0, scalars.step};
   tensor.weight_decay = weight_decays_[parameter.group + 1];
   if (!group.tensor_states.empty()) {

@@ -18,10 +18,10 @@ namespace tessera {
 /// after, is a pass of Update's.
 class MatrixUpdate {
  public:
-  /// `rule`: null under muon.
+  /// `rule`: null under muon. `kernels`: of the GPU that is the `device`; else null.
   MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const MemoryPlan& plan,
                const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
-               ComputeDevice device = {});
+               ComputeDevice device = {}, DeviceKernels* kernels = nullptr);
 
   /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
@@ -41,6 +41,8 @@ class MatrixUpdate {
   /// Muon's, of a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
+  /// On a GPU: the slice for the kernel that takes in what came back.
+  StepArguments step_arguments(const OptimizerSlice& slice) const;
   /// Takes in what came back. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;
 
@@ -50,6 +52,7 @@ class MatrixUpdate {
  private:
   void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
   void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
+  void scale(std::span<float> gradient, const StepScalars& scalars) const;
   void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;

@@ -40,8 +40,9 @@ std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter
 void OwnMatrixRule::update(const WholeTensor& tensor) const {
   const Unrecorded unrecorded;
   const FlatParameter& parameter = tensor.parameter;
+  const at::TensorOptions options = at::device(device_).dtype(at::kFloat);
   const auto as_parameter = [&](std::span<float> values) {
-    return at::from_blob(values.data(), parameter.sizes, parameter.strides, at::kFloat);
+    return at::from_blob(values.data(), parameter.sizes, parameter.strides, options);
   };
   const std::span<const TensorState> states = tensor.state_shapes;
   const at::Tensor masters = as_parameter(tensor.masters);
@@ -49,7 +50,7 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
   m.parameter = masters;
   m.gradient = as_parameter(tensor.gradient);
   for (std::size_t i = 0; i < states.size(); ++i) {
-    m.states.push_back(at::from_blob(tensor.states[i].data(), states[i].sizes, at::kFloat));
+    m.states.push_back(at::from_blob(tensor.states[i].data(), states[i].sizes, options));
   }
   m.lr = tensor.lr;
   m.weight_decay = tensor.weight_decay;
@@ -57,9 +58,12 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
   const std::vector<at::Tensor> as_given = m.states;
   rule_->update(m);
   const bool is_as_it_was = m.parameter.defined() && m.parameter.sizes() == masters.sizes() &&
-                            m.parameter.scalar_type() == at::kFloat && m.parameter.device().is_cpu();
-  require_of_rule(is_as_it_was, parameter, "after update, wanted ", masters.sizes(), " fp32 on the CPU, got ",
-                  m.parameter.defined() ? c10::str(m.parameter.scalar_type(), " ", m.parameter.sizes()) : "nothing");
+                            m.parameter.scalar_type() == at::kFloat && m.parameter.device() == masters.device();
+  require_of_rule(is_as_it_was, parameter, "after update, wanted ", masters.sizes(), " fp32 on ", masters.device(),
+                  ", got ",
+                  m.parameter.defined()
+                      ? c10::str(m.parameter.scalar_type(), " ", m.parameter.sizes(), " on ", m.parameter.device())
+                      : "nothing");
   for (std::size_t i = 0; i < states.size(); ++i) {
     const bool is_same = i < m.states.size() && m.states[i].is_same(as_given[i]);
     require_of_rule(is_same, parameter, "after update, the state \"", states[i].name,

@@ -8,7 +8,8 @@ namespace tessera {
 class OwnMatrixRule final : public TensorRule {
  public:
   /// REQUIRES: `rule` is not null.
-  explicit OwnMatrixRule(std::shared_ptr<const MatrixOptimizer> rule) : rule_(std::move(rule)) {}
+  OwnMatrixRule(std::shared_ptr<const MatrixOptimizer> rule, c10::Device device)
+      : rule_(std::move(rule)), device_(device) {}
 
   /// Throws tessera::Error (64) where they are too many, or have bad names or sizes.
   std::vector<TensorState> states_of(const FlatParameter& parameter) const override;
@@ -17,6 +18,7 @@ class OwnMatrixRule final : public TensorRule {
 
  private:
   const std::shared_ptr<const MatrixOptimizer> rule_;
+  const c10::Device device_;
 };
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "optim/layerwise_optimizer.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
+#include "optim/master_assigner.h"
 #include "runtime/border/throw.h"
 #include "sharding/unrecorded.h"
 #include "tessera/span.h"
@@ -23,6 +24,7 @@ namespace {
 
 const RuleOptimizer& rules_of(const Optimizer& optimizer) {
   if (const auto* const own = dynamic_cast<const OwnOptimizer*>(&optimizer)) return own->bare();
+  if (const auto* const assigner = dynamic_cast<const MasterAssigner*>(&optimizer)) return assigner->elements();
   if (const auto* const layers = dynamic_cast<const LayerwiseOptimizer*>(&optimizer)) return layers->elements();
   const auto* const rules = dynamic_cast<const RuleOptimizer*>(&optimizer);
   TORCH_INTERNAL_ASSERT(rules, "an optimizer without kernels");

@@ -15,9 +15,11 @@ std::int64_t numel_of(const TensorState& state) {
 
 }  // namespace
 
-std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules) {
-  if (optimizer.type == OptimizerType::kAdafactor) return std::make_shared<AdafactorRule>(optimizer.adafactor);
-  if (optimizer.type == OptimizerType::kOwnMatrix) return std::make_shared<OwnMatrixRule>(own_rules.matrices);
+std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules,
+                                                   c10::Device device, DeviceKernels* kernels) {
+  if (optimizer.type == OptimizerType::kAdafactor)
+    return std::make_shared<AdafactorRule>(optimizer.adafactor, device, kernels);
+  if (optimizer.type == OptimizerType::kOwnMatrix) return std::make_shared<OwnMatrixRule>(own_rules.matrices, device);
   return nullptr;
 }
 

@@ -7,13 +7,14 @@
 #include <span>
 #include <vector>
 
+#include "optim/device_kernels.h"
 #include "sharding/unit.h"
 #include "tessera/own_rules.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
 
-/// A tensor in whole, in the memory of its owner. Elements lie as in the parameter's memory (FlatParameter::strides).
+/// A tensor in whole, in the memory of its owner, where the rule computes. Elements lie as in the parameter's memory (FlatParameter::strides).
 struct WholeTensor {
   const FlatParameter& parameter;
   std::span<float> masters;                                           ///< updated in place
@@ -24,7 +25,7 @@ struct WholeTensor {
   std::int64_t step = 1;  ///< of this tensor, with this one
 };
 
-/// An update rule that looks at all of a tensor at a time. One thread at a time.
+/// An update rule that looks at all of a tensor at a time. One thread at a time. On a GPU what it does is queued.
 class TensorRule {
  public:
   virtual ~TensorRule() = default;
@@ -33,8 +34,9 @@ class TensorRule {
   virtual void update(const WholeTensor& tensor) const = 0;
 };
 
-/// Of adafactor and own_matrix; null for other types.
-std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules);
+/// Of adafactor and own_matrix; null for other types. `kernels`: of the GPU that is the `device`, and outlives the rule; null on the CPU.
+std::shared_ptr<const TensorRule> make_tensor_rule(const OptimizerConfig& optimizer, const OwnRules& own_rules,
+                                                   c10::Device device = c10::kCPU, DeviceKernels* kernels = nullptr);
 
 /// Writes FlatGroup::tensor_states and tensor_state_shapes of all groups of matrices, for `parts` equal parts. `rule` may be null.
 void add_tensor_states(const std::vector<std::unique_ptr<Unit>>& units, const TensorRule* rule, int parts);

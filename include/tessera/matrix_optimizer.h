@@ -23,7 +23,8 @@ namespace tessera {
 /// It updates parameters of two dimensions but those of Embedding modules; AdamW updates all others. Groups can say otherwise
 /// (ParameterGroup::type). Each matrix is computed by one rank, to which the others send their parts; ranks are dealt about as much.
 /// Parameters, gradients and states are sharded, saved in checkpoints and averaged (Strategy::ema) as those of the rules that are there,
-/// and bits are those of every strategy. In memory of the CPU only.
+/// and bits are those of every strategy. On a GPU all tensors are its own, what `update` does is queued, and the host waits once a step to
+/// know which matrices are used.
 class MatrixOptimizer {
  public:
   static constexpr std::size_t kMostStates = 8;

@@ -122,6 +122,7 @@ struct OptimizerConfig {
   double alpha = 0.99;                        ///< rmsprop
   bool centered = false;                      ///< rmsprop
   double lr_decay = 0.0;                      ///< adagrad
+  std::int64_t freeze_step = 0;               ///< adamw, adam: > 0: so many steps move second moments as usual
   MuonConfig muon = {};                       ///< muon
   AdafactorConfig adafactor = {};             ///< adafactor
   StateDType state_dtype = StateDType::kF32;  ///< of moments and momentum

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "optim/cuda/device_adafactor.h"
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_step.h"
@@ -164,6 +165,10 @@ class CudaKernels : public DeviceKernels {
   }
   void assign_weights(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::assign_weights(run, tables, stream_()), "assign_weights");
+  }
+  void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
+                 std::span<double> scratch) override {
+    check(cuda::step_adafactor(config, numbers, tensor, scratch, stream_()), "step_adafactor");
   }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     check(cuda::swap_averages(run, tables, stream_()), "swap_averages");

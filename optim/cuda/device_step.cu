@@ -257,7 +257,9 @@ struct Update {
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {
+    if (c.frozen) return body(c);
     Constants known = c;
+    known.frozen = false;
     known.decoupled = true;
     if (c.decoupled) return body(known);
     known.decoupled = false;

@@ -24,6 +24,7 @@ struct AdamConstants {
   float step_size;  ///< p -= step_size * m / (sqrt(v) + eps): lr * sqrt(1 - beta2^t) / (1 - beta1^t)
   float eps;        ///< eps * sqrt(1 - beta2^t)
   bool decoupled;   ///< adamw's weight decay, not adam's
+  bool frozen;      ///< v only grows: to (g * g) * one_minus_beta2, where that is more
 };
 
 /// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101,
@@ -38,6 +39,11 @@ struct AdamConstants {
 /// The last line is computed as `step_size * m / (sqrt(v) + eps')`, with both bias corrections folded into step_size
 /// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
 /// units in the last place, not in bits.
+///
+/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction stay, as 1-bit Adam (Tang et al., arXiv
+/// 2102.02888) wants it: sums of compressed gradients are right on average, their squares are not. But one that is less than a single
+/// gradient alone would have made it takes that, v = max(v, (1 - beta2) * g * g): an element that had no gradients by then would else move by
+/// lr * m / eps.
 struct AdamRule {
   using Constants = AdamConstants;
   static constexpr int kStates = 2;
@@ -47,7 +53,8 @@ struct AdamRule {
   /// `step` counts the steps applied to the parameter, from 1.
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
     const double correction1 = 1.0 - power(n.beta1, step);
-    const double root2 = __builtin_sqrt(1.0 - power(n.beta2, step));
+    const bool is_frozen = n.freeze_step > 0 && step > n.freeze_step;
+    const double root2 = __builtin_sqrt(1.0 - power(n.beta2, is_frozen ? n.freeze_step : step));
     const double rate = lr;
     Constants c{};
     c.l2 = static_cast<float>(n.weight_decay);
@@ -58,7 +65,15 @@ struct AdamRule {
     c.step_size = static_cast<float>(rate * root2 / correction1);
     c.eps = static_cast<float>(n.eps * root2);
     c.decoupled = n.is_decoupled;
+    c.frozen = is_frozen;
     return c;
+  }
+
+  template <class Float>
+  static TESSERA_ALWAYS_INLINE Float second_moment(const Constants& c, Float g, Float second) {
+    const Float added = (g * g) * c.one_minus_beta2;
+    if (c.frozen) return second < added ? added : second;
+    return second * c.beta2 + added;
   }
 
   template <class V, class Float = typename V::Float>
@@ -70,7 +85,7 @@ struct AdamRule {
       g = g + c.l2 * weight;
     }
     const Float first = states[0] + (g - states[0]) * c.one_minus_beta1;
-    const Float second = states[1] * c.beta2 + (g * g) * c.one_minus_beta2;
+    const Float second = second_moment(c, g, states[1]);
     const Float root = V::sqrt(second);
     return {weight - (c.step_size * first) / (root + c.eps), {first, second}, root};
   }

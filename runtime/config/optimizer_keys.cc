@@ -333,6 +333,18 @@ std::vector<StrategyKey> optimizer_keys() {
        .doc = "The rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay.",
        .cost = "Smaller steps.",
        .only_if = with_type("adagrad", OptimizerType::kAdagrad)},
+      {.pointer = "/optimizer/freeze_step",
+       .field = integer_field(AT(optimizer.freeze_step)),
+       .range = {0, 1e12},
+       .unit = "steps",
+       .default_json = "0",
+       .example_json = "1000",
+       .doc = "Above 0: after so many steps of a parameter its second moments stay as they are, as 1-bit Adam wants it "
+              "with compression.one_bit; one that is less than a single gradient would make it takes that.",
+       .cost = "A rate for each element that no longer follows its gradients.",
+       .only_if = with_optimizer(
+           "optimizer.type adamw or adam",
+           [](OptimizerType type) { return type == OptimizerType::kAdamW || type == OptimizerType::kAdam; })},
       {.pointer = "/optimizer/muon/momentum",
        .field = number_field(AT(optimizer.muon.momentum)),
        .range = kBetaRange,

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tasks within a budget: what fails or does not fit is noted, and nothing else is lost."""
 
+import subprocess
 import unittest
 
 import paths  # noqa: F401
@@ -70,6 +71,13 @@ class Schedules(unittest.TestCase):
         schedule.run([self.task("a", 1, error=ValueError("it ended:\ntrace\nno luck\n"))], rounds=1)
         self.assertEqual(self.said, ["failed: task a, round 1: no luck"])
         self.assertIn("trace", schedule.failed[0]["why"])
+
+    def test_what_the_budget_ends_has_not_failed(self):
+        late = subprocess.TimeoutExpired("tessera", 20)
+        schedule = self.schedule(30)
+        schedule.run([self.task("a", 10, limit=10, error=late), self.task("b", 20, limit=100, error=late)], rounds=1)
+        self.assertEqual([entry["key"] for entry in schedule.failed], ["a"])
+        self.assertEqual(self.said[1:], ["not run: task b, round 1: it did not end in the 20 s that were left"])
 
     def test_what_does_not_fit_is_listed_and_smaller_ones_still_run(self):
         schedule = self.schedule(10)

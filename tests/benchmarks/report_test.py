@@ -339,13 +339,16 @@ class Disk(unittest.TestCase):
                         passes("deepspeed_aio_best", [5.0, 5.0], [1.0, 1.0]),
                         passes("tessera", [2.0, 2.0], [0.2, 0.2])]
         data["disk_steps"] = [
-            {"contender": "deepspeed_swapper", "numel": 100, "bytes": 2400, "rounds_s": [[6.0]]},
-            {"contender": "tessera fp32", "numel": 50, "bytes": 800, "rounds_s": [[2.0]], "rounds_limit_s": [[1.8]]}]
+            {"contender": "deepspeed_swapper", "numel": 100, "bytes": 2400, "memory_bytes": 1500, "rounds_s": [[6.0]]},
+            {"contender": "tessera fp32", "numel": 50, "bytes": 800, "rounds_s": [[2.0]], "rounds_limit_s": [[1.8]]},
+            {"contender": "tessera fp32 cached", "numel": 50, "bytes": 400, "memory_bytes": 300, "rounds_s": [[1.0]],
+             "rounds_limit_s": [[1.0]]}]
         cls.data = data
         cls.files = written(data)
 
-    def ratio(self, peer, measure):
-        found = [row for row in rows_of(self.files["ratios.csv"]) if row["peer"] == peer and row["measure"] == measure]
+    def ratio(self, peer, measure, cached=False):
+        found = [row for row in rows_of(self.files["ratios.csv"]) if row["peer"] == peer and row["measure"] == measure
+                 and row["tessera"].endswith(" cached") == cached]
         self.assertEqual(len(found), 1)
         return found[0]
 
@@ -363,6 +366,8 @@ class Disk(unittest.TestCase):
     def test_steps_are_compared_a_parameter_and_with_their_limit(self):
         self.assertEqual(numbers(self.ratio("deepspeed_swapper", "disk_step"), "measured_ratio", "target"), [1.5, 1.5])
         self.assertEqual(numbers(self.ratio("disk_limit", "disk_step"), "measured_ratio"), [0.9])
+        cached = self.ratio("deepspeed_swapper", "disk_step", cached=True)
+        self.assertEqual(numbers(cached, "measured_ratio", "target"), [3.0, 1.5])
 
     def test_the_page_shows_them(self):
         page = self.files["index.html"]

@@ -107,7 +107,7 @@ const BadFile kValues[] = {
      "\n"
      R"(s.json:1:33: /strategy: must be one of NO_SHARD, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, got 3)"
      "\n"
-     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, muon, adafactor, state_dtype, groups, shard_over, in_backward), got a list of 0)"
+     R"(s.json:1:49: /optimizer: must be an object (keys: type, lr, betas, eps, weight_decay, momentum, dampening, nesterov, trust_coefficient, alpha, centered, lr_decay, freeze_step, muon, adafactor, state_dtype, groups, shard_over, in_backward), got a list of 0)"
      "\n"
      R"(s.json:1:63: /memory: must be an object (keys: limit, tensor_heap), got null)"
      "\n"
@@ -234,6 +234,8 @@ const BadFile kCombinations[] = {
      R"(s.json:1:42: /optimizer/lr_decay: 0.1 has no effect: it needs optimizer.type adagrad; leave it out, or change that)"
      "\n"
      R"(s.json:1:59: /optimizer/centered: true has no effect: it needs optimizer.type rmsprop; leave it out, or change that)"},
+    {"FrozenMomentsOfLamb", R"({"optimizer": {"type": "lamb", "freeze_step": 10}})",
+     R"(s.json:1:46: /optimizer/freeze_step: 10 has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"},
     {"MuonsNumbersWithoutMuon", R"({"optimizer": {"muon": {"ns_steps": 6}}})",
      R"(s.json:1:37: /optimizer/muon/ns_steps: 6 has no effect: it needs optimizer.type muon; leave it out, or change that)"},
     {"MuonInBackward", R"({"optimizer": {"type": "muon", "in_backward": true}})",

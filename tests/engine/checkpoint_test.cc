@@ -150,6 +150,7 @@ TEST(Checkpoint, WhatAStepNeedsOfTheStepsBeforeGoesOn) {
       {"sgd", [](Strategy& s) { s.optimizer.type = OptimizerType::kSgd, s.optimizer.momentum = 0.9; }},
       {"lion",
        [](Strategy& s) { s.optimizer.type = OptimizerType::kLion, s.optimizer.state_dtype = StateDType::k8Bit; }},
+      {"frozen second moments", [](Strategy& s) { s.optimizer.freeze_step = 3; }},
       {"adagrad", [](Strategy& s) { s.optimizer.type = OptimizerType::kAdagrad, s.optimizer.lr_decay = 0.1; }},
       {"rmsprop with all its states",
        [](Strategy& s) {

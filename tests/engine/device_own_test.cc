@@ -53,9 +53,9 @@ TEST_P(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   awkward.model = kOfEveryKind;
   for (const bool averages : {false, true}) {
     if (averages) {
-      plain.rule = awkward.rule = std::make_shared<OwnAdamW>();
+      plain.own_rules = awkward.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
     } else {
-      plain.rule = awkward.rule = std::make_shared<SignDescent>();
+      plain.own_rules = awkward.own_rules = OwnRules::of(std::make_shared<SignDescent>());
     }
     const auto of = [&, dtype = dtype, accumulation = accumulation](const Placed& placed) {
       Strategy strategy = with_own(strategy_of(placed, dtype, accumulation));
@@ -89,7 +89,7 @@ TEST(DeviceOwn, ALargeParameterComesInPortions) {
   options.steps = 2;
   options.model = {.vocab = ElementwiseOptimizer::kMostElementsOnGpu / 16 + 100, .width = 16, .blocks = 1};
   options.model.tied_head = true;
-  options.rule = std::make_shared<OwnAdamW>();
+  options.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
   const Strategy strategy = with_own(strategy_of(ShardingStrategy::kNoShard, DType::kBF16, 1));
   expect_same_on_gpus({.ranks = 1}, strategy, options, "two portions");
 }
@@ -100,7 +100,7 @@ TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
     Strategy strategy = with_own(strategy_of(kind, DType::kBF16, 1));
     strategy.ema.decay = 0.75;
     const auto body = [&](const Mesh& mesh) {
-      Session session(mesh, strategy, kTwoBlocks, std::make_shared<OwnAdamW>());
+      Session session(mesh, strategy, kTwoBlocks, OwnRules::of(std::make_shared<OwnAdamW>()));
       std::vector<StepResult> steps;
       for (std::size_t i = 0; i < 8; ++i) {
         session.model->options.blocks = i % 3 == 0 ? 2 : 1;
@@ -116,7 +116,7 @@ TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
 }
 
 TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
-  expect_led_as_on_the_cpu(with_own, "own", std::make_shared<OwnAdamW>());
+  expect_led_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
 /// What an Engine with `rule` on a GPU says, at once or in a step.
@@ -126,7 +126,7 @@ std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const A
     run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
       Strategy strategy = with_own(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
       if (adjust) adjust(strategy);
-      Session session(mesh, strategy, kTwoBlocks, rule);
+      Session session(mesh, strategy, kTwoBlocks, OwnRules::of(rule));
       session.train(0).wait();
     });
   });

@@ -97,8 +97,8 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
 }
 
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
-                            std::shared_ptr<const ElementwiseOptimizer> rule) {
-  Session session(mesh, strategy, kTwoBlocks, std::move(rule));
+                            const OwnRules& own_rules) {
+  Session session(mesh, strategy, kTwoBlocks, own_rules);
   Engine& engine = session.engine;
   std::vector<StepResult> steps = train(session, 0, 5);
   const auto more = [&](std::size_t begin, std::size_t end) {
@@ -121,7 +121,7 @@ Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const st
 }
 
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
-                              std::shared_ptr<const ElementwiseOptimizer> rule) {
+                              const OwnRules& own_rules) {
   const TestFolder folder;
   int run = 0;
   for (const ShardingStrategy kind : kThree) {
@@ -132,7 +132,7 @@ void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule
         if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
         const auto body = [&] {
           const std::string own = (folder / std::to_string(run++)).string();
-          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own, rule); };
+          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own, own_rules); };
         };
         const Told wanted = told_on({.ranks = 2}, body());
         on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {

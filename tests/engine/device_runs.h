@@ -58,12 +58,12 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
 /// Rates by schedule, or by hand of all and of the last group; averages shown, a unit thawed and one frozen, a save, and what was saved
 /// loaded by the same Engine some steps later.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
-                            std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
+                            const OwnRules& own_rules = {});
 
 /// That is on two GPUs what it is on the CPU: under three strategies, in bf16 and fp16, by schedule and by hand, with averages. `with_rule`
 /// gives a strategy its optimizer.
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
-                              std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
+                              const OwnRules& own_rules = {});
 
 /// Of the tests of one optimizer: what parameters, ranks, microbatches and states there are.
 struct RuleCase {

@@ -13,6 +13,7 @@
 #include "emulated_gpu.h"
 #include "tests/support/cuda_on_host.h"
 // Behind it: the kernels' source.
+#include "optim/cuda/device_adafactor.cu"
 #include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_step.cu"
@@ -121,6 +122,16 @@ class EmulatedKernels : public DeviceKernels {
     expect_on_device(run);
     const std::lock_guard lock(gpu);
     check(cuda::assign_weights(run, tables, nullptr));
+  }
+  void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
+                 std::span<double> scratch) override {
+    for (const std::span<float> memory :
+         {tensor.parameter, tensor.gradient, tensor.row_var, tensor.col_var, tensor.variance}) {
+      if (!memory.empty()) expect_pinned(memory.data(), false, "what is updated");
+    }
+    if (!scratch.empty()) expect_pinned(scratch.data(), false, "scratch memory");
+    const std::lock_guard lock(gpu);
+    check(cuda::step_adafactor(config, numbers, tensor, scratch, nullptr));
   }
   void swap_averages(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);

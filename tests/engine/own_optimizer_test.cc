@@ -41,7 +41,7 @@ void with_adamw(Strategy& s) {
 
 Values trained(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const ElementwiseOptimizer> rule,
                std::size_t steps, TinyOptions options = kAwkward) {
-  Session session(mesh, strategy, options, std::move(rule));
+  Session session(mesh, strategy, options, OwnRules::of(std::move(rule)));
   for (std::size_t i = 0; i < steps; ++i) session.train(i);
   return session.values();
 }
@@ -101,7 +101,8 @@ TEST(OwnOptimizer, UpdatesInBackwardToTheSameBits) {
 
 TEST(OwnOptimizer, MayGiveParametersAnotherTensor) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kWide, std::make_shared<Shift>());
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kWide,
+                    OwnRules::of(std::make_shared<Shift>()));
     const Values before = session.values();
     session.train(0);
     const Values after = session.values();
@@ -124,7 +125,7 @@ TEST(OwnOptimizer, GetsTheMeanGradientAndItsClippedElements) {
       Strategy strategy = strategy_for(ShardingStrategy::kNoShard, with_own);
       strategy.gradient_accumulation = microbatches;
       strategy.gradient_clip_value = clip_value;
-      Session session(mesh, strategy, kAwkward, rule);
+      Session session(mesh, strategy, kAwkward, OwnRules::of(rule));
       const Batch& batch = session.batches[0];
       for (std::int64_t i = 0; i < microbatches; ++i)
         session.engine.backward(session.model->forward(batch.tokens, batch.targets));
@@ -145,7 +146,7 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
     Values values;
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard, with_own), kAwkward,
-                      std::make_shared<OwnAdamW>());
+                      OwnRules::of(std::make_shared<OwnAdamW>()));
       if (loads) load_checkpoint(session.engine, path);
       for (std::size_t i = from; i < to; ++i) session.train(i);
       if (!loads) save_checkpoint(session.engine, path);
@@ -172,7 +173,7 @@ TEST(OwnOptimizer, IsSavedAndLoadedOnOtherRanks) {
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = with_own) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kAwkward, rule);
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kAwkward, OwnRules::of(rule));
       session.train(0);
     });
   });

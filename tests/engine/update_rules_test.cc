@@ -80,6 +80,7 @@ Rule sgd() {
           }};
 }
 
+Rule frozen_adamw() { return {"adamw, frozen", {.type = OptimizerType::kAdamW, .lr = 1e-3, .freeze_step = 2}}; }
 Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99}}; }
 
 /// Vectors without decay at twice the rate, blocks with much decay, the rest.
@@ -133,7 +134,7 @@ TEST(UpdateRules, AreThoseOfPyTorch) {
 }
 
 TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
-  for (const Rule& rule : {lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)}) {
+  for (const Rule& rule : {frozen_adamw(), lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)}) {
     for (const Kept& kept : kOneOfEachKind) {
       if (rule.config.centered && kept.state != StateDType::kF32) continue;
       FirstValues first;

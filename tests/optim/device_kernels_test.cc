@@ -63,6 +63,19 @@ TEST_F(DeviceKernels, AWarpComputesManyBlocksOneAfterTheOther) {
   expect_the_cpus_bits(adamw(StateDType::kBF16), WeightFormat::kSplitBF16, 0, 20011, {}, 0.0f, 2);
 }
 
+TEST_F(DeviceKernels, FrozenSecondMomentsHaveTheCpusBitsInEveryFormat) {
+  for (const OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kAdam}) {
+    for (WeightFormat weights : kWeights) {
+      for (StateDType states : kStates) {
+        OptimizerConfig config = adamw(states);
+        config.type = type;
+        config.freeze_step = 1;
+        expect_the_cpus_bits(config, weights, 0, 2051);
+      }
+    }
+  }
+}
+
 TEST_F(DeviceKernels, EveryRuleGivesTheCpusBitsInEveryFormat) {
   using enum OptimizerType;
   std::vector<OptimizerConfig> configs;

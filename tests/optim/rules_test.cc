@@ -40,6 +40,35 @@ TEST(AdamRule, FollowsPyTorch) {
                 -0.021382495760917664f});
 }
 
+// The second element has a gradient after the freeze only, and the third one that is rarely a thousand times the others.
+TEST(AdamRule, SecondMomentsOnlyGrowOnceTheyAreFrozen) {
+  OptimizerConfig c = adam(OptimizerType::kAdamW);
+  c.freeze_step = 10;
+  const auto optimizer = make_optimizer(c);
+  Trained run{*optimizer, {0.7f, 0.7f, 0.7f}};
+  std::vector<double> wanted(3, run.weights[0]), first(3), second(3);
+  const double lr = static_cast<double>(0.003f);
+  for (int t = 1; t <= 100; ++t) {
+    const float wave = std::sin(0.1f * static_cast<float>(t)) + 0.2f;
+    const std::vector<float> gradient = {wave, t <= 10 ? 0.0f : wave, t % 25 == 0 ? 1000 * wave : wave};
+    const double root = std::sqrt(1.0 - std::pow(c.beta2, std::min(t, 10)));
+    for (std::size_t i = 0; i < 3; ++i) {
+      const double g = gradient[i], added = (1.0 - c.beta2) * g * g;
+      wanted[i] *= 1.0 - lr * c.weight_decay;
+      first[i] = c.beta1 * first[i] + (1.0 - c.beta1) * g;
+      second[i] = t <= 10 ? c.beta2 * second[i] + added : std::max(second[i], added);
+      wanted[i] -= lr * first[i] / (1.0 - std::pow(c.beta1, t)) / (std::sqrt(second[i]) / root + c.eps);
+    }
+    const float before = run.states[1].empty() ? 0 : run.states[1][0];
+    run.step(gradient, {.lr = 0.003f});
+    if (t > 10) {
+      EXPECT_EQ(run.states[1][0], before) << "step " << t;
+    }
+    for (std::size_t i = 0; i < 3; ++i) ASSERT_NEAR(run.weights[i], wanted[i], 1e-7 * t) << "step " << t << ", " << i;
+  }
+  EXPECT_GT(run.weights[1], -1.0f);
+}
+
 // The folded constants against the textbook form in fp64, over a long run: a folding mistake grows with t.
 TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
   for (OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kAdam}) {

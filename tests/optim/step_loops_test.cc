@@ -30,12 +30,15 @@ OptimizerConfig config_of(OptimizerType type, double momentum = 0.0) {
 
 std::vector<Case> formulas() {
   using enum OptimizerType;
-  OptimizerConfig momentum = config_of(kSgd, 0.9), nesterov = momentum, adagrad = config_of(kAdagrad);
+  OptimizerConfig momentum = config_of(kSgd, 0.9), nesterov = momentum, adagrad = config_of(kAdagrad),
+                  frozen = config_of(kAdamW);
   momentum.dampening = 0.25;
   nesterov.nesterov = true;
   adagrad.lr_decay = 0.01;
+  frozen.freeze_step = 6;
   return {{"adamw", config_of(kAdamW), 7},
           {"adamw_first", config_of(kAdamW), 1},
+          {"adamw_frozen", frozen, 7},
           {"adam", config_of(kAdam), 7},
           {"sgd", config_of(kSgd), 7},
           {"momentum", momentum, 7},

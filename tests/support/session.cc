@@ -27,10 +27,10 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
 }
 
 Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options,
-                 std::shared_ptr<const ElementwiseOptimizer> rule)
+                 const OwnRules& own_rules)
     : mesh(mesh_given),
       model(make_tiny(options, true)),
-      engine(model.ptr(), strategy, mesh, std::move(rule)),
+      engine(model.ptr(), strategy, mesh, own_rules),
       batches(make_batches(6, 24, 5, options.vocab)),
       microbatches(static_cast<std::size_t>(strategy.gradient_accumulation)) {}
 

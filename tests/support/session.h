@@ -39,9 +39,8 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 
 /// Tiny on this rank, and its batches, for tests that write their own loop.
 struct Session {
-  /// `rule`: with optimizer.type own.
-  Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {},
-          std::shared_ptr<const ElementwiseOptimizer> rule = nullptr);
+  /// `own_rules`: with optimizer.type own and own_matrix.
+  Session(const Mesh& mesh, const Strategy& strategy, TinyOptions options = {}, const OwnRules& own_rules = {});
   at::Tensor loss(std::size_t i);
   StepResult train(std::size_t i);
   Values values();

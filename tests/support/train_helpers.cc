@@ -28,7 +28,7 @@ bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::i
 Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions& options) {
   at::set_num_threads(1);
   Tiny model = make_tiny(options.model, options.deferred);
-  Engine engine(model.ptr(), strategy, mesh, options.rule);
+  Engine engine(model.ptr(), strategy, mesh, options.own_rules);
   Trained trained;
   const auto batches = make_batches(options.steps, options.batch, options.length, options.model.vocab);
   const std::int64_t parts = mesh.world_size() * strategy.gradient_accumulation;

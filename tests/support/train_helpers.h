@@ -25,7 +25,7 @@ struct TrainOptions {
   std::int64_t batch = 12;  ///< global, divided over ranks and microbatches
   std::int64_t length = 5;
   bool deferred = true;
-  std::shared_ptr<const ElementwiseOptimizer> rule = nullptr;  ///< with optimizer.type own
+  OwnRules own_rules = {};  ///< with optimizer.type own and own_matrix
 };
 
 /// Trains Tiny under `strategy` on this rank and returns what every rank sees.

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "optim/adafactor.h"
+#include "optim/scalar_lane.h"
+
+namespace tessera {
+
+/// Sums of Adafactor (adafactor.h): lanes, values of a block of a whole tensor, rows of a block of a column.
+constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRows = 256;
+
+constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
+
+/// What depends on a step's numbers alone, folded on the host.
+struct AdafactorNumbers {
+  double rate, min_rms, clip_threshold;
+  float weight, kept;
+};
+AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
+
+/// How many doubles of each kind a GPU keeps between its kernels.
+struct AdafactorSums {
+  std::size_t blocks;       ///< of the parameter, and as many of the gradient
+  std::size_t column_sums;  ///< of columns of more than one block of rows
+  std::size_t means;        ///< of each matrix's `row_var`
+
+  explicit AdafactorSums(const AdafactorTensor& t) : blocks(adafactor_blocks(t.parameter.size(), kAdafactorBlock)) {
+    const std::size_t row_blocks = adafactor_blocks(static_cast<std::size_t>(t.rows), kAdafactorRows);
+    column_sums = row_blocks > 1 ? row_blocks * t.col_var.size() : 0;
+    means = t.row_var.empty() ? 0 : static_cast<std::size_t>(t.matrices);
+  }
+  std::size_t count() const { return 1 + 2 * blocks + column_sums + means; }
+};
+
+// Arithmetic that GPUs share.
+
+/// As std::max, of NaNs too.
+template <class Float>
+TESSERA_ALWAYS_INLINE Float adafactor_larger(Float a, Float b) {
+  return a < b ? b : a;
+}
+
+TESSERA_ALWAYS_INLINE double adafactor_square(float value) { return static_cast<double>(value) * value; }
+
+TESSERA_ALWAYS_INLINE float adafactor_mean(double sum, std::size_t count) {
+  return static_cast<float>(sum / static_cast<double>(count));
+}
+
+/// Moves the mean by the share `weight` of its distance to `value`.
+TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight) { mean += weight * (value - mean); }
+
+constexpr float kAdafactorEps = 0x1p-23F;
+
+/// The mean of a matrix's `row_var`, from their sum.
+TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
+  return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
+}
+
+/// v = r c^T / mean(r)
+TESSERA_ALWAYS_INLINE float adafactor_variance(float of_row, float of_column, float mean_of_rows) {
+  return of_row * of_column / mean_of_rows;
+}
+
+/// u = g / sqrt(v)
+TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
+  return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
+}
+
+/// What updates are multiplied by: from the sums of squares of parameter and updates, `numel` numbers each.
+TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
+                                            std::size_t numel) {
+  const auto count = static_cast<double>(numel);
+  const double length = adafactor_larger(numbers.min_rms, std::sqrt(of_parameter / count)) * numbers.rate;
+  const double clip = adafactor_larger(1.0, std::sqrt(of_updates / count) / numbers.clip_threshold);
+  return static_cast<float>(length / clip);
+}
+
+TESSERA_ALWAYS_INLINE float adafactor_updated(float parameter, float update, float kept, float moved) {
+  return parameter * kept - update * moved;
+}
+
+}  // namespace tessera

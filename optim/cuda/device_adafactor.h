@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+
+#include "optim/adafactor.h"
+
+namespace tessera::cuda {
+
+/// As tessera::step_adafactor, of a tensor in device memory: the same bits. `scratch` has adafactor_scratch(tensor) numbers.
+cudaError_t step_adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
+                           std::span<double> scratch, cudaStream_t stream);
+
+}  // namespace tessera::cuda

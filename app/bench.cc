@@ -253,6 +253,11 @@ int run_bench_offload(const BenchCommand& command) {
       options.record_bytes = std::min<std::size_t>(options.record_bytes, 1 << 20);
       options.rounds = 2;
     }
+    if (options.cache_bytes > 0 && options.cache_bytes < static_cast<std::int64_t>(options.record_bytes)) {
+      throw Error(ExitCode::kUsage,
+                  "bench offload: --cache " + format_bytes(options.cache_bytes) + " has no room for a record of " +
+                      format_bytes(static_cast<std::int64_t>(options.record_bytes)) + ". hint: give more, or none");
+    }
     const OffloadReport report = value_or_throw(bench_offload(options));
     write_json(to_json(report), command);
     std::printf("%s, %s; one thread\n%s", command.directory.c_str(), report.disks.front().file_mode.c_str(),

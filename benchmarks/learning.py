@@ -69,6 +69,7 @@ COMPRESSION = PLAIN | {
     "one_bit_80": ("one bit after 80 plain steps", compressed(80, one_bit=True)),
     "one_bit_adam_40": ("one bit after 40 plain steps, second moments stay", compressed(40, 40, one_bit=True)),
     "one_bit_adam_80": ("one bit after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
+    "one_bit_adam_100": ("one bit after 100 plain steps, second moments stay", compressed(100, 100, one_bit=True)),
 }
 SETS = {"meetings": ("learning", "Learning with fewer meetings of replicas", MEETINGS),
         "compression": ("learning_compression", "Learning with compressed gradients", COMPRESSION)}

@@ -44,6 +44,7 @@ def _rule(name):
 RULES = {"lamb": {"type": "lamb", "lr": 1e-3, "weight_decay": 0.01},
          "lars": {"type": "lars", "lr": 0.1, "weight_decay": 0.01, "momentum": 0.9},
          "muon": {"type": "muon", "lr": 3e-4, "weight_decay": 0.01},
+         "muon_bf16": {"type": "muon", "lr": 3e-4, "weight_decay": 0.01, "muon": {"ns_dtype": "bf16"}},
          "adafactor": {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.01}}
 
 CONTENDERS = {contender.name: contender for contender in (

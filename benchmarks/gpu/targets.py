@@ -30,6 +30,7 @@ STEPS = (
     ("gpt_1b5_rules", "rule_adamw", "rule_lamb", 1 / 1.1),
     ("gpt_1b5_rules", "rule_adamw", "rule_adafactor", None),
     ("gpt_1b5_rules", "rule_adamw", "rule_muon", None),
+    ("gpt_1b5_rules", "rule_adamw", "rule_muon_bf16", None),
     ("gpt_1b5_rules", "rule_adamw", "rule_lars", None),
 )
 

@@ -6,7 +6,7 @@ from works import parameter_count
 
 SHARED = tuple(f"shared_{strategy}_{ranks}" for ranks in (1, 2, 4)
                for strategy in ("full_shard", "shard_gradients", "no_shard"))
-RULES = ("rule_adamw", "rule_lamb", "rule_adafactor", "rule_muon", "rule_lars")
+RULES = ("rule_adamw", "rule_lamb", "rule_adafactor", "rule_muon", "rule_muon_bf16", "rule_lars")
 EVERYONE = ("torch_eager", "tessera_full_shard", "torch_fsdp2", "tessera_no_shard", "torch_ddp",
             "tessera_shard_gradients")
 

@@ -1,8 +1,8 @@
 #include "engine/step/adafactor_rule.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
+#include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {
@@ -35,7 +35,7 @@ bool lies_in_rows(const FlatParameter& parameter) {
 }
 
 at::Tensor view_as(const FlatParameter& parameter, std::span<float> values, c10::Device device) {
-  return at::from_blob(values.data(), parameter.sizes, parameter.strides, at::device(device).dtype(at::kFloat));
+  return memory_view(values.data(), DType::kF32, parameter.sizes, parameter.strides, device);
 }
 
 }  // namespace

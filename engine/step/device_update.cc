@@ -412,18 +412,16 @@ void DeviceUpdate::pass_over_groups(bool of_matrices, const std::function<void(c
   }
 }
 
-/// Elements while the host waits to know which matrices are used. Skipped steps, too, meet the other ranks where values are made known.
+/// Elements come first: while the device updates them, the host queues what becomes of the matrices. Skipped steps, too, meet the other
+/// ranks where values are made known.
 void DeviceUpdate::update_matrices_by_rule() {
-  pass_over_groups(false, [&](const DeviceRun& run) { kernels_.update(run, tables_); });
   const std::optional<Decided> decided = wait_for_decision();
+  pass_over_groups(false, [&](const DeviceRun& run) { kernels_.update(run, tables_); });
   if (decided) {
     for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
     matrices_->exchange([&](std::size_t matrix) -> MatrixUpdate::Numbers {
       const auto [parameter, group] = dealt_[matrix];
-      const double lr = rates_.of(decided->rates.lr, group);
-      const auto& [gradient_scale, clip_value, _] = decided->rates;
-      return {
-          decided->used[parameter] != 0, {gradient_scale, clip_value, static_cast<float>(lr), steps_[parameter]}, lr};
+      return MatrixUpdate::numbers_of(rates_, decided->rates, group, steps_[parameter], decided->used[parameter] != 0);
     });
   }
   pass_over_groups(true, [&](const DeviceRun& run) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
@@ -78,16 +79,26 @@ void MatrixExchange::read_masters(const FlatGroup& group, Extent piece, float* t
   });
 }
 
-/// Kernels write whole vectors, and messages have pieces at any place.
+/// Kernels write whole vectors, and in messages pieces may begin anywhere: those go through some memory that is not in the plan.
 void MatrixExchange::read_by_kernel(const OptimizerSlice& slice, float* to) const {
+  constexpr std::size_t kVector = 16;  // bytes
+  constexpr std::size_t kPortion = std::size_t{1} << 20;
   const Unrecorded unrecorded;
-  const auto numel = static_cast<std::int64_t>(slice.gradient.size());
-  const at::Tensor masters = at::empty({numel}, at::device(device_.device).dtype(at::kFloat));
+  const std::size_t numel = slice.gradient.size();
   DeviceRun run;
   run.arguments = masters_->arguments(slice);
   run.first_element = slice.first_element;
-  kernels_->read_weights(run, masters.data_ptr<float>());
-  copy(masters.data_ptr<float>(), numel, to);
+  if (reinterpret_cast<std::uintptr_t>(to) % kVector == 0) return kernels_->read_weights(run, to);
+  for (std::size_t begin = 0; begin < numel; begin += kPortion) {
+    const std::size_t count = std::min(kPortion, numel - begin);
+    const auto length = static_cast<std::int64_t>(count);
+    const at::Tensor masters = at::empty({length}, at::device(device_.device).dtype(at::kFloat));
+    DeviceRun portion = run;
+    portion.arguments = part_of(run.arguments, begin, count);
+    portion.first_element += begin;
+    kernels_->read_weights(portion, masters.data_ptr<float>());
+    copy(masters.data_ptr<float>(), length, to + begin);
+  }
 }
 
 void MatrixExchange::copy(const float* from, std::int64_t numel, float* to) const {

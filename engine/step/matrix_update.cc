@@ -54,6 +54,11 @@ StepArguments MatrixUpdate::step_arguments(const OptimizerSlice& slice) const {
   return rule_ ? assigners_[0]->arguments(slice) : directions_[0]->step_arguments(slice);
 }
 
+MatrixUpdate::Numbers MatrixUpdate::numbers_of(const LearningRates& rates, const UpdateRates& of_step,
+                                               std::size_t group, std::int64_t step, bool is_used) {
+  return {is_used, scalars_of(rates, of_step, group, step), rates.of(of_step.lr, group)};
+}
+
 void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of) {
   const DealtMatrix* const first = deal_.matrices().data();
   for (const MatrixBatch& batch : deal_.batches()) {
@@ -71,7 +76,7 @@ void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, 
 
 void MatrixUpdate::orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter,
                                         const WholeMatrix& whole) const {
-  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work, device_.device);
+  orthogonalize(whole.gradient.data(), matrix.shape, muon_.ns_steps, whole.work, muon_.ns_dtype, device_.device);
   const Unrecorded unrecorded;
   flat_view(whole.gradient.data(), DType::kF32, matrix.extent.numel, device_.device).mul_(factor_of(muon_, parameter));
 }

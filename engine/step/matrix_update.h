@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/memory/training_memory.h"
+#include "engine/step/element_update.h"
 #include "engine/step/matrix_exchange.h"
 #include "engine/step/tensor_rule.h"
 #include "optim/muon_optimizer.h"
@@ -34,6 +35,10 @@ class MatrixUpdate {
     StepScalars scalars;
     double lr = 0;  ///< that of the scalars, not rounded
   };
+  /// `group`: FlatParameter::group. `step`: of the matrix, with this one.
+  static Numbers numbers_of(const LearningRates& rates, const UpdateRates& of_step, std::size_t group,
+                            std::int64_t step, bool is_used);
+
   /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `numbers_of(i)`: of
   /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. Throws tessera::Error, and what a program's rule throws.
   void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of);

@@ -19,24 +19,23 @@ constexpr double kLeastNorm = 1e-7;
 
 }  // namespace
 
-void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::span<float> work, c10::Device device) {
+void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::span<float> work, DType dtype,
+                   c10::Device device) {
   const Unrecorded unrecorded;
-  const auto view = [&](float* begin, std::int64_t rows, std::int64_t columns) {
-    return memory_view(begin, DType::kF32, {rows, columns}, std::nullopt, device);
-  };
-  const at::Tensor whole = view(matrix, shape.rows, shape.columns);
+  const at::Tensor whole = memory_view(matrix, DType::kF32, {shape.rows, shape.columns}, std::nullopt, device);
   const std::int64_t shorter = std::min(shape.rows, shape.columns), longer = std::max(shape.rows, shape.columns);
   const bool is_tall = shape.rows > shape.columns;
   float* place = work.data();
   const auto take = [&](std::int64_t rows, std::int64_t columns) {
     float* const begin = std::exchange(place, place + MatrixDeal::in_whole_lines(rows * columns));
-    return view(begin, rows, columns);
+    return memory_view(begin, dtype, {rows, columns}, std::nullopt, device);
   };
-  // A wide one is worked on where it lies.
-  at::Tensor x = is_tall ? take(shorter, longer) : whole, next = take(shorter, longer);
+  // A wide one is worked on where it lies, unless in bf16.
+  const bool is_in_place = !is_tall && dtype == DType::kF32;
+  at::Tensor x = is_in_place ? whole : take(shorter, longer), next = take(shorter, longer);
   at::Tensor gram = take(shorter, shorter), factor = take(shorter, shorter);
-  if (is_tall) x.copy_(whole.t());
-  x.div_(at::linalg_vector_norm(x).clamp_min(kLeastNorm));
+  whole.div_(at::linalg_vector_norm(whole).clamp_min(kLeastNorm));
+  if (!is_in_place) x.copy_(is_tall ? whole.t() : whole);
   for (std::int64_t step = 0; step < steps; ++step) {
     at::mm_out(gram, x, x.t());
     at::addmm_out(factor, gram, gram, gram, kB, kC);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "sharding/layout/shapes.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 
@@ -14,10 +15,11 @@ namespace tessera {
 ///
 ///   X = matrix / |matrix|;   `steps` times: X = a X + (b A + c A A) X,  A = X X^T
 ///
-/// in fp32; on a GPU as LibTorch's setting for products of fp32 says (TF32 where a program allows it). `work` begins on a cache line and has room for the matrix twice and for the square of its shorter side twice, each in whole
+/// in `dtype`, fp32 or bf16 (the norm in fp32); products of fp32 on a GPU are as LibTorch's setting says (TF32 where a program allows it).
+/// `work` begins on a cache line and has room for the matrix twice and for the square of its shorter side twice, each in fp32 and in whole
 /// lines. A matrix of zeros stays one. The same bits on every rank that has as many threads. Both lie on `device`; where work is queued,
 /// nothing is waited for.
 void orthogonalize(float* matrix, MatrixShape shape, std::int64_t steps, std::span<float> work,
-                   c10::Device device = c10::Device(c10::kCPU));
+                   DType dtype = DType::kF32, c10::Device device = c10::Device(c10::kCPU));
 
 }  // namespace tessera

@@ -1,12 +1,12 @@
 #include "engine/step/own_matrix_rule.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <set>
 
 #include "checkpoint/saved_checkpoint.h"
+#include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
@@ -40,9 +40,8 @@ std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter
 void OwnMatrixRule::update(const WholeTensor& tensor) const {
   const Unrecorded unrecorded;
   const FlatParameter& parameter = tensor.parameter;
-  const at::TensorOptions options = at::device(device_).dtype(at::kFloat);
   const auto as_parameter = [&](std::span<float> values) {
-    return at::from_blob(values.data(), parameter.sizes, parameter.strides, options);
+    return memory_view(values.data(), DType::kF32, parameter.sizes, parameter.strides, device_);
   };
   const std::span<const TensorState> states = tensor.state_shapes;
   const at::Tensor masters = as_parameter(tensor.masters);
@@ -50,7 +49,7 @@ void OwnMatrixRule::update(const WholeTensor& tensor) const {
   m.parameter = masters;
   m.gradient = as_parameter(tensor.gradient);
   for (std::size_t i = 0; i < states.size(); ++i) {
-    m.states.push_back(at::from_blob(tensor.states[i].data(), states[i].sizes, options));
+    m.states.push_back(memory_view(tensor.states[i].data(), DType::kF32, states[i].sizes, std::nullopt, device_));
   }
   m.lr = tensor.lr;
   m.weight_decay = tensor.weight_decay;

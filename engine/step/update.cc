@@ -152,8 +152,7 @@ void Update::make_directions(const Rates& rates) {
 
 MatrixUpdate::Numbers Update::numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const {
   const auto [parameter, group] = dealt_[matrix];
-  const Run run{{}, steps_[parameter], group};
-  return {used[parameter] != 0, elements_.scalars_of(rates, run), learning_rates_.of(rates.lr, group)};
+  return MatrixUpdate::numbers_of(learning_rates_, rates, group, steps_[parameter], used[parameter] != 0);
 }
 
 /// Forward to measure, and backward to step: what lies on disk and was used last is used first.

@@ -99,6 +99,7 @@ struct MuonConfig {
   bool nesterov = true;
   std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations
   MuonLrAdjustment adjust_lr = MuonLrAdjustment::kMatchRmsAdamW;
+  DType ns_dtype = DType::kF32;  ///< in which the iterations compute: kF32, kBF16
 };
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235): of a matrix's second moment only the sums of its rows and columns are kept. There is

@@ -34,7 +34,7 @@ struct LambDirectionRule {
   static TESSERA_ALWAYS_INLINE RuleElement<V, kStates> element(const Constants& c, Float g, Float weight,
                                                                const Float* states) {
     const Float first = states[0] + (g - states[0]) * c.adam.one_minus_beta1;
-    const Float second = AdamRule::second_moment(c.adam, g, states[1]);
+    const Float second = states[1] * c.adam.beta2 + (g * g) * c.adam.one_minus_beta2;
     const Float root = V::sqrt(second);
     return {(c.adam.step_size * first) / (root + c.adam.eps) + c.decay * weight, {first, second}, root};
   }

@@ -341,7 +341,8 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = "1000",
        .doc = "Above 0: after so many steps of a parameter its second moments stay as they are, as 1-bit Adam wants it "
               "with compression.one_bit; one that is less than a single gradient would make it takes that.",
-       .cost = "A rate for each element that no longer follows its gradients.",
+       .cost = "Elements whose gradients were small until then are moved by up to 1 / sqrt(1 - beta2) times the rate: "
+               "so many steps that training has settled, and several times 1 / (1 - beta2).",
        .only_if = with_optimizer(
            "optimizer.type adamw or adam",
            [](OptimizerType type) { return type == OptimizerType::kAdamW || type == OptimizerType::kAdam; })},
@@ -375,6 +376,14 @@ std::vector<StrategyKey> optimizer_keys() {
        .example_json = R"("original")",
        .doc = "What a matrix's learning rate is multiplied by. Weight decay goes by the rate itself.",
        .cost = "original: matrices need a rate of their own, some ten times adamw's.",
+       .only_if = with_muon()},
+      {.pointer = "/optimizer/muon/ns_dtype",
+       .field = choice_field(AT(optimizer.muon.ns_dtype), muon_dtypes()),
+       .default_json = R"("fp32")",
+       .example_json = R"("bf16")",
+       .doc = "In which numbers Newton-Schulz iterations compute.",
+       .cost = "bf16: a direction that is off by a hundredth. A GPU, or a processor with products of bf16, multiplies "
+               "several times as fast; another processor slower.",
        .only_if = with_muon()},
       {.pointer = "/optimizer/adafactor/beta2_decay",
        .field = number_field(AT(optimizer.adafactor.beta2_decay)),

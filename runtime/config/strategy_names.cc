@@ -121,6 +121,13 @@ const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments() {
   return list;
 }
 
+const std::vector<Named<DType>>& muon_dtypes() {
+  static const std::vector<Named<DType>> list = {
+      {DType::kF32, "fp32", "momenta are made orthogonal as they are"},
+      {DType::kBF16, "bf16", "they are rounded before and after each product, as PyTorch's Muon does it"}};
+  return list;
+}
+
 const std::vector<Named<StateDType>>& state_dtypes() {
   using enum StateDType;
   static const std::vector<Named<StateDType>> list = {

@@ -24,6 +24,7 @@ const std::vector<Named<BufferBroadcast>>& buffer_broadcasts();
 const std::vector<Named<MasterKind>>& master_kinds();
 const std::vector<Named<OptimizerType>>& optimizer_types();
 const std::vector<Named<MuonLrAdjustment>>& muon_lr_adjustments();
+const std::vector<Named<DType>>& muon_dtypes();  ///< of MuonConfig::ns_dtype
 const std::vector<Named<StateDType>>& state_dtypes();
 const std::vector<Named<bool>>& shard_overs();  ///< of OptimizerConfig::shard_over_world
 const std::vector<Named<LrScheduleType>>& lr_schedule_types();

@@ -351,7 +351,7 @@ StrategyRule tensor_rule_offload_rule() {
             if (!has_tensor_rule(s.optimizer.type) || !s.offload.is_used()) return "";
             return fmt::format(
                 "{} needs masters of whole tensors and their states in memory: leave parameters, masters, moments and "
-                "gradients of \"offload\" out, or take adamw or muon",
+                "gradients of \"offload\" out, or take adamw",
                 name_of(s.optimizer.type));
           }};
 }

@@ -175,7 +175,7 @@ TEST(Adafactor, WeightsMayBeFrozenForAWhile) {
 }
 
 TEST(Adafactor, OneMatrixOfManyLiesInAnyOrder) {
-  const AdafactorRule rule({});
+  const AdafactorRule rule({}, c10::kCPU, nullptr);
   at::manual_seed(3);
   const at::Tensor value = at::randn({5, 3, 4}), gradient = at::randn({5, 3, 4});
   const auto updated = [&](at::IntArrayRef strides) {

@@ -555,33 +555,6 @@ TEST(DeviceEngine, RatesOfGroupsGoThroughACheckpointAsOnTheCpu) {
   });
 }
 
-void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what) {
-  const TestFolder of_cpu;
-  std::vector<std::string> inexact;
-  const auto save_to = [&](const TestFolder& folder) {
-    return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string()); };
-  };
-  const auto load_from = [&](const TestFolder& folder) {
-    return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
-  };
-  const Told wanted = told_on({.ranks = ranks}, save_to(of_cpu));
-  const TestFolder of_gpu;
-  on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
-    const std::string where = what + ", " + std::to_string(ranks) + " ranks " + how;
-    const TestFolder own;
-    expect_same(told_on(joined, save_to(own)), wanted, where + ": saved");
-    expect_same(told_on(joined, load_from(own)), wanted, where + ": loaded");
-    EXPECT_TRUE(inexact.empty()) << where << ": " << inexact[0];
-    expect_same(told_on(joined, load_from(of_cpu)), wanted, where + ": loaded what the CPU saved");
-    ASSERT_EQ(inexact.size(), 1) << where;
-    EXPECT_NE(inexact[0].find("of a run on the CPU"), std::string::npos) << inexact[0];
-    if (how == "late") told_on(joined, save_to(of_gpu));
-  });
-  expect_same(told_on({.ranks = ranks}, load_from(of_gpu)), wanted, what + ": loaded by the CPU");
-  ASSERT_EQ(inexact.size(), 1) << what;
-  EXPECT_NE(inexact[0].find("of a run on a GPU"), std::string::npos) << inexact[0];
-}
-
 TEST(DeviceEngine, SavesAndLoadsCheckpointsAsTheCpuDoes) {
   for (const ShardingStrategy kind : kThree) {
     expect_checkpoints_as_on_the_cpu(2, scheduled(kind, DType::kBF16), name_of(kind));

@@ -64,6 +64,8 @@ TEST(DeviceMuon, NumbersAndKindsOfGroupsAreTheCpus) {
   strategy.optimizer.muon.nesterov = false;
   strategy.optimizer.muon.adjust_lr = MuonLrAdjustment::kOriginal;
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without Nesterov's momentum");
+  strategy.optimizer.muon.ns_dtype = DType::kBF16;
+  expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "in bf16");
   strategy.optimizer.muon.momentum = 0;
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without momentum");
 }

@@ -156,21 +156,52 @@ std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t e
   return steps;
 }
 
-Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder) {
-  Session session(mesh, strategy, kTwoBlocks);
+Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                          const OwnRules& own_rules) {
+  Session session(mesh, strategy, kTwoBlocks, own_rules);
   train(session, 0, 6);
   save_checkpoint(session.engine, folder);
   return told_by(session, train(session, 6, 12));
 }
 
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
-                           std::vector<std::string>& inexact) {
-  Session session(mesh, strategy, kTwoBlocks);
+                           std::vector<std::string>& inexact, const OwnRules& own_rules) {
+  Session session(mesh, strategy, kTwoBlocks, own_rules);
   train(session, 7, 9);
   const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder);
   EXPECT_EQ(loaded.step, 6);
   if (mesh.rank() == 0) inexact = loaded.inexact;
   return told_by(session, train(session, 6, 12));
+}
+
+void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
+                                      const OwnRules& own_rules) {
+  const TestFolder of_cpu;
+  std::vector<std::string> inexact;
+  const auto save_to = [&](const TestFolder& folder) {
+    return [&](const Mesh& mesh) { return saved_and_trained_on(mesh, strategy, folder.path().string(), own_rules); };
+  };
+  const auto load_from = [&](const TestFolder& folder) {
+    return [&](const Mesh& mesh) {
+      return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact, own_rules);
+    };
+  };
+  const Told wanted = told_on({.ranks = ranks}, save_to(of_cpu));
+  const TestFolder of_gpu;
+  on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
+    const std::string where = what + ", " + std::to_string(ranks) + " ranks " + how;
+    const TestFolder own;
+    expect_same(told_on(joined, save_to(own)), wanted, where + ": saved");
+    expect_same(told_on(joined, load_from(own)), wanted, where + ": loaded");
+    EXPECT_TRUE(inexact.empty()) << where << ": " << inexact[0];
+    expect_same(told_on(joined, load_from(of_cpu)), wanted, where + ": loaded what the CPU saved");
+    ASSERT_EQ(inexact.size(), 1) << where;
+    EXPECT_NE(inexact[0].find("of a run on the CPU"), std::string::npos) << inexact[0];
+    if (how == "late") told_on(joined, save_to(of_gpu));
+  });
+  expect_same(told_on({.ranks = ranks}, load_from(of_gpu)), wanted, what + ": loaded by the CPU");
+  ASSERT_EQ(inexact.size(), 1) << what;
+  EXPECT_NE(inexact[0].find("of a run on a GPU"), std::string::npos) << inexact[0];
 }
 
 }  // namespace tessera::testing

@@ -82,9 +82,13 @@ std::string name_of(const RuleCase& of);
 std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t end);
 
 /// Saves after 6 steps.
-Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder);
+Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
+                          const OwnRules& own_rules = {});
 /// Goes on from there, in an Engine that has trained something else. `inexact`: LoadedCheckpoint's, of rank 0.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
-                           std::vector<std::string>& inexact);
+                           std::vector<std::string>& inexact, const OwnRules& own_rules = {});
+/// Both, on GPUs as on the CPU, and each of what the other saved.
+void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
+                                      const OwnRules& own_rules = {});
 
 }  // namespace tessera::testing

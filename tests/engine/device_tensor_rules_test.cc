@@ -129,6 +129,16 @@ TEST(DeviceTensorRules, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   }
 }
 
+TEST(DeviceTensorRules, SaveAndLoadCheckpointsAsTheCpuDoes) {
+  for (const OptimizerType type : kTypes) {
+    Strategy strategy = with_rule(type, scheduled(ShardingStrategy::kFullShard, DType::kBF16));
+    strategy.ema.decay = 0.75;
+    expect_checkpoints_as_on_the_cpu(2, strategy, name_of(type), rules_for(type));
+    strategy.checkpoint.async = true;
+    expect_checkpoints_as_on_the_cpu(2, strategy, name_of(type) + ", saved beside training", rules_for(type));
+  }
+}
+
 TEST(DeviceTensorRules, MistakesAreNamed) {
   struct Elsewhere final : MatrixOptimizer {
     std::vector<State> states(std::int64_t, std::int64_t) const override { return {}; }

@@ -121,6 +121,23 @@ TEST(Orthogonalize, MakesSingularValuesAboutOne) {
   }
 }
 
+/// Of 8 bits' precision, 15 products one after the other.
+TEST(Orthogonalize, ComputesInBf16) {
+  at::manual_seed(1);
+  for (const MatrixShape shape : {MatrixShape{64, 64}, {48, 200}, {200, 48}}) {
+    at::Tensor matrix = at::randn({shape.rows, shape.columns}) * 1e-4;
+    const at::Tensor wanted = orthogonal(matrix, 5);
+    const std::int64_t shorter = std::min(shape.rows, shape.columns);
+    at::Tensor work =
+        at::empty({2 * MatrixDeal::in_whole_lines(matrix.numel()) + 2 * MatrixDeal::in_whole_lines(shorter * shorter)});
+    const std::span<float> room{work.data_ptr<float>(), static_cast<std::size_t>(work.numel())};
+    orthogonalize(matrix.data_ptr<float>(), shape, 5, room, DType::kBF16);
+    EXPECT_LT(((matrix - wanted).norm() / wanted.norm()).item<float>(), 0.05f);
+    EXPECT_GT((matrix - wanted).abs().max().item<float>(), 1e-5f) << "computed in fp32";
+    EXPECT_TRUE(at::equal(matrix, matrix.to(at::kBFloat16).to(at::kFloat)));
+  }
+}
+
 TEST(Orthogonalize, LeavesZeros) {
   at::Tensor matrix = at::zeros({3, 5}), work = at::empty({64 + 32});
   orthogonalize(matrix.data_ptr<float>(), {3, 5}, 5, {work.data_ptr<float>(), 96});
@@ -171,6 +188,7 @@ TEST(Muon, HasTheSameBitsUnderEveryStrategy) {
             with_muon(s);
             s.ema.decay = 0.9;
             s.gradient_accumulation = 1;
+            if (ranks == 3) s.optimizer.muon.ns_dtype = DType::kBF16;
           },
           kept.param);
     }

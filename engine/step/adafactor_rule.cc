@@ -51,6 +51,7 @@ std::vector<TensorState> AdafactorRule::states_of(const FlatParameter& parameter
 
 void AdafactorRule::step(const AdafactorStep& numbers, const AdafactorTensor& tensor) const {
   if (!kernels_) return step_adafactor(config_, numbers, tensor);
+  const Unrecorded unrecorded;
   const std::size_t count = adafactor_scratch(tensor);
   const at::Tensor scratch = at::empty({static_cast<std::int64_t>(count)}, at::device(device_).dtype(at::kDouble));
   kernels_->adafactor(config_, numbers, tensor, {scratch.data_ptr<double>(), count});
@@ -60,8 +61,8 @@ void AdafactorRule::update(const WholeTensor& tensor) const {
   const FlatParameter& parameter = tensor.parameter;
   if (parameter.numel == 0) return;
   const AdafactorStep numbers{tensor.lr, tensor.weight_decay, tensor.step};
-  const Unrecorded unrecorded;
   if (lies_in_rows(parameter)) return step(numbers, in_rows(tensor));
+  const Unrecorded unrecorded;
   const at::Tensor masters = view_as(parameter, tensor.masters, device_);
   const at::Tensor rows = masters.contiguous(), gradient = view_as(parameter, tensor.gradient, device_).contiguous();
   WholeTensor copy = tensor;

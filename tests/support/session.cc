@@ -26,8 +26,7 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
   return batch.narrow(0, mesh.rank() * rows, rows);
 }
 
-Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options,
-                 const OwnRules& own_rules)
+Session::Session(const Mesh& mesh_given, const Strategy& strategy, TinyOptions options, const OwnRules& own_rules)
     : mesh(mesh_given),
       model(make_tiny(options, true)),
       engine(model.ptr(), strategy, mesh, own_rules),

@@ -235,7 +235,7 @@ const BadFile kCombinations[] = {
      "\n"
      R"(s.json:1:59: /optimizer/centered: true has no effect: it needs optimizer.type rmsprop; leave it out, or change that)"},
     {"FrozenMomentsOfLamb", R"({"optimizer": {"type": "lamb", "freeze_step": 10}})",
-     R"(s.json:1:46: /optimizer/freeze_step: 10 has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"},
+     R"(s.json:1:47: /optimizer/freeze_step: 10 has no effect: it needs optimizer.type adamw or adam; leave it out, or change that)"},
     {"MuonsNumbersWithoutMuon", R"({"optimizer": {"muon": {"ns_steps": 6}}})",
      R"(s.json:1:37: /optimizer/muon/ns_steps: 6 has no effect: it needs optimizer.type muon; leave it out, or change that)"},
     {"MuonInBackward", R"({"optimizer": {"type": "muon", "in_backward": true}})",

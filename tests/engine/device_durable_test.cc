@@ -70,6 +70,19 @@ TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
 }
 
 /// A commit reads what is there when it begins, while the next step is computed.
+/// Whose states have shapes of their own.
+TEST(DeviceDurable, ARunOfAdafactorGoesOnWithTheSameBits) {
+  const EmulatedGpus gpus;
+  for (const ShardingStrategy kind : kThree) {
+    Strategy strategy = strategy_of(kKept[2], kind);
+    strategy.optimizer = {.type = OptimizerType::kAdafactor, .lr = 1e-1, .weight_decay = 0.1};
+    const TestFolder folder;
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      expect_goes_on(mesh, strategy, kWide, folder.path(), "adafactor, " + tessera::name_of(kind));
+    });
+  }
+}
+
 TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {

@@ -250,6 +250,14 @@ void DeviceUpdate::pass_over_group(std::size_t index, const Launch& launch, cons
   publisher_.publish(*g.group);
 }
 
+/// Of groups of matrices, or of all others: as pass_over_all, of what lies in the device's memory.
+template <class Launch>
+void DeviceUpdate::pass_over_groups(bool of_matrices, const Launch& launch) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].is_of_matrices() == of_matrices) pass_over_group(i, launch, [](std::size_t) {});
+  }
+}
+
 void DeviceUpdate::finish() {
   publisher_.finish();
   if (stream_) stream_->end_pass();
@@ -372,7 +380,7 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 void DeviceUpdate::update() {
-  if (matrices_) return is_muon() ? update_with_matrices() : update_matrices_by_rule();
+  if (matrices_) return is_muon() ? update_by_muon() : update_matrices_by_rule();
   if (own_) return update_by_own_rule();
   if (layers_) adapt_layers();
   const std::optional<UpdateRates> rates = begin_on_host();
@@ -394,7 +402,7 @@ void DeviceUpdate::adapt_layers() {
 }
 
 /// Elements, then matrices, of which those without gradients are zeros.
-void DeviceUpdate::update_with_matrices() {
+void DeviceUpdate::update_by_muon() {
   const auto update = [&](const DeviceRun& run) { kernels_.update(run, tables_); };
   pass_over_groups(false, update);
   const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
@@ -404,12 +412,6 @@ void DeviceUpdate::update_with_matrices() {
   matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
   pass_over_groups(true, update);
   finish();
-}
-
-void DeviceUpdate::pass_over_groups(bool of_matrices, const std::function<void(const DeviceRun&)>& launch) {
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    if (groups_[i].is_of_matrices() == of_matrices) pass_over_group(i, launch, [](std::size_t) {});
-  }
 }
 
 /// Elements come first: while the device updates them, the host queues what becomes of the matrices. Skipped steps, too, meet the other

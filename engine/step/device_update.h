@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -114,9 +113,10 @@ class DeviceUpdate {
   void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
   template <class Launch, class ViewOf>
   void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
-  void update_with_matrices();
+  void update_by_muon();
   void update_matrices_by_rule();
-  void pass_over_groups(bool of_matrices, const std::function<void(const DeviceRun&)>& launch);
+  template <class Launch>
+  void pass_over_groups(bool of_matrices, const Launch& launch);
   void adapt_layers();
   void update_by_own_rule();
   /// What the device decided of the step, and who is used: [parameter].

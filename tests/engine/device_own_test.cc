@@ -94,25 +94,8 @@ TEST(DeviceOwn, ALargeParameterComesInPortions) {
   expect_same_on_gpus({.ranks = 1}, strategy, options, "two portions");
 }
 
-/// A block that forward leaves out now and then: its averages go on, and its steps are counted.
 TEST(DeviceOwn, ParametersMayTakePartInSomeSteps) {
-  for (const ShardingStrategy kind : kThree) {
-    Strategy strategy = with_own(strategy_of(kind, DType::kBF16, 1));
-    strategy.ema.decay = 0.75;
-    const auto body = [&](const Mesh& mesh) {
-      Session session(mesh, strategy, kTwoBlocks, OwnRules::of(std::make_shared<OwnAdamW>()));
-      std::vector<StepResult> steps;
-      for (std::size_t i = 0; i < 8; ++i) {
-        session.model->options.blocks = i % 3 == 0 ? 2 : 1;
-        steps.push_back(session.train(i));
-      }
-      return told_by(session, std::move(steps));
-    };
-    const Told wanted = told_on({.ranks = 2}, body);
-    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-      expect_same(told_on(joined, body), wanted, name_of(kind) + ", " + how);
-    });
-  }
+  expect_left_out_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
 TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {

@@ -145,6 +145,27 @@ void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule
   }
 }
 
+void expect_left_out_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
+                                   const OwnRules& own_rules) {
+  for (const ShardingStrategy kind : kThree) {
+    Strategy strategy = with_rule(strategy_of(kind, DType::kBF16, 1));
+    strategy.ema.decay = 0.75;
+    const auto body = [&](const Mesh& mesh) {
+      Session session(mesh, strategy, kTwoBlocks, own_rules);
+      std::vector<StepResult> steps;
+      for (std::size_t i = 0; i < 8; ++i) {
+        session.model->options.blocks = i % 3 == 0 ? 2 : 1;
+        steps.push_back(session.train(i));
+      }
+      return told_by(session, std::move(steps));
+    };
+    const Told wanted = told_on({.ranks = 2}, body);
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body), wanted, what + ", " + name_of(kind) + ", " + how);
+    });
+  }
+}
+
 std::string name_of(const RuleCase& of) {
   return std::string(name_of(of.dtype)) + "_ranks" + std::to_string(of.ranks) + "_states" +
          tessera::name_of(of.states).substr(0, 1);

@@ -65,6 +65,10 @@ Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const st
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                               const OwnRules& own_rules = {});
 
+/// A block that forward leaves out now and then: its averages go on, and its steps are counted, as on the CPU.
+void expect_left_out_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
+                                   const OwnRules& own_rules = {});
+
 /// Of the tests of one optimizer: what parameters, ranks, microbatches and states there are.
 struct RuleCase {
   DType dtype;

@@ -48,6 +48,9 @@ absl::Status check_options(const FileTierOptions& options) {
     return bad_options(options, fmt::format("most_held {}, read_ahead {}, write_behind {}: want at most 2^20, {}, {}",
                                             options.most_held, options.read_ahead, options.write_behind,
                                             IoRing::kMostInFlight, IoRing::kMostInFlight));
+  if (options.resident_first < 0 || options.resident_first > options.records)
+    return bad_options(options,
+                       fmt::format("resident_first is {}, want 0 to {}", options.resident_first, options.records));
   if (options.paths.size() > kMostPaths)
     return bad_options(options, fmt::format("{} directories, want at most {}", options.paths.size(), kMostPaths));
   for (const StripePath& path : options.paths) {
@@ -85,10 +88,12 @@ absl::StatusOr<FileTier::Sizes> FileTier::sizes_of(const FileTierOptions& option
                          as_size(options.most_held) + as_size(options.read_ahead) + as_size(options.write_behind));
   std::vector<StripePlace> places(as_size(sizes.on_disk));
   place_in_stripes(weights_of(options), places);
-  for (std::int64_t i = 0; i < sizes.on_disk; ++i) {
-    const auto file = as_size(places[as_size(i)].file);
+  const EvenSpread resident = spread_of(options, sizes.resident);
+  for (std::int64_t record = 0; record < options.records; ++record) {
+    if (resident.has(record)) continue;
+    const auto file = as_size(places[as_size(resident.index(record))].file);
     ++sizes.file_records[file];
-    sizes.file_bytes[file] += static_cast<std::int64_t>(whole_sectors(size_of(options, sizes.resident + i)));
+    sizes.file_bytes[file] += static_cast<std::int64_t>(whole_sectors(size_of(options, record)));
   }
   for (std::int64_t& bytes : sizes.file_bytes) bytes *= options.durable.empty() ? 1 : 2;
   return sizes;
@@ -138,7 +143,7 @@ absl::StatusOr<std::unique_ptr<FileTier>> FileTier::create(const FileTierOptions
 }
 
 FileTier::FileTier(const FileTierOptions& options, const Sizes& sizes)
-    : options_(options), sizes_(sizes), resident_(sizes.resident) {}
+    : options_(options), sizes_(sizes), resident_(spread_of(options, sizes.resident)) {}
 
 absl::Status FileTier::take_files() {
   for (std::size_t i = 0; i < options_.paths.size(); ++i) {
@@ -157,30 +162,32 @@ absl::Status FileTier::take_files() {
 
 absl::Status FileTier::take_memory() {
   const std::string& who = options_.who;
-  const std::size_t on_disk = as_size(sizes_.on_disk), resident = as_size(sizes_.resident);
+  const std::size_t records = as_size(sizes_.on_disk), resident = as_size(sizes_.resident);
   TESSERA_ASSIGN_OR_RETURN(resident_memory_,
                            AlignedMemory::make(resident * options_.record_bytes, who, options_.memory));
   TESSERA_ASSIGN_OR_RETURN(resident_held_, Table<std::uint8_t>::make(resident, who));
   TESSERA_ASSIGN_OR_RETURN(slot_memory_, AlignedMemory::make(sizes_.slots * sizes_.stride_bytes, who, options_.memory));
   TESSERA_ASSIGN_OR_RETURN(slots_, Table<Slot>::make(sizes_.slots, who));
-  TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(on_disk, who));
-  TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(on_disk, who));
-  TESSERA_ASSIGN_OR_RETURN(offsets_, Table<std::int64_t>::make(on_disk, who));
-  TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(on_disk, who));
+  TESSERA_ASSIGN_OR_RETURN(slot_of_, Table<std::int32_t>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(places_, Table<StripePlace>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(offsets_, Table<std::int64_t>::make(records, who));
+  TESSERA_ASSIGN_OR_RETURN(written_, Table<std::uint8_t>::make(records, who));
   if (has_checksums(options_)) {
-    TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(on_disk, who));
+    TESSERA_ASSIGN_OR_RETURN(checksums_, Table<std::uint64_t>::make(records, who));
   }
   if (!options_.durable.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(two_places_, TwoPlaces::make(on_disk, who));
+    TESSERA_ASSIGN_OR_RETURN(two_places_, TwoPlaces::make(records, who));
   }
   for (Slot& slot : slots_.span()) slot.record = -1;
-  if (on_disk == 0) return absl::OkStatus();
+  if (records == 0) return absl::OkStatus();
   place_in_stripes(weights_of(options_), places_.span());
   std::vector<std::int64_t> ends(options_.paths.size(), 0);
-  for (std::size_t i = 0; i < on_disk; ++i) {
-    std::int64_t& end = ends[as_size(places_[i].file)];
-    offsets_[i] = end;
-    end += static_cast<std::int64_t>(whole_sectors(size_of(options_, resident_ + static_cast<std::int64_t>(i))));
+  for (std::int64_t record = 0; record < options_.records; ++record) {
+    if (!is_on_disk(record)) continue;
+    const std::size_t which = on_disk(record);
+    std::int64_t& end = ends[as_size(places_[which].file)];
+    offsets_[which] = end;
+    end += static_cast<std::int64_t>(whole_sectors(size_of(options_, record)));
   }
   return absl::OkStatus();
 }
@@ -193,7 +200,7 @@ FileTier::~FileTier() {
 // ---- What the caller does --------------------------------------------------------------------------------------------
 
 void FileTier::fetch(std::int64_t record) {
-  if (!failure_.ok() || record < resident_ || record >= options_.records || fetched_ >= options_.read_ahead) return;
+  if (!failure_.ok() || !is_on_disk(record) || fetched_ >= options_.read_ahead) return;
   if (const std::int32_t found = slot_of(record); found > 0) {
     Slot& slot = slots_[as_size(found - 1)];
     const bool is_free = slot.state == SlotState::kFree;
@@ -203,7 +210,7 @@ void FileTier::fetch(std::int64_t record) {
     ++fetched_;
     return;
   }
-  if (written_[as_size(record - resident_)] == 0) return;  // zeros need no disk
+  if (written_[on_disk(record)] == 0) return;  // zeros need no disk
   failure_.Update(start_read(reuse_slot(record), record));
 }
 
@@ -211,7 +218,7 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
   TESSERA_RETURN_IF_ERROR(end_writes_that_are_done());
   if (record < 0 || record >= options_.records)
     return wrong_use(fmt::format("get of record {}, want 0 to {}", record, options_.records - 1));
-  const bool is_resident = record < resident_;
+  const bool is_resident = resident_.has(record);
   const std::int32_t found = is_resident ? 0 : slot_of(record);
   const bool is_held = holds(record);
   if (!is_held && held_ >= options_.most_held)
@@ -220,7 +227,7 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
   ++counters_.gets;
   if (is_resident) {
     if (!is_held) ++held_;
-    resident_held_[as_size(record)] = 1;
+    resident_held_[as_size(resident_.index(record))] = 1;
     ++counters_.hits;
     return resident_memory(record).first(size_of(options_, record));
   }
@@ -233,17 +240,16 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
 }
 
 absl::StatusOr<std::span<std::byte>> FileTier::get_to_overwrite(std::int64_t record) {
-  const bool is_on_disk = record >= resident_ && record < options_.records;
   const bool may_hold = failure_.ok() && held_ < options_.most_held;
-  if (is_on_disk && may_hold && slot_of(record) == 0) slots_[reuse_slot(record)].unverified = false;
+  if (is_on_disk(record) && may_hold && slot_of(record) == 0) slots_[reuse_slot(record)].unverified = false;
   return get(record);
 }
 
 absl::Status FileTier::put(std::int64_t record) { return let_go(record, true); }
 
 absl::Status FileTier::put_if_changed(std::int64_t record) {
-  if (record < resident_ || record >= options_.records || !holds(record)) return let_go(record, true);
-  const std::size_t which = as_size(record - resident_);
+  if (!is_on_disk(record) || !holds(record)) return let_go(record, true);
+  const std::size_t which = on_disk(record);
   const std::uint64_t checksum = checksum_of_slot(as_size(slot_of(record) - 1));
   return let_go(record, written_[which] == 0 || checksums_[which] != checksum, checksum);
 }
@@ -259,10 +265,10 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
     return wrong_use(fmt::format("copy of record {} to {} bytes, want {}", record, memory.size(), bytes));
   if (holds(record)) return wrong_use(fmt::format("copy of record {}, which is held", record));
   ++counters_.gets;
-  if (record < resident_ || written_[as_size(record - resident_)] == 0) {
+  if (resident_.has(record) || written_[on_disk(record)] == 0) {
     ++counters_.hits;
     std::ranges::fill(memory, std::byte{0});
-    if (record < resident_) std::memcpy(memory.data(), resident_memory(record).data(), size_of(options_, record));
+    if (resident_.has(record)) std::memcpy(memory.data(), resident_memory(record).data(), size_of(options_, record));
     return absl::OkStatus();
   }
   if (const std::int32_t found = slot_of(record); found > 0 && slots_[as_size(found - 1)].state == SlotState::kWriting)
@@ -333,7 +339,7 @@ TierCounters FileTier::counters() const {
 
 std::string FileTier::describe() const {
   std::string text = fmt::format("{} records of {}, {} of them in memory", options_.records,
-                                 format_bytes(static_cast<std::int64_t>(options_.record_bytes)), resident_);
+                                 format_bytes(static_cast<std::int64_t>(options_.record_bytes)), sizes_.resident);
   for (std::size_t i = 0; i < files_.size(); ++i) {
     if (files_[i] != nullptr)
       text += fmt::format(", {} in {} ({})", sizes_.file_records[i], options_.paths[i].directory, files_[i]->mode());
@@ -349,13 +355,14 @@ std::span<std::byte> FileTier::memory_of_slot(std::size_t slot) const {
 }
 
 std::span<std::byte> FileTier::resident_memory(std::int64_t record) const {
-  return resident_memory_.span().subspan(as_size(record) * options_.record_bytes, options_.record_bytes);
+  return resident_memory_.span().subspan(as_size(resident_.index(record)) * options_.record_bytes,
+                                         options_.record_bytes);
 }
 
-std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[as_size(record - resident_)]; }
+std::int32_t& FileTier::slot_of(std::int64_t record) const { return slot_of_[on_disk(record)]; }
 
 bool FileTier::holds(std::int64_t record) const {
-  if (record < resident_) return resident_held_[as_size(record)] != 0;
+  if (resident_.has(record)) return resident_held_[as_size(resident_.index(record))] != 0;
   const std::int32_t found = slot_of(record);
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
@@ -390,7 +397,7 @@ std::size_t FileTier::reuse_slot(std::int64_t record) {
               .unverified = false,
               .wanted = false};
   slot_of(record) = static_cast<std::int32_t>(index) + 1;
-  if (written_[as_size(record - resident_)] == 0)
+  if (written_[on_disk(record)] == 0)
     std::ranges::fill(memory_of_slot(index), std::byte{0});
   else
     slot.unverified = true;
@@ -407,7 +414,7 @@ IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
 
 // A read; where to, and its tag, are for the caller to say.
 IoRequest FileTier::request_of(std::int64_t record) const {
-  const std::size_t which = as_size(record - resident_), file = as_size(places_[which].file);
+  const std::size_t which = on_disk(record), file = as_size(places_[which].file);
   const bool is_second = !options_.durable.empty() && two_places_.place(which) == 1;
   return {.kind = IoKind::kRead,
           .file = files_[file].get(),
@@ -457,7 +464,7 @@ absl::Status FileTier::verify(std::size_t index) {
 absl::Status FileTier::verify(std::int64_t record, std::span<const std::byte> memory) {
   if (!has_checksums(options_)) return absl::OkStatus();
   const std::uint64_t got = XXH3_64bits(memory.data(), memory.size());
-  const std::uint64_t want = checksums_[as_size(record - resident_)];
+  const std::uint64_t want = checksums_[on_disk(record)];
   if (got == want) return absl::OkStatus();
   const IoRequest read = request_of(record);
   return fail(
@@ -501,8 +508,8 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<s
   if (!in_range || !holds(record))
     return wrong_use(fmt::format("{} of record {}, which is not held", changed ? "put" : "release", record));
   --held_;
-  if (record < resident_) {
-    resident_held_[as_size(record)] = 0;
+  if (resident_.has(record)) {
+    resident_held_[as_size(resident_.index(record))] = 0;
     return absl::OkStatus();
   }
   const std::size_t index = as_size(slot_of(record) - 1);
@@ -514,7 +521,7 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<s
 
 absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_t> checksum) {
   Slot& slot = slots_[index];
-  const std::size_t which = as_size(slot.record - resident_);
+  const std::size_t which = on_disk(slot.record);
   for (Copy& copy : copies_) {
     if (copy.record == slot.record) TESSERA_RETURN_IF_ERROR(end_copy(copy));
   }

@@ -12,6 +12,7 @@
 #include "offload/table.h"
 #include "offload/tier.h"
 #include "offload/two_places.h"
+#include "runtime/base/even_spread.h"
 
 namespace tessera {
 
@@ -36,8 +37,10 @@ struct FileTierOptions {
   int most_held = 1;     ///< at least 1
   int read_ahead = 4;    ///< from 0; each hides the disk's latency once
   int write_behind = 3;  ///< from 0: then `put` waits for its write
-  /// The first records, as many as fit here, are kept in memory and never read or written. 0: none.
+  /// As many records as fit here are kept in memory and never read or written: of the first `resident_first` ones, then of the others.
+  /// They are spread evenly, so that the disk has something to do while they are used.
   std::size_t resident_bytes = 0;
+  std::int64_t resident_first = 0;  ///< 0 to records
 
   bool verify = false;      ///< a checksum of each record on disk, 8 bytes in memory, looked at when it is read
   bool direct = true;       ///< BlockFileOptions::direct
@@ -84,6 +87,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::size_t record_bytes() const override { return options_.record_bytes; }
   std::int64_t most_held() const override { return options_.most_held; }
   void fetch(std::int64_t record) override;
+  bool stays_in_memory(std::int64_t record) const override { return resident_.has(record); }
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override;
@@ -109,8 +113,8 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::Status return_to(std::string_view where) override;
   std::span<std::byte> in_memory() override { return resident_memory_.span(); }
 
-  /// Records that are always in memory: 0 to this, less one.
-  std::int64_t resident_records() const { return resident_; }
+  /// How many are always in memory.
+  std::int64_t resident_records() const { return sizes_.resident; }
 
  private:
   enum class SlotState : std::uint8_t { kFree, kFetched, kHeld, kWriting };
@@ -142,6 +146,9 @@ class FileTier final : public RecordTier, public DurableTier {
   };
 
   static bool has_checksums(const FileTierOptions& options) { return options.verify || !options.durable.empty(); }
+  static EvenSpread spread_of(const FileTierOptions& options, std::int64_t resident) {
+    return {options.records, resident, options.resident_first};
+  }
   static absl::StatusOr<Sizes> sizes_of(const FileTierOptions& options);
   static std::size_t memory_of(const FileTierOptions& options, const Sizes& sizes);
   FileTier(const FileTierOptions& options, const Sizes& sizes);
@@ -151,6 +158,11 @@ class FileTier final : public RecordTier, public DurableTier {
   std::span<std::byte> memory_of_slot(std::size_t slot) const;
   std::span<std::byte> resident_memory(std::int64_t record) const;
   std::int32_t& slot_of(std::int64_t record) const;
+  bool is_on_disk(std::int64_t record) const {
+    return record >= 0 && record < options_.records && !resident_.has(record);
+  }
+  /// Index in the tables of records on disk.
+  std::size_t on_disk(std::int64_t record) const { return static_cast<std::size_t>(resident_.index(record)); }
   bool holds(std::int64_t record) const;
   static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {
     return options.sizes.empty() ? options.record_bytes : options.sizes[static_cast<std::size_t>(record)];
@@ -180,10 +192,10 @@ class FileTier final : public RecordTier, public DurableTier {
 
   const FileTierOptions options_;
   const Sizes sizes_;
-  const std::int64_t resident_;
+  const EvenSpread resident_;
   AlignedMemory resident_memory_, slot_memory_;
   Table<Slot> slots_;
-  // One a record on disk; index: the record less the resident ones.
+  // One a record on disk.
   Table<std::int32_t> slot_of_;  ///< its slot + 1; 0: none
   Table<StripePlace> places_;
   Table<std::int64_t> offsets_;                    ///< in its file

@@ -37,6 +37,7 @@ class HostTier final : public RecordTier {
   std::size_t record_bytes() const override { return options_.record_bytes; }
   std::int64_t most_held() const override { return options_.records; }
   void fetch(std::int64_t) override {}
+  bool stays_in_memory(std::int64_t) const override { return true; }
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
   absl::Status release(std::int64_t record) override { return put(record); }

@@ -59,6 +59,8 @@ class RecordTier {
   /// Advice that `record` is wanted soon: begins to read it, without waiting. Does nothing if it is in memory, or if as
   /// many are read ahead as may be. An error shows at the record's `get`.
   virtual void fetch(std::int64_t record) = 0;
+  /// Whether it is never read: whoever counts what is read ahead passes over it. REQUIRES: 0 <= record < num_records.
+  virtual bool stays_in_memory(std::int64_t record) const = 0;
   /// The record's memory, as many bytes as it has, held until `put` or `release`. Waits until it is there. A record that is held
   /// already is given again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;

@@ -49,6 +49,7 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
   const OffloadConfig& offload = input.offload;
   if (on_host(offload.parameters) + on_host(offload.masters) + on_host(offload.moments) > 0)
     json["on_host"] = {on_host(offload.parameters), on_host(offload.masters), on_host(offload.moments)};
+  if (input.offload.cache_bytes > 0) json["cached"] = "spread evenly";
   if (input.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),

@@ -19,6 +19,7 @@ void StateRecords::begin_pass(std::span<const std::int64_t> order) {
   pass_over(order_.size());
   order_.assign(order.begin(), order.end());
   visited_ = fetched_ = 0;
+  ahead_ = 0;
   fetch_ahead();
 }
 
@@ -35,6 +36,7 @@ void StateRecords::end_pass() {
   pass_over(order_.size());
   order_.clear();
   visited_ = fetched_ = 0;
+  ahead_ = 0;
 }
 
 void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
@@ -78,10 +80,7 @@ void StateRecords::between_passes(c10::function_ref<void(DurableTier&)> body) {
 }
 
 std::span<std::byte> StateRecords::get(std::int64_t record) {
-  if (visited_ < order_.size() && order_[visited_] == record) {
-    ++visited_;
-    fetched_ = std::max(fetched_, visited_);
-  }
+  if (visited_ < order_.size() && order_[visited_] == record) move_on();
   return value_or_throw(tier_->get(record));
 }
 
@@ -100,7 +99,8 @@ void StateRecords::close() {
 
 /// A record that was fetched keeps its place among those that are read ahead until somebody gets it. REQUIRES: none is open.
 void StateRecords::pass_over(std::size_t end) {
-  for (; visited_ < std::min(end, fetched_); ++visited_) {
+  for (; visited_ < std::min(end, fetched_); move_on()) {
+    if (tier_->stays_in_memory(order_[visited_])) continue;
     throw_if_error(tier_->get(order_[visited_]).status());
     throw_if_error(tier_->release(order_[visited_]));
   }
@@ -108,9 +108,19 @@ void StateRecords::pass_over(std::size_t end) {
   fetched_ = std::max(fetched_, visited_);
 }
 
+void StateRecords::move_on() {
+  if (visited_ < fetched_ && !tier_->stays_in_memory(order_[visited_])) --ahead_;
+  ++visited_;
+  fetched_ = std::max(fetched_, visited_);
+}
+
+/// As many as may be of those that the tier reads, which lie far apart where most stay in memory.
 void StateRecords::fetch_ahead() {
-  const std::size_t end = std::min(order_.size(), visited_ + static_cast<std::size_t>(read_ahead_));
-  for (; fetched_ < end; ++fetched_) tier_->fetch(order_[fetched_]);
+  for (; fetched_ < order_.size() && ahead_ < read_ahead_; ++fetched_) {
+    if (tier_->stays_in_memory(order_[fetched_])) continue;
+    tier_->fetch(order_[fetched_]);
+    ++ahead_;
+  }
 }
 
 }  // namespace tessera

@@ -83,6 +83,8 @@ class StateRecords {
   void close();
   void fetch_ahead();
   void pass_over(std::size_t end);
+  /// The next record of the pass is visited, or passed over.
+  void move_on();
 
   const std::unique_ptr<RecordTier> tier_;
   const std::int64_t read_ahead_;
@@ -94,6 +96,7 @@ class StateRecords {
   std::byte* memory_ = nullptr;            ///< of the open record
   std::vector<std::int64_t> order_;        ///< of this pass
   std::size_t visited_ = 0, fetched_ = 0;  ///< of `order_`
+  std::int64_t ahead_ = 0;                 ///< of those in between, the ones that the tier reads
 };
 
 }  // namespace tessera

@@ -160,6 +160,7 @@ FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const O
   options.records = pool.records;
   options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
   options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
+  options.resident_first = pool.cached_first;
   options.verify = offload.verify;
   options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
   return options;

@@ -228,6 +228,7 @@ std::vector<StrategyKey> offload_keys() {
        .default_json = "0",
        .example_json = R"("1GiB")",
        .doc = "Memory of a rank for records that stay in memory from one step to the next, those of parameters first. "
+              "They lie evenly among the others, so that the disk works while they are used. "
               "Steps go through the records in alternate directions, so that what was last is first.",
        .cost = "The memory.",
        .only_if = with_state_in_files()},

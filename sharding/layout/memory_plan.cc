@@ -251,12 +251,14 @@ void MemoryPlan::plan_optimizer() {
     }
   }
   // Parameters are read more often than states, so they have the cache first.
-  const std::int64_t cache = input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes;
+  const Cache cache{input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
   state_records_ =
       input_.is_queued ? plan_streamed_pool(record_bytes, cache) : plan_pool(record_bytes, cache, slots_of_queue());
   if (state_records_.pinned_bytes > 0) return;  // nothing of it is read from a disk
   UpdatedRecords updated;
-  for (auto i = static_cast<std::size_t>(state_records_.cached); i < record_bytes.size(); ++i) {
+  const EvenSpread cached = state_records_.cache();
+  for (std::size_t i = 0; i < record_bytes.size(); ++i) {
+    if (cached.has(static_cast<std::int64_t>(i))) continue;
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
   }
   plan_updates(state_records_, updated, input_.first_pass_moves_states || !updated.matrices.empty());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/even_spread.h"
 #include "runtime/base/state_dtype.h"
 #include "sharding/layout/chunks.h"
 #include "sharding/layout/factor_layout.h"
@@ -78,7 +79,8 @@ struct FeedbackNumel {
 struct RecordPool {
   std::int64_t records = 0;       ///< 0 where all is in memory
   std::int64_t record_bytes = 0;  ///< of the largest one
-  std::int64_t cached = 0;        ///< the first records, which stay in memory: as many as the cache has room for
+  std::int64_t cached = 0;        ///< records that stay in memory: as many as the cache has room for
+  std::int64_t cached_first = 0;  ///< of the first so many records before the others
   /// Pieces of memory for the others: those that are used, as many as are read ahead, and as many as are written behind. After
   /// a step they hold the records that it used last, with which the next one begins.
   std::int64_t slots = 0;
@@ -88,6 +90,8 @@ struct RecordPool {
   std::int64_t device_slots = 0;
   /// All records, where they lie in pinned memory of the GPU's host (tier "host") and have no slots there.
   std::int64_t pinned_bytes = 0;
+  /// Which ones stay in memory.
+  EvenSpread cache() const { return {records, cached, cached_first}; }
   /// Of the host, where a GPU trains.
   std::int64_t memory_bytes() const { return (cached + slots) * record_bytes + pinned_bytes; }
   std::int64_t device_bytes() const { return device_slots * record_bytes; }
@@ -244,10 +248,14 @@ class MemoryPlan {
   void plan_feedback();
   void plan_image();
   void plan_outer();
-  RecordPool plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots);
-  RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes);
-  RecordPool plan_uploaded_pool(const std::vector<std::int64_t>& bytes);
-  RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t held,
+  /// Memory for records that stay there: of the `first` ones before the others.
+  struct Cache {
+    std::int64_t bytes = 0, first = 0;
+  };
+  RecordPool plan_pool(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t slots);
+  RecordPool plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache);
+  RecordPool plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache);
+  RecordPool plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                std::int64_t more);
   void plan_host_step();
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.

@@ -19,15 +19,19 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes, std::int64_t slots) {
+RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t slots) {
   RecordPool pool;
   if (bytes.empty()) return pool;
   pool.records = static_cast<std::int64_t>(bytes.size());
   pool.record_bytes = *std::max_element(bytes.begin(), bytes.end());
-  pool.cached = std::min(cache_bytes / pool.record_bytes, pool.records);
+  pool.cached = std::min(cache.bytes / pool.record_bytes, pool.records);
+  pool.cached_first = cache.first;
   pool.slots = std::min(slots, pool.records - pool.cached);
   use_[MemoryCategory::kRecords] += pool.memory_bytes();
-  disk_.bytes += sum(std::span(bytes).subspan(static_cast<std::size_t>(pool.cached)));
+  const EvenSpread cached = pool.cache();
+  for (std::int64_t record = 0; record < pool.records; ++record) {
+    if (!cached.has(record)) disk_.bytes += bytes[static_cast<std::size_t>(record)];
+  }
   return pool;
 }
 
@@ -46,9 +50,9 @@ RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
 
 /// Records in files that a GPU uses, `held` at once: their slots are memory of its host, and `more` of them for what is read ahead and
 /// written behind.
-RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes,
-                                         std::int64_t held, std::int64_t more) {
-  RecordPool pool = plan_pool(bytes, cache_bytes, more + held);
+RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
+                                         std::int64_t more) {
+  RecordPool pool = plan_pool(bytes, cache, more + held);
   pool.held = held;
   use_[MemoryCategory::kRecords] -= pool.memory_bytes();
   return pool;
@@ -56,13 +60,13 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
 
 /// Records that go through a GPU: on their way from its host's memory and back they have slots on the GPU. Those in files have slots
 /// on the host too: while they are on the GPU, read ahead, or written behind.
-RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, std::int64_t cache_bytes) {
+RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
   const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
   const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
   RecordPool pool =
-      on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache_bytes, under_way, 2 * input_.offload.queue_depth);
+      on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * input_.offload.queue_depth);
   pool.device_slots = stays ? 0 : under_way;
   use_[MemoryCategory::kRecords] += pool.device_bytes();
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
@@ -152,33 +156,35 @@ void MemoryPlan::plan_parameter_records() {
     }
   }
   if (bytes.empty()) return;
+  // Those that train are also read and written by the update.
+  const Cache cache{input_.offload.cache_bytes, std::ssize(of_matrices)};
   if (input_.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) uploaded_bytes_ += gathers[i] * bytes[i];
-    parameter_records_ = plan_uploaded_pool(bytes);
+    parameter_records_ = plan_uploaded_pool(bytes, cache);
     if (parameters_on_host()) return;
   } else {
-    parameter_records_ = plan_pool(bytes, input_.offload.cache_bytes, slots_of_queue());
+    parameter_records_ = plan_pool(bytes, cache, slots_of_queue());
   }
   UpdatedRecords updated;
-  for (auto i = static_cast<std::size_t>(parameter_records_.cached); i < of_matrices.size(); ++i) {
-    (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
+  const EvenSpread cached = parameter_records_.cache();
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (cached.has(static_cast<std::int64_t>(i))) continue;
+    disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
+    if (i < of_matrices.size()) (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
   }
   updated.once_backward = !updated.matrices.empty();
   plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
-  for (std::size_t i = static_cast<std::size_t>(parameter_records_.cached); i < bytes.size(); ++i) {
-    disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
-  }
 }
 
 /// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
-RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes) {
+RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (input_.offload.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);
     use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
     return pool;
   }
   const std::int64_t held = std::min(slots_of_queue(), std::ssize(bytes));
-  const RecordPool pool = plan_files_of_gpu(bytes, input_.offload.cache_bytes, held, 2 * input_.offload.queue_depth);
+  const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * input_.offload.queue_depth);
   for (const UnitShape& unit : input_.units) {
     std::int64_t in_files = 0;
     for (const GroupShape& group : unit.groups) {
@@ -222,14 +228,14 @@ void MemoryPlan::plan_gradient_records() {
     const std::int64_t held = std::min(device_slots + 1, std::ssize(bytes));
     gradient_records_ = input_.offload.gradients == Tier::kHost
                             ? pinned_pool(bytes)
-                            : plan_files_of_gpu(bytes, /*cache_bytes=*/0, held, 2 * kGradientsAhead);
+                            : plan_files_of_gpu(bytes, /*cache=*/{}, held, 2 * kGradientsAhead);
     gradient_records_.device_slots = device_slots;
     use_[MemoryCategory::kRecords] += gradient_records_.device_bytes();
     use_[MemoryCategory::kHostRecords] += gradient_records_.memory_bytes();
     plan_gradient_copies();
     if (gradient_records_.pinned_bytes > 0) return;
   } else {
-    gradient_records_ = plan_pool(bytes, /*cache_bytes=*/0, units_under_way() + 2 * kGradientsAhead);
+    gradient_records_ = plan_pool(bytes, /*cache=*/{}, units_under_way() + 2 * kGradientsAhead);
   }
   const std::int64_t all = sum(bytes), rounds = input_.accumulation;
   const auto slots = static_cast<std::size_t>(gradient_records_.slots);
@@ -271,7 +277,7 @@ void MemoryPlan::plan_image() {
     bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
-  image_records_ = plan_pool(bytes, /*cache_bytes=*/0, slots_of_queue());
+  image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of_queue());
   if (input_.is_queued) {  // memory that the GPU copies to
     use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
     use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();

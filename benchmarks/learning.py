@@ -65,11 +65,12 @@ COMPRESSION = PLAIN | {
     "int8": ("int8, sums too", compressed(gradients="int8", sums="int8")),
     "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, power_sgd_rank=16)),
     "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
-    "one_bit_40": ("one bit after 40 plain steps", compressed(40, one_bit=True)),
-    "one_bit_80": ("one bit after 80 plain steps", compressed(80, one_bit=True)),
-    "one_bit_adam_40": ("one bit after 40 plain steps, second moments stay", compressed(40, 40, one_bit=True)),
-    "one_bit_adam_80": ("one bit after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
-    "one_bit_adam_100": ("one bit after 100 plain steps, second moments stay", compressed(100, 100, one_bit=True)),
+    "one_bit_80": ("one bit of gradients after 80 plain steps", compressed(80, one_bit=True)),
+    "one_bit_adam_80": ("one bit of gradients after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
+    "one_bit_momentum_40": ("one bit of momentum after 40 plain steps, second moments stay",
+                            compressed(40, 40, one_bit=True, one_bit_momentum=0.9)),
+    "one_bit_momentum_80": ("one bit of momentum after 80 plain steps, second moments stay",
+                            compressed(80, 80, one_bit=True, one_bit_momentum=0.9)),
 }
 SETS = {"meetings": ("learning", "Learning with fewer meetings of replicas", MEETINGS),
         "compression": ("learning_compression", "Learning with compressed gradients", COMPRESSION)}
@@ -140,8 +141,9 @@ def train(binary, name, seed, folder, data):
 def wire_bytes(binary, name, data):
     """Of both ranks, a step behind the plain ones at the start; None where no namespace can be made."""
     of = CONTENDERS[name][1]
-    if "compression" in of:
-        of = of | {"compression": {key: value for key, value in of["compression"].items() if key != "start_step"}}
+    if "compression" in of:  # of momentum, which wants plain steps first, as many bytes go as of gradients
+        of = of | {"compression": {key: value for key, value in of["compression"].items()
+                                   if key not in ("start_step", "one_bit_momentum")}}
 
     def sent(steps):
         inside = ["sh", "-c", 'ip link set lo up && "$@" >/dev/null && grep lo: /proc/net/dev', "sh"]
@@ -213,7 +215,7 @@ def curve(losses):
 def picture(data):
     """Training losses by step, a mean over the last steps and over seeds."""
     width, height, left, bottom = 900, 420, 50, 380
-    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80", "#0aa")
+    colours = ("#222", "#c33", "#36c", "#292", "#a5a", "#b80", "#0aa", "#777", "#630")
     curves = []
     for contender in data["contenders"]:
         of_seeds = [curve(run["losses"]) for run in contender["runs"]]
@@ -230,8 +232,8 @@ def picture(data):
         parts.append(f'<text x="{x(step):.1f}" y="{bottom + 18}" text-anchor="middle">{step}</text>')
     for number, (contender, values) in enumerate(zip(data["contenders"], curves)):
         points = " ".join(f"{x(FIRST + at):.1f},{y(value):.1f}" for at, value in enumerate(values))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % 7]}" stroke-width="1.5"/>'
-                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % 7]}">{contender["label"]}</text>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number % len(colours)]}" stroke-width="1.5"/>'
+                     f'<text x="{width - 330}" y="{36 + 18 * number}" fill="{colours[number % len(colours)]}">{contender["label"]}</text>')
     parts.append(f'<text x="{left}" y="{height - 6}">step; training loss of one replica, mean of {WINDOW} steps and of the seeds</text></svg>')
     return "\n".join(parts) + "\n"
 

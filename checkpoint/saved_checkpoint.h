@@ -32,7 +32,7 @@ inline constexpr char kFactors[] = "factors";
 /// axis and over the replicate axis, and of the sums that a rank made.
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
-/// The same: the momentum of a rank's own gradients (CompressionConfig::top_k_momentum).
+/// The same: the momentum of a rank's own gradients (CompressionConfig::top_k_momentum), or its share of that of all (one_bit_momentum).
 inline constexpr char kGradientMomentum[] = "gradient_momentum";
 inline constexpr const char* kKeptOfRanks[] = {kResidual, kReplicaResidual, kSumResidual, kGradientMomentum};
 /// F32, of parameters that train, or not there: the momentum of outer steps ("sync" diloco).

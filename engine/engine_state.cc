@@ -92,7 +92,10 @@ std::string words_of_compression(const PlanInput& input) {
   if (compression.sign != SignForm::kNone)
     return c10::str(" (over the network signs, ",
                     compression.sign == SignForm::kMajority ? "by majority vote)" : "with error feedback)");
-  if (compression.one_bit) return " (over the network one bit each, contributions and sums, with error feedback)";
+  if (compression.one_bit) {
+    return std::string(" (over the network one bit each") + (compression.one_bit_momentum > 0 ? " of momentum" : "") +
+           ", contributions and sums, with error feedback)";
+  }
   if (compression.terngrad) return " (over the network as -1, 0 or 1 times the largest of 256)";
   if (compression.qsgd_levels > 0)
     return c10::str(" (over the network as ", compression.qsgd_levels, " levels of the norm of 256)");

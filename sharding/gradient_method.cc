@@ -46,7 +46,8 @@ std::unique_ptr<GradientMethod> make_gradient_method(const MemoryPlan& plan, con
     case MethodKind::kSignFeedback:
       return std::make_unique<SignFeedback>(shape.layout, kept, work);
     case MethodKind::kOneBit:
-      return std::make_unique<OneBit>(shape.layout, mesh.shard_index, mesh.shard_size, kept, work);
+      return std::make_unique<OneBit>(shape.layout, mesh.shard_index, mesh.shard_size,
+                                      static_cast<float>(compression.one_bit_momentum), kept, work);
     case MethodKind::kLevels: {
       const LevelNorm norm = compression.terngrad ? LevelNorm::kMagnitude : LevelNorm::kSquares;
       return std::make_unique<LevelMethod>(numel, LevelForm{levels_of(compression), norm},

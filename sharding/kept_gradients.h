@@ -16,7 +16,7 @@ struct KeptGradients {
     kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
     kReplicaContributions,  ///< and those to the sum over the replicate axis
     kSums,                  ///< what the sums that this rank made and sent to all lacked so far (OneBit)
-    kMomentum,              ///< no residual: what this rank adds its next gradients to (TopK)
+    kMomentum,              ///< no residual: what this rank adds its next gradients to (TopK, OneBit)
   };
   struct Residual {
     FlatGroup* group = nullptr;

@@ -1,25 +1,43 @@
 #include "sharding/one_bit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/sign_codec.h"
 #include "sharding/layout/matrix_deal.h"
 #include "sharding/layout/method_layout.h"
 
 namespace tessera {
 
-OneBit::OneBit(const Layout& layout, int rank, int ranks, float* kept, float* work)
+OneBit::OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
     : gaps_(layout.gaps().begin(), layout.gaps().end()),
       ranks_(ranks),
       own_(owned_by(rank, layout.numel(), ranks)),
       words_(static_cast<std::size_t>(owner_message_words(MethodKind::kOneBit, layout.numel(), ranks))),
       kept_(kept, static_cast<std::size_t>(layout.numel())),
       kept_of_sum_(kept + MatrixDeal::in_whole_lines(layout.numel())),
+      momentum_(momentum),
+      moving_(momentum > 0 ? kept_of_sum_ + MatrixDeal::in_whole_lines(owned_by_each(layout.numel(), ranks)) : nullptr),
       out_(reinterpret_cast<std::uint32_t*>(work)),
       in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
 
+void OneBit::begin_step(std::int64_t step) {
+  if (step != step_) decays_ = true;
+  step_ = step;
+}
+
 absl::Status OneBit::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
+  if (!moving_) return sum_values(group, label, data, numel);
+  const float decay = std::exchange(decays_, false) ? momentum_ : 1.0f, rate = 1.0f - momentum_;
+  make_momentum(decay, rate, moving_, numel, data);
+  TESSERA_RETURN_IF_ERROR(sum_values(group, label, data, numel));
+  unmake_momentum(decay, rate, ranks_, numel, moving_, data);
+  return absl::OkStatus();
+}
+
+absl::Status OneBit::sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
   const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
   const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
   std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);  // behind what an owner of less gets
@@ -54,6 +72,8 @@ void OneBit::add_kept(FlatGroup& group, KeptGradients& kept) const {
   using What = KeptGradients::What;
   kept.residuals.push_back({&group, What::kContributions, {0, static_cast<std::int64_t>(kept_.size())}, kept_.data()});
   if (own_.numel > 0) kept.residuals.push_back({&group, What::kSums, own_, kept_of_sum_});
+  if (moving_)
+    kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
 }
 
 }  // namespace tessera

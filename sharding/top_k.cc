@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/sum/momentum.h"
 #include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/top_k.h"
 #include "sharding/layout/matrix_deal.h"

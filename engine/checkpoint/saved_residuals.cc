@@ -111,13 +111,13 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
   return absl::OkStatus();
 }
 
-/// `share`: a gradient is a mean over microbatches, and so many residuals of an element will be added to it.
+/// `share`: a gradient is a mean over microbatches, and so many residuals of an element, or ranks' momenta, will be added to it.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
-  const auto share =
-      static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / static_cast<double>(kept_.holders));
   const bool is_momentum = residual.what == KeptGradients::What::kMomentum;
+  const auto holders = static_cast<double>(is_momentum ? ranks_ : kept_.holders);
+  const auto share = static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / holders);
   for (const Part& part : parts_of(residual, rank_)) {
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
       for (const char* const what : kKeptOfRanks) {

@@ -53,8 +53,8 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
   if (input.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),
-                              input.compression.top_k_momentum > 0, input.compressed_shard_part,
-                              input.compressed_replicate_part};
+                              input.compression.top_k_momentum + input.compression.one_bit_momentum > 0,
+                              input.compressed_shard_part, input.compressed_replicate_part};
   }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));

@@ -294,6 +294,7 @@ struct CompressionConfig {
   double random_k = 0;
   SignForm sign = SignForm::kNone;
   bool one_bit = false;          ///< one bit an element, for contributions and for sums, both with error feedback
+  double one_bit_momentum = 0;   ///< one_bit: of the momentum that ranks send instead of gradients, as 1-bit Adam
   std::int64_t qsgd_levels = 0;  ///< > 0: so many levels of each run's norm, rounded stochastically (QSGD)
   bool terngrad = false;         ///< -1, 0 or 1 times each run's largest magnitude, rounded stochastically (TernGrad)
   std::int64_t seed = 0;         ///< of what random_k, qsgd_levels and terngrad draw

@@ -175,12 +175,26 @@ std::vector<StrategyKey> compression_keys() {
        .example_json = "true",
        .doc = "Over a network, ranks send one bit a gradient and a scale for each 256, and get sums in the same form; "
               "what "
-              "either lacks is added to the next one. That is the compression of 1-bit Adam (arXiv 2102.02888) after a "
-              "warm-up of start_step, but of gradients: the optimizer goes on with all its moments, of which 1-bit "
-              "Adam keeps the second as it was.",
+              "either lacks is added to the next one. That is the compression of 1-bit Adam (arXiv 2102.02888), which "
+              "this is with one_bit_momentum, start_step and optimizer.freeze_step; by itself it is one of gradients, "
+              "of which the optimizer moves all its moments.",
        .cost = "Gradients are not exact, which slows learning most where it begins (start_step). Memory: 4 bytes for "
                "each gradient, and for each whose sum a rank makes.",
        .only_if = with_whole_gradients()},
+      {.pointer = "/compression/one_bit_momentum",
+       .field = number_field(AT(compression.one_bit_momentum)),
+       .range = {0, 1, false, true},
+       .default_json = "0.0",
+       .example_json = "0.9",
+       .doc = "Above 0: what one_bit sends is momentum, which this multiplies each step, as 1-bit Adam does; the "
+              "optimizer gets the gradients that move its own momentum in the same way. Give it the optimizer's: "
+              "betas[0] of adamw, with freeze_step and start_step alike. It learns far better than one_bit of "
+              "gradients.",
+       .cost = "Memory: 4 bytes more for each gradient. A single gradient is wrong by up to 1 / (1 - this) times as "
+               "much, which gradient_clipping sees, and the optimizer's momentum takes back.",
+       .only_if = {"compression.one_bit",
+                   {"/compression/one_bit"},
+                   [](const Strategy& s) { return s.compression.one_bit; }}},
       {.pointer = "/compression/qsgd_levels",
        .field = integer_field(AT(compression.qsgd_levels)),
        .range = {0, 127},

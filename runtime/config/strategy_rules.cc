@@ -258,6 +258,40 @@ StrategyRule feedback_rule() {
           }};
 }
 
+/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum): what squares them would see that.
+StrategyRule momentum_rule() {
+  return {
+      {"/compression/one_bit_momentum", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step"},
+      "compression.one_bit_momentum goes with optimizer.type sgd, lion and the program's own, and with adamw and adam "
+      "whose second moments stay when it begins: freeze_step above 0, and start_step not below it.",
+      [](const Strategy& s) -> std::string {
+        if (s.compression.one_bit_momentum == 0) return "";
+        const OptimizerConfig& optimizer = s.optimizer;
+        switch (optimizer.type) {
+          case OptimizerType::kSgd:
+          case OptimizerType::kLion:
+          case OptimizerType::kOwn:
+          case OptimizerType::kOwnMatrix:
+            return "";
+          case OptimizerType::kAdamW:
+          case OptimizerType::kAdam:
+            if (optimizer.freeze_step == 0)
+              return "makes single gradients too wrong to be squared: say by optimizer.freeze_step, and by "
+                     "compression.start_step, after how many steps second moments stay and it begins";
+            if (s.compression.start_step >= optimizer.freeze_step) return "";
+            return fmt::format(
+                "begins after {} steps, and second moments stay after {}: in between they would square gradients "
+                "that are too wrong for it; give start_step as many",
+                s.compression.start_step, optimizer.freeze_step);
+          default:
+            return fmt::format(
+                "makes single gradients too wrong for {}, which squares or measures each: take adamw with "
+                "freeze_step, lion or sgd",
+                name_of(optimizer.type));
+        }
+      }};
+}
+
 /// What methods that make sums in a way of their own do not go with.
 StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const CompressionConfig&)) {
   return {
@@ -442,6 +476,7 @@ std::vector<StrategyRule> make_rules() {
       offload_limit_rule(),
       one_state_tier_rule(),
       feedback_rule(),
+      momentum_rule(),
       one_method_rule(),
       groups_rule(),
       offloaded_parameters_rule(),

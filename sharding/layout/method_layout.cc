@@ -11,10 +11,10 @@ namespace {
 std::int64_t in_lines(std::int64_t numel) { return MatrixDeal::in_whole_lines(numel); }
 
 /// What ranks send to each owner and get from each rank, then the sums that this rank makes.
-MethodMemory one_bit_memory(std::int64_t numel, int ranks) {
+MethodMemory one_bit_memory(std::int64_t numel, int ranks, bool has_momentum) {
   const std::int64_t part = owned_by_each(numel, ranks);
   const std::int64_t messages = 2 * ranks * owner_message_words(MethodKind::kOneBit, numel, ranks);
-  return {in_lines(numel) + in_lines(part), in_lines(messages) + in_lines(part)};
+  return {(has_momentum ? 2 : 1) * in_lines(numel) + in_lines(part), in_lines(messages) + in_lines(part)};
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ MethodMemory method_memory(const CompressionConfig& compression, const GroupShap
     case MethodKind::kSignFeedback:
       return {in_lines(numel), in_lines((ranks + 1) * scaled_sign_words(numel))};
     case MethodKind::kOneBit:
-      return one_bit_memory(numel, ranks);
+      return one_bit_memory(numel, ranks, compression.one_bit_momentum > 0);
     case MethodKind::kLevels:
       return {0, in_lines((ranks + 1) * level_words(levels_of(compression), numel))};
   }

@@ -57,7 +57,22 @@ TEST(CompressionErrors, SayWhatToDo) {
             "random_k, sign, one_bit, qsgd_levels, terngrad or hook; leave it out, or change that");
 }
 
+TEST(CompressionErrors, MomentumGoesWithWhatSquaresNoSingleGradient) {
+  const auto problem = [](int start_step, const std::string& optimizer) {
+    return problem_of(R"({"one_bit": true, "one_bit_momentum": 0.9, "start_step": )" + std::to_string(start_step) + "}",
+                      R"(, "optimizer": )" + optimizer);
+  };
+  EXPECT_EQ(problem(0, R"({"type": "sgd", "momentum": 0.9})"), "");
+  EXPECT_EQ(problem(0, R"({"type": "lion"})"), "");
+  EXPECT_EQ(problem(10, R"({"type": "adam", "freeze_step": 10})"), "");
+  EXPECT_TRUE(says(problem(10, R"({"type": "adamw"})"), "say by optimizer.freeze_step"));
+  EXPECT_TRUE(says(problem(9, R"({"type": "adamw", "freeze_step": 10})"), "begins after 9 steps"));
+  for (const std::string type : {"adagrad", "rmsprop", "muon", "lamb", "lars", "adafactor"})
+    EXPECT_TRUE(says(problem(10, R"({"type": ")" + type + R"("})"), "too wrong for " + type)) << type;
+}
+
 TEST(CompressionErrors, WhatHasNoEffectIsRefused) {
+  EXPECT_TRUE(says(problem_of(R"({"one_bit_momentum": 0.9})"), "it needs compression.one_bit"));
   EXPECT_TRUE(says(problem_of(R"({"top_k_momentum": 0.9})"), "it needs compression.top_k above 0"));
   EXPECT_TRUE(says(problem_of(R"({"top_k": 0.1, "top_k_momentum": 1})"), "from 0 to below 1"));
   EXPECT_TRUE(says(problem_of(R"({"top_k": 0.1, "seed": 1})"), "it needs compression.random_k"));

@@ -33,6 +33,7 @@ const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
                            {"signs by vote", sign(SignForm::kMajority), 4, false, false, 12},
                            {"signs with feedback", sign(SignForm::kFeedback), 0.1, true, false, 24},
                            {"one bit", one_bit(), 0.1, true, false, 12},
+                           {"one bit of momentum", one_bit(0.25), 0.1, true, false, 12},
                            {"QSGD", qsgd(7), 0.1, false, true, 7},
                            {"TernGrad", terngrad(), 0.1, false, true, 12}};
 

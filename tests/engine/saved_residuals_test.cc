@@ -43,6 +43,7 @@ const Kind kKinds[] = {
     {"random-k", 2, 2, ShardingStrategy::kShardOptimizer, random_k(0.1)},
     {"signs", 2, 2, ShardingStrategy::kNoShard, sign(SignForm::kFeedback)},
     {"one bit", 3, 3, ShardingStrategy::kShardGradients, one_bit()},
+    {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit(0.5)},
     {"one bit, restored", 2, 2, ShardingStrategy::kNoShard, with_method({.one_bit = true, .restore_skipped = true})},
     {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
     {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
@@ -186,6 +187,57 @@ TEST(SavedResiduals, AreTheSameRanksOwnAgainFromACommit) {
       go_on(0, kSavedAt);
       require(all_same_bits(go_on(kSavedAt, kEnd), wanted), std::string(kind.name) + " goes on with other bits");
     });
+  }
+}
+
+/// All of what a checkpoint has of a parameter by this word.
+std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& word, const SavedParameter& parameter) {
+  std::vector<float> values(static_cast<std::size_t>(parameter.numel));
+  const absl::Status read = checkpoint.read(word, parameter.name, 0, std::as_writable_bytes(std::span(values)));
+  EXPECT_TRUE(read.ok()) << read;
+  return values;
+}
+
+// What is rounded away of a single gradient never stays in an optimizer's momentum: that is the momentum which ranks sent, and goes on as it
+// when other ranks take it over.
+TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
+  constexpr double kMomentum = 0.5;
+  const TestFolder one, two;
+  const auto strategy_of = [](std::int64_t microbatches) {
+    return strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
+      one_bit(kMomentum)(s);
+      s.optimizer.momentum = kMomentum;
+      s.gradient_accumulation = microbatches;
+    });
+  };
+  on_hosts(3, 3, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_of(1));
+    train(session, 0, kSavedAt);
+    save_checkpoint(session.engine, one.path());
+  });
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_of(2));
+    load_checkpoint(session.engine, one.path());
+    save_checkpoint(session.engine, two.path());
+  });
+  const struct {
+    const TestFolder* folder;
+    double microbatches;
+  } saved[] = {{&one, 1}, {&two, 2}};
+  for (const auto& [folder, microbatches] : saved) {
+    const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder->path(), "test"), "test");
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    double largest = 0;
+    for (const SavedParameter& parameter : (*checkpoint)->manifest().parameters) {
+      const std::vector<float> of_optimizer = saved_values(**checkpoint, "momentum_buffer", parameter),
+                               sent = saved_values(**checkpoint, of_rank(kGradientMomentum, 0), parameter);
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        const double wanted = sent[i] / (1 - kMomentum) / microbatches;
+        largest = std::max(largest, std::abs(wanted));
+        ASSERT_NEAR(of_optimizer[i], wanted, 1e-5) << parameter.name << " " << i;
+      }
+    }
+    EXPECT_GT(largest, 1e-3);
   }
 }
 

@@ -219,6 +219,27 @@ TEST(MemoryPlan, StepsReadWhatNeitherCacheNorSlotsHold) {
   EXPECT_LT(with.disk().read_in_two_steps, without.disk().read_in_two_steps);
 }
 
+// Those are read for gathers alone.
+TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
+  PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
+  for (const std::size_t frozen : {1, 3}) input.units[frozen].groups[0].trainable = false;
+  input.offload.parameters = {Tier::kNvme, 1.0};
+  input.offload.record_bytes = 256 << 10;
+  const MemoryPlan none(input);
+  const std::int64_t record_bytes = none.parameter_records().record_bytes, records = none.parameter_records().records;
+  for (const std::int64_t cached : {records / 4, records - 3}) {
+    input.offload.cache_bytes = cached * record_bytes;
+    const MemoryPlan plan(input);
+    const EvenSpread cache = plan.parameter_records().cache();
+    const std::int64_t trains = plan.parameter_records().cached_first;
+    EXPECT_GT(trains, records / 4);
+    EXPECT_LT(trains, records - 3);
+    EXPECT_EQ(cache.chosen_before(records), cached);
+    EXPECT_EQ(cache.chosen_before(trains), std::min(trains, cached));
+    EXPECT_LT(plan.disk().read_in_two_steps, none.disk().read_in_two_steps);
+  }
+}
+
 TEST(MemoryPlan, AGpusMomentsInFilesGoThroughSlotsOfBoth) {
   PlanInput input = with_moments_on_disk(input_of(kMiB, 4, {1, 2, 0, 0}), 256 << 10, 0, 1.0);
   const MemoryPlan of_cpu(input);

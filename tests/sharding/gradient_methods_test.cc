@@ -150,6 +150,45 @@ TEST(RandomK, SendsTheSamePlacesOnAllRanksAndKeepsTheRest) {
   }
 }
 
+/// Gradients that are all `value`, as one rank alone sums them, and what that keeps.
+struct OneBitAlone {
+  static constexpr float kMomentum = 0.5f;
+  static constexpr std::size_t kNumel = 256;  // no gaps
+
+  float reduce(const MeshAxes& axes, std::int64_t step, float value) {
+    Numbers data(kNumel, value);
+    method.begin_step(step);
+    throw_if_error(method.sum(*axes.reduce, "some", data.data(), data.size()));
+    for (const float each : data) EXPECT_EQ(each, data[0]);
+    return data[0];
+  }
+
+  const Layout layout = Layout::pack(std::vector<std::int64_t>{kNumel}, 1);
+  const MethodMemory need = method_memory({.one_bit = true, .one_bit_momentum = kMomentum}, {.layout = layout}, 1);
+  Numbers kept = Numbers(size(need.kept), 0.0f), work = Numbers(size(need.work), 0.0f);
+  OneBit method{layout, 0, 1, kMomentum, kept.data(), work.data()};
+};
+
+// Equal numbers lose nothing. Momentum decays once a step, whose reductions are together one of their sum.
+TEST(OneBitMomentum, CountsOnceAStep) {
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
+    OneBitAlone alone;
+    const float* const momentum = &alone.kept[alone.kept.size() - size(MatrixDeal::in_whole_lines(alone.kNumel))];
+    EXPECT_EQ(alone.reduce(axes, 1, 4), 4);
+    EXPECT_EQ(*momentum, 2);
+    EXPECT_EQ(alone.reduce(axes, 1, 4), 4);
+    EXPECT_EQ(*momentum, 4);
+    EXPECT_EQ(alone.reduce(axes, 2, 1), 1);
+    EXPECT_EQ(*momentum, 2.5f);
+    // A step that is dropped begins anew.
+    std::ranges::fill(alone.kept, 0.0f);
+    alone.method.begin_step(0);
+    EXPECT_EQ(alone.reduce(axes, 2, 3), 3);
+    EXPECT_EQ(*momentum, 1.5f);
+  });
+}
+
 TEST(RandomK, ReachesEveryElement) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -226,7 +265,7 @@ TEST(OneBit, CompressesContributionsAndSumsAndKeepsWhatBothLack) {
   for (const int ranks : {2, 3}) {
     const Layout layout = some_layout(ranks);
     const Made made = made_by(ranks, {.one_bit = true}, [](const Layout& l, int rank, int n, Memory& memory) {
-      return std::make_unique<OneBit>(l, rank, n, memory.kept.data(), memory.work.data());
+      return std::make_unique<OneBit>(l, rank, n, 0.0f, memory.kept.data(), memory.work.data());
     });
     const std::size_t numel = size(layout.numel());
     std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
@@ -324,6 +363,49 @@ TEST(TopKMomentum, SendsTheLargestOfWhatMomentumAddsUp) {
       EXPECT_TRUE(std::ranges::equal(both.first(numel), kept[size(rank)]));
       EXPECT_TRUE(std::ranges::equal(both.subspan(size(MatrixDeal::in_whole_lines(layout.numel())), numel),
                                      moving[size(rank)]));
+    }
+  }
+}
+
+// What is compressed is momentum, and what comes out moves that of an optimizer as the sum of all ranks' moved.
+TEST(OneBitMomentum, IsWhatRanksSend) {
+  constexpr float kMomentum = 0.75f;
+  for (const int ranks : {2, 3}) {
+    const Layout layout = some_layout(ranks);
+    const std::size_t numel = size(layout.numel());
+    const CompressionConfig compression{.one_bit = true, .one_bit_momentum = kMomentum};
+    const Made made = made_by(ranks, compression, [&](const Layout& l, int rank, int n, Memory& memory) {
+      return std::make_unique<OneBit>(l, rank, n, kMomentum, memory.kept.data(), memory.work.data());
+    });
+    std::vector<Numbers> kept(size(ranks), Numbers(numel, 0.0f));
+    Numbers of_sums(numel, 0.0f), momentum(numel, 0.0f), of_optimizer(numel, 0.0f);
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        Numbers values = contribution(layout, rank, step);
+        for (std::size_t i = 0; i < numel; ++i) {
+          const volatile float before = kMomentum * momentum[i], now = (1 - kMomentum) * values[i];
+          values[i] = before + now;
+        }
+        const Numbers sent = sent_as_signs(kept[size(rank)], values, 0, numel);
+        for (std::size_t i = 0; i < numel; ++i) of_sums[i] += sent[i];
+        clear_gaps(layout, kept[size(rank)]);
+      }
+      clear_gaps(layout, of_sums);
+      Numbers sum = sent_as_signs(of_sums, {}, 0, numel);
+      clear_gaps(layout, sum);
+      clear_gaps(layout, of_sums);
+      const Numbers& gradients = made.sums[size(step - 1)];
+      for (std::size_t i = 0; i < numel; ++i) {
+        momentum[i] = sum[i] * (1.0f / static_cast<float>(ranks));
+        of_optimizer[i] = kMomentum * of_optimizer[i] + (1 - kMomentum) * gradients[i];
+        ASSERT_NEAR(of_optimizer[i], sum[i], 1e-5) << "step " << step << ", element " << i;
+      }
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::span<const float> all = made.kept[size(rank)];
+      EXPECT_TRUE(std::ranges::equal(all.first(numel), kept[size(rank)]));
+      EXPECT_TRUE(
+          std::ranges::equal(all.last(size(MatrixDeal::in_whole_lines(layout.numel()))).first(numel), momentum));
     }
   }
 }

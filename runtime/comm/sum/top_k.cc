@@ -73,13 +73,4 @@ TESSERA_CPU_CLONES bool all_finite(const float* values, std::size_t numel) {
   return largest < kInfinity;
 }
 
-TESSERA_CPU_CLONES void add_momentum(float momentum, const float* values, std::size_t numel, float* moving,
-                                     float* sum) {
-  for (std::size_t i = 0; i < numel; ++i) {
-    const float moved = momentum * moving[i] + values[i];
-    moving[i] = moved;
-    sum[i] += moved;
-  }
-}
-
 }  // namespace tessera

@@ -12,7 +12,4 @@ void select_largest(const float* values, std::size_t numel, std::size_t count, s
 /// Whether none of `values` is an infinity or a NaN.
 bool all_finite(const float* values, std::size_t numel);
 
-/// `moving = momentum * moving + values`, and `sum += moving`; each product is rounded before it is added to.
-void add_momentum(float momentum, const float* values, std::size_t numel, float* moving, float* sum);
-
 }  // namespace tessera

@@ -104,7 +104,10 @@ std::string write_manifest(const Manifest& manifest) {
   }
   if (manifest.losses)
     root["losses"] = {{"window", manifest.losses->window}, {"spikes_in_a_row", manifest.losses->spikes_in_a_row}};
-  if (manifest.residuals) root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
+  if (manifest.residuals) {
+    root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
+    if (manifest.residuals->momentum > 0) root["residuals"]["momentum"] = manifest.residuals->momentum;
+  }
   if (manifest.data) {
     root["data"] = {{"epoch", manifest.data->epoch},
                     {"consumed", manifest.data->consumed},

@@ -72,6 +72,9 @@ struct SavedLosses {
 /// parameters that train, in fp32, as sums over the microbatches of a step.
 struct SavedResiduals {
   std::int64_t microbatches = 1;  ///< of a step
+  /// They are of momentum b m + (1 - b) g in place of gradients g (CompressionConfig::one_bit_momentum): b. 0: of gradients.
+  double momentum = 0;
+  friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
 
 /// A file of the checkpoint.

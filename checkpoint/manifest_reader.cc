@@ -149,7 +149,10 @@ class ManifestReader {
     }
     if (const JsonNode* node = root_.find("residuals")) {
       const JsonFields fields(*node, file_, "/residuals", problem_);
-      manifest.residuals.emplace().microbatches = fields.integer("microbatches", 1, kMost);
+      SavedResiduals& residuals = manifest.residuals.emplace();
+      residuals.microbatches = fields.integer("microbatches", 1, kMost);
+      if (fields.has("momentum")) residuals.momentum = fields.number("momentum");
+      if (!(residuals.momentum >= 0 && residuals.momentum < 1)) fields.refuse("momentum", "wanted 0 to below 1");
     }
     if (const JsonNode* node = root_.find("data")) {
       const JsonFields fields(*node, file_, "/data", problem_);

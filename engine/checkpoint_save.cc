@@ -108,7 +108,8 @@ Manifest describe_engine(const EngineCheckpoints::State& s, const StoredStates& 
   }
   if (s.strategy.on_spike.action != SpikeAction::kNone)
     manifest.losses = SavedLosses{progress.losses.losses, progress.losses.spikes_in_a_row};
-  if (s.plan.kept_gradient_numel() > 0) manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation};
+  if (s.plan.kept_gradient_numel() > 0)
+    manifest.residuals = SavedResiduals{s.strategy.gradient_accumulation, s.strategy.compression.one_bit_momentum};
   manifest.parameters = describe_parameters(s.units, states, progress);
   return manifest;
 }

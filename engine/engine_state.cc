@@ -398,7 +398,8 @@ void Engine::State::begin_backward() {
   expect_parameters();
   hooks->follow();
   if (microbatch > 0) hooks->expect_untouched();
-  reducer->use_methods(attempts >= strategy.compression.start_step, attempts + 1);
+  const std::int64_t plain_steps = strategy.compression.start_step;
+  reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, attempts + 1);
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();  // of what backward changes
   if (updates_in_backward()) {
     reducer->begin_round(digest_of_gathers(log->entries()));

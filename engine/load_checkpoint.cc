@@ -142,7 +142,8 @@ class Load {
   bool keeps_residuals() const { return s_.plan.kept_gradient_numel() > 0; }
 
   ResidualReader residuals() {
-    return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), s_.strategy.gradient_accumulation};
+    const SavedResiduals wanted{s_.strategy.gradient_accumulation, s_.strategy.compression.one_bit_momentum};
+    return {*checkpoint_, kept_, rank_, s_.mesh.world_size(), wanted};
   }
 
   absl::Status read_residuals() {

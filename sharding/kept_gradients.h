@@ -16,7 +16,7 @@ struct KeptGradients {
     kContributions,         ///< what this rank's contributions to the sum over the shard axis lacked so far
     kReplicaContributions,  ///< and those to the sum over the replicate axis
     kSums,                  ///< what the sums that this rank made and sent to all lacked so far (OneBit)
-    kMomentum,              ///< no residual: what this rank adds its next gradients to (TopK, OneBit)
+    kMomentum,              ///< no residual: of this rank's gradients (TopK), or its share of that of all (OneBit)
   };
   struct Residual {
     FlatGroup* group = nullptr;

@@ -34,7 +34,7 @@ const std::vector<KnownOptimizer>& known_optimizers() {
 
 constexpr char kOneBit[] =
     "it compresses momentum. Use \"AdamW\"; in the strategy, NO_SHARD on CPUs with compression {\"one_bit\": true, "
-    "\"one_bit_momentum\": betas[0], \"start_step\": N} and optimizer {\"freeze_step\": N} is the same for Adam";
+    "\"one_bit_momentum\": betas[0], \"start_step\": N} and optimizer {\"freeze_step\": N} is close to OneBitAdam";
 constexpr char kMup[] =
     "muP gives each parameter a rate by its width. Use \"AdamW\" or \"SGD\" with optimizer.groups, which have an "
     "lr_ratio";

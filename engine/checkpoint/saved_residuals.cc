@@ -65,8 +65,7 @@ void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer) {
 
 bool ResidualReader::has_own() const {
   const Manifest& manifest = checkpoint_.manifest();
-  if (!manifest.residuals || manifest.ranks != ranks_ || manifest.residuals->microbatches != microbatches_)
-    return false;
+  if (!manifest.residuals || manifest.ranks != ranks_ || *manifest.residuals != wanted_) return false;
   std::int64_t wanted = 0, there = 0;
   for (const Residual& residual : kept_.residuals) {
     for (const Part& part : parts_of(residual, rank_)) {
@@ -111,13 +110,15 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
   return absl::OkStatus();
 }
 
-/// `share`: a gradient is a mean over microbatches, and so many residuals of an element, or ranks' momenta, will be added to it.
+/// A gradient is a mean over microbatches. To it are added the residuals of all who hold one of the element, or the shares of momentum of all
+/// ranks; a residual of momentum counts as 1 / (1 - momentum) of a gradient.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
   const bool is_momentum = residual.what == KeptGradients::What::kMomentum;
   const auto holders = static_cast<double>(is_momentum ? ranks_ : kept_.holders);
-  const auto share = static_cast<float>(static_cast<double>(ranks_ * microbatches_) / before / holders);
+  const double unit = is_momentum ? 1 : (1 - wanted_.momentum) / (1 - manifest.residuals->momentum);
+  const auto share = static_cast<float>(unit * static_cast<double>(ranks_ * wanted_.microbatches) / before / holders);
   for (const Part& part : parts_of(residual, rank_)) {
     for (std::int64_t rank = 0; rank < manifest.ranks; ++rank) {
       for (const char* const what : kKeptOfRanks) {

@@ -23,11 +23,12 @@ void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer);
 /// Brings residuals from a checkpoint.
 class ResidualReader {
  public:
-  /// `microbatches`: of a step, on each of `ranks`.
-  ResidualReader(SavedCheckpoint& checkpoint, const KeptGradients& kept, int rank, int ranks, std::int64_t microbatches)
-      : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), microbatches_(microbatches) {}
+  /// `wanted`: how this run's residuals are to be read, on each of `ranks`.
+  ResidualReader(SavedCheckpoint& checkpoint, const KeptGradients& kept, int rank, int ranks,
+                 const SavedResiduals& wanted)
+      : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), wanted_(wanted) {}
 
-  /// Whether the checkpoint is of as many ranks and microbatches, and has all that this rank keeps. Only where that is so on all ranks may they be read as their own.
+  /// Whether the checkpoint is of as many ranks, of as many microbatches and of the same momentum, and has all that this rank keeps. Only where that is so on all ranks may they be read as their own.
   bool has_own() const;
   /// REQUIRES: Manifest::residuals, and `kept` is of zeros. `own`: has_own on every rank.
   absl::Status read(bool own);
@@ -41,7 +42,7 @@ class ResidualReader {
   SavedCheckpoint& checkpoint_;
   const KeptGradients& kept_;
   const int rank_, ranks_;
-  const std::int64_t microbatches_;
+  const SavedResiduals wanted_;
 };
 
 }  // namespace tessera

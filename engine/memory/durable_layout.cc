@@ -49,12 +49,13 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
   const OffloadConfig& offload = input.offload;
   if (on_host(offload.parameters) + on_host(offload.masters) + on_host(offload.moments) > 0)
     json["on_host"] = {on_host(offload.parameters), on_host(offload.masters), on_host(offload.moments)};
-  if (input.offload.cache_bytes > 0) json["cached"] = "spread evenly";
+  if (input.compression.one_bit_momentum > 0) json["kept_momentum"] = input.compression.one_bit_momentum;
+  if (plan.state_records().cached + plan.parameter_records().cached > 0) json["cached"] = "spread evenly";
   if (input.is_queued) json["gpu"] = true;
   if (kept_gradient_bytes(plan) > 0) {
     json["kept_gradients"] = {input.compression.power_sgd_rank, static_cast<int>(method_kind(input.compression)),
-                              input.compression.top_k_momentum + input.compression.one_bit_momentum > 0,
-                              input.compressed_shard_part, input.compressed_replicate_part};
+                              input.compression.top_k_momentum > 0, input.compressed_shard_part,
+                              input.compressed_replicate_part};
   }
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) json["groups"].push_back(layout_of(*group));

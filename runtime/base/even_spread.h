@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// Some of the things in a row, evenly spread over it: of the first i out of n, floor(i k / n) are chosen. So whoever goes through the
+/// Some of the things in a row, k chosen of n, evenly spread over it: of the first i, floor(i k / n) are chosen. So whoever goes through the
 /// row, in either direction, meets the chosen ones and the others in a steady mix.
 class EvenSpread {
  public:

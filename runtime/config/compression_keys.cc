@@ -183,15 +183,15 @@ std::vector<StrategyKey> compression_keys() {
        .only_if = with_whole_gradients()},
       {.pointer = "/compression/one_bit_momentum",
        .field = number_field(AT(compression.one_bit_momentum)),
-       .range = {0, 1, false, true},
+       .range = {0, 0.999},
        .default_json = "0.0",
        .example_json = "0.9",
        .doc = "Above 0: what one_bit sends is momentum, which this multiplies each step, as 1-bit Adam does; the "
               "optimizer gets the gradients that move its own momentum in the same way. Give it the optimizer's: "
-              "betas[0] of adamw, with freeze_step and start_step alike. It learns far better than one_bit of "
-              "gradients.",
+              "betas[0] of adamw, with freeze_step and start_step alike.",
        .cost = "Memory: 4 bytes more for each gradient. A single gradient is wrong by up to 1 / (1 - this) times as "
-               "much, which gradient_clipping sees, and the optimizer's momentum takes back.",
+               "much. The optimizer's momentum takes that back, but gradient_clipping sees it. Parameters that have "
+               "had fewer than freeze_step updates when it begins make second moments of such gradients.",
        .only_if = {"compression.one_bit",
                    {"/compression/one_bit"},
                    [](const Strategy& s) { return s.compression.one_bit; }}},
@@ -246,7 +246,7 @@ std::vector<StrategyKey> compression_keys() {
        .unit = "steps",
        .default_json = "0",
        .example_json = "1000",
-       .doc = "The first so many steps of training send all gradients as they are.",
+       .doc = "The first so many steps of training that are not skipped send all gradients as they are.",
        .cost = "They take as long as without compression.",
        .only_if = with_method()},
   };

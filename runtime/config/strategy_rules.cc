@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_keys.h"
@@ -258,37 +261,65 @@ StrategyRule feedback_rule() {
           }};
 }
 
-/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum): what squares them would see that.
+/// The optimizer's momentum, and its key: the least of all groups'; none of a rule that squares single gradients or measures them. Infinite: it
+/// is the program's.
+std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
+  switch (optimizer.type) {
+    case OptimizerType::kOwn:
+      return {{std::numeric_limits<double>::infinity(), ""}};
+    case OptimizerType::kSgd:
+      return {{optimizer.momentum, "momentum"}};
+    case OptimizerType::kAdamW:
+    case OptimizerType::kAdam:
+    case OptimizerType::kLion: {
+      double least = optimizer.beta1;
+      for (const ParameterGroup& group : optimizer.groups) {
+        if (group.betas) least = std::min(least, group.betas->first);
+      }
+      return {{least, "betas[0]"}};
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Single gradients are then as wrong as their momentum times 1 / (1 - momentum), which the optimizer's momentum takes back.
 StrategyRule momentum_rule() {
   return {
-      {"/compression/one_bit_momentum", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step"},
-      "compression.one_bit_momentum goes with optimizer.type sgd, lion and the program's own, and with adamw and adam "
-      "whose second moments stay when it begins: freeze_step above 0, and start_step not below it.",
+      {"/compression/one_bit_momentum", "/compression/start_step", "/optimizer/type", "/optimizer/freeze_step",
+       "/optimizer/momentum", "/optimizer/betas", "/optimizer/groups", "/gradient_clip_value"},
+      "compression.one_bit_momentum is at most the optimizer's: sgd's momentum, betas[0] of lion, adamw and "
+      "adam, of which the latter's second moments stay when it begins (freeze_step above 0, and start_step not below "
+      "it). It goes with "
+      "these and with the program's own, and without gradient_clip_value.",
       [](const Strategy& s) -> std::string {
-        if (s.compression.one_bit_momentum == 0) return "";
+        const double momentum = s.compression.one_bit_momentum;
+        if (momentum == 0) return "";
         const OptimizerConfig& optimizer = s.optimizer;
-        switch (optimizer.type) {
-          case OptimizerType::kSgd:
-          case OptimizerType::kLion:
-          case OptimizerType::kOwn:
-          case OptimizerType::kOwnMatrix:
-            return "";
-          case OptimizerType::kAdamW:
-          case OptimizerType::kAdam:
-            if (optimizer.freeze_step == 0)
-              return "makes single gradients too wrong to be squared: say by optimizer.freeze_step, and by "
-                     "compression.start_step, after how many steps second moments stay and it begins";
-            if (s.compression.start_step >= optimizer.freeze_step) return "";
-            return fmt::format(
-                "begins after {} steps, and second moments stay after {}: in between they would square gradients "
-                "that are too wrong for it; give start_step as many",
-                s.compression.start_step, optimizer.freeze_step);
-          default:
-            return fmt::format(
-                "makes single gradients too wrong for {}, which squares or measures each: take adamw with "
-                "freeze_step, lion or sgd",
-                name_of(optimizer.type));
+        const auto least = least_momentum(optimizer);
+        if (!least) {
+          return fmt::format(
+              "makes single gradients too wrong for {}, which squares or measures them: take adamw with freeze_step, "
+              "lion or sgd",
+              name_of(optimizer.type));
         }
+        if (momentum > least->first)
+          return fmt::format(
+              "is {}, and the optimizer's {} is {}: that would not take back what rounding does to single "
+              "gradients; give both the same",
+              momentum, least->second, least->first);
+        if (s.gradient_clip_value > 0)
+          return "makes single gradients too wrong to be cut by gradient_clip_value: leave that out, or take "
+                 "gradient_clipping";
+        if (optimizer.type != OptimizerType::kAdamW && optimizer.type != OptimizerType::kAdam) return "";
+        if (optimizer.freeze_step == 0)
+          return "makes single gradients too wrong to be squared: say by optimizer.freeze_step, and by "
+                 "compression.start_step, after how many steps second moments stay and it begins";
+        if (s.compression.start_step >= optimizer.freeze_step) return "";
+        return fmt::format(
+            "begins after {} steps, and second moments stay after {}: in between they would square gradients "
+            "that are too wrong for it; give start_step as many",
+            s.compression.start_step, optimizer.freeze_step);
       }};
 }
 

@@ -31,6 +31,7 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(manifest->losses->window, (std::vector<double>{2.5, 0.1 + 0.2, 0}));
   EXPECT_EQ(manifest->losses->spikes_in_a_row, 1);
   EXPECT_EQ(manifest->residuals->microbatches, 3);
+  EXPECT_EQ(manifest->residuals->momentum, 0.9);
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));

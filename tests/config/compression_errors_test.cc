@@ -63,11 +63,20 @@ TEST(CompressionErrors, MomentumGoesWithWhatSquaresNoSingleGradient) {
                       R"(, "optimizer": )" + optimizer);
   };
   EXPECT_EQ(problem(0, R"({"type": "sgd", "momentum": 0.9})"), "");
+  EXPECT_EQ(problem(0, R"({"type": "own"})"), "");
   EXPECT_EQ(problem(0, R"({"type": "lion"})"), "");
   EXPECT_EQ(problem(10, R"({"type": "adam", "freeze_step": 10})"), "");
   EXPECT_TRUE(says(problem(10, R"({"type": "adamw"})"), "say by optimizer.freeze_step"));
   EXPECT_TRUE(says(problem(9, R"({"type": "adamw", "freeze_step": 10})"), "begins after 9 steps"));
-  for (const std::string type : {"adagrad", "rmsprop", "muon", "lamb", "lars", "adafactor"})
+  EXPECT_TRUE(says(problem(0, R"({"type": "sgd"})"), "is 0.9, and the optimizer's momentum is 0"));
+  EXPECT_TRUE(says(problem(0, R"({"type": "lion", "betas": [0.8, 0.9]})"), "betas[0] is 0.8"));
+  EXPECT_TRUE(says(
+      problem(10, R"({"type": "adamw", "freeze_step": 10, "groups": [{"match": ["*.bias"], "betas": [0.5, 0.9]}]})"),
+      "betas[0] is 0.5"));
+  EXPECT_TRUE(says(problem_of(R"({"one_bit": true, "one_bit_momentum": 0.9})",
+                              R"(, "gradient_clip_value": 1, "optimizer": {"type": "sgd", "momentum": 0.9})"),
+                   "too wrong to be cut"));
+  for (const std::string type : {"adagrad", "rmsprop", "muon", "lamb", "lars", "adafactor", "own_matrix"})
     EXPECT_TRUE(says(problem(10, R"({"type": ")" + type + R"("})"), "too wrong for " + type)) << type;
 }
 

@@ -45,6 +45,7 @@ const std::vector<std::string>& surroundings() {
       R"({"strategy": "NO_SHARD", "compression": {"power_sgd_rank": 2}})",
       R"({"strategy": "NO_SHARD", "compression": {"top_k": 0.1}})",
       R"({"strategy": "NO_SHARD", "compression": {"random_k": 0.1}})",
+      R"({"strategy": "NO_SHARD", "compression": {"one_bit": true}, "optimizer": {"type": "sgd", "momentum": 0.9}})",
       R"({"on_spike": {"action": "rollback"}, "checkpoint": {"dir": "a"}})",
       R"({"durable": {"every": 1, "dir": "a"}})",
       R"({"sync": {"type": "local_sgd", "every": 7}})",

@@ -47,7 +47,17 @@ inline Adjust top_k_momentum(double share, double momentum) {
 }
 inline Adjust random_k(double share) { return with_method({.random_k = share, .seed = 7}); }
 inline Adjust sign(SignForm form) { return with_method({.sign = form}); }
-inline Adjust one_bit(double momentum = 0) { return with_method({.one_bit = true, .one_bit_momentum = momentum}); }
+inline Adjust one_bit() { return with_method({.one_bit = true}); }
+inline constexpr double kMomentum = 0.25;
+/// Descent with momentum, and one bit of that.
+inline void descend_with_momentum(Strategy& strategy) {
+  descend(strategy);
+  strategy.optimizer.momentum = kMomentum;
+}
+inline void one_bit_of_momentum(Strategy& strategy) {
+  descend_with_momentum(strategy);
+  strategy.compression = {.one_bit = true, .one_bit_momentum = kMomentum};
+}
 inline Adjust qsgd(std::int64_t levels) { return with_method({.qsgd_levels = levels}); }
 inline Adjust terngrad() { return with_method({.terngrad = true}); }
 

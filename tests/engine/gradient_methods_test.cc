@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,6 @@ const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
                            {"signs by vote", sign(SignForm::kMajority), 4, false, false, 12},
                            {"signs with feedback", sign(SignForm::kFeedback), 0.1, true, false, 24},
                            {"one bit", one_bit(), 0.1, true, false, 12},
-                           {"one bit of momentum", one_bit(0.25), 0.1, true, false, 12},
                            {"QSGD", qsgd(7), 0.1, false, true, 7},
                            {"TernGrad", terngrad(), 0.1, false, true, 12}};
 
@@ -100,7 +100,8 @@ Values trained_on_parts(const Mesh& mesh, const Strategy& strategy, TinyOptions 
   return session.values();
 }
 
-TEST(GradientMethods, WorkWithEverythingThatMovesGradients) {
+/// `plain`: what is trained without a method.
+void expect_to_work_with_everything(std::span<const Method> methods, const Adjust& plain) {
   TinyOptions unused, recomputed;
   unused.frozen_first_block = unused.unused_block = true;
   recomputed.shared_block = recomputed.recompute = recomputed.tied_head = true;
@@ -114,8 +115,8 @@ TEST(GradientMethods, WorkWithEverythingThatMovesGradients) {
         };
         return trained_on_parts(mesh, strategy_for(kind, both), options);
       };
-      const Values exact = run(ShardingStrategy::kNoShard, descend);
-      for (const Method& method : kMethods) {
+      const Values exact = run(ShardingStrategy::kNoShard, plain);
+      for (const Method& method : methods) {
         const Values values = run(ShardingStrategy::kNoShard, method.adjust);
         const double far = distance(values, exact);
         require(far > 0 && far < method.far, c10::str(method.name, ", ", what, ": ", far, " away"));
@@ -138,6 +139,32 @@ TEST(GradientMethods, WorkWithEverythingThatMovesGradients) {
     expect_alike("in backward", {}, update_in_backward);
     expect_alike("one after the other", {}, [](Strategy& s) { s.reductions_ahead = 0; });
     expect_alike("three ahead", {}, [](Strategy& s) { s.reductions_ahead = 3; });
+  });
+}
+
+TEST(GradientMethods, WorkWithEverythingThatMovesGradients) { expect_to_work_with_everything(kMethods, descend); }
+
+TEST(GradientMethods, OneBitOfMomentumWorksWithEverythingToo) {
+  const Method of_momentum = {"one bit of momentum", one_bit_of_momentum};
+  expect_to_work_with_everything({&of_momentum, 1}, descend_with_momentum);
+}
+
+// It learns as an optimizer with as much momentum does.
+TEST(GradientMethods, OneBitOfMomentumLearnsWhatRepeats) {
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    const auto loss_after = [&](const Adjust& adjust) {
+      Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& strategy) {
+                        adjust(strategy);
+                        strategy.optimizer.lr = 0.2;
+                        strategy.check.replica_hash_every = 0;
+                      }));
+      require(session.engine.allocated() == session.engine.plan().use, "the plan is what is allocated");
+      double loss = 0;
+      for (std::size_t i = 0; i < 40; ++i) loss = session.train(0).loss;
+      return loss;
+    };
+    const double exact = loss_after(descend_with_momentum), loss = loss_after(one_bit_of_momentum);
+    require(loss < 1.05 * exact, c10::str("loss ", loss, ", uncompressed ", exact));
   });
 }
 

@@ -148,6 +148,20 @@ TEST(OffloadedParameters, BytesMovedAreThePlans) {
   }
 }
 
+// Those that train have the cache first: a part of them, or all and some of the frozen ones. (Of one rank, since of several a record of a
+// frozen group may be padding alone, which is never written and never read.)
+TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
+  for (const std::int64_t cache_bytes : {0, 30000, 90000}) {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      const Below below = {1, 1, 1, 8192, cache_bytes, 2};
+      Session session(mesh, strategy_of(kKept[0], ShardingStrategy::kFullShard, &below),
+                      {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+      session.engine.set_trainable("blocks.2.*", false);
+      expect_planned_disk_traffic(session, "cache of " + std::to_string(cache_bytes));
+    });
+  }
+}
+
 /// What `body` leaves under each placement, on 1 and 2 ranks, must be what it leaves with all in memory.
 template <class Body>
 void expect_values_as_in_memory(const Kept& kept, const Body& body) {

@@ -43,7 +43,7 @@ const Kind kKinds[] = {
     {"random-k", 2, 2, ShardingStrategy::kShardOptimizer, random_k(0.1)},
     {"signs", 2, 2, ShardingStrategy::kNoShard, sign(SignForm::kFeedback)},
     {"one bit", 3, 3, ShardingStrategy::kShardGradients, one_bit()},
-    {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit(0.5)},
+    {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
     {"one bit, restored", 2, 2, ShardingStrategy::kNoShard, with_method({.one_bit = true, .restore_skipped = true})},
     {"int4", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
     {"int4, whole sums", 2, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
@@ -110,9 +110,10 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
                                         ->read(of_rank(what, rank), parameter.name, place.piece.offset,
                                                std::as_writable_bytes(std::span(values)));
           EXPECT_TRUE(read.ok()) << read;
+          const double parts = static_cast<double>(manifest.ranks * manifest.residuals->microbatches) *
+                               (1 - manifest.residuals->momentum);
           for (std::size_t i = 0; i < values.size(); ++i)
-            sum[static_cast<std::size_t>(place.piece.offset) + i] +=
-                values[i] / static_cast<double>(manifest.ranks * manifest.residuals->microbatches);
+            sum[static_cast<std::size_t>(place.piece.offset) + i] += values[i] / parts;
         }
       }
     }
@@ -126,19 +127,24 @@ TEST(SavedResiduals, AreTheMeanForOtherRanks) {
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
                           {"top-k", 2, 2, ShardingStrategy::kNoShard, top_k(0.2)},
                           {"one bit", 3, 3, ShardingStrategy::kNoShard, one_bit()},
+                          {"one bit of momentum", 2, 2, ShardingStrategy::kNoShard, one_bit_of_momentum},
                           {"between hosts", 4, 2, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt4)},
                           {"between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
   for (const Kind& from : kOthers) {
     for (const Kind& to : kOthers) {
       const TestFolder one, two;
       on_hosts(from.ranks, from.hosts, [&](const Mesh& mesh) {
-        Session session(mesh, strategy_for(from.strategy, from.adjust));
+        Session session(mesh, strategy_for(from.strategy, [&](Strategy& s) {
+                          from.adjust(s);
+                          s.optimizer.momentum = kMomentum;  // they all have the same states
+                        }));
         train(session, 0, kSavedAt);
         save_checkpoint(session.engine, one.path());
       });
       on_hosts(to.ranks, to.hosts, [&](const Mesh& mesh) {
         Session session(mesh, strategy_for(to.strategy, [&](Strategy& s) {
                           to.adjust(s);
+                          s.optimizer.momentum = kMomentum;
                           s.gradient_accumulation = 2;
                         }));
         const LoadedCheckpoint loaded = load_checkpoint(session.engine, one.path());
@@ -201,12 +207,10 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
 // What is rounded away of a single gradient never stays in an optimizer's momentum: that is the momentum which ranks sent, and goes on as it
 // when other ranks take it over.
 TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
-  constexpr double kMomentum = 0.5;
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {
     return strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
-      one_bit(kMomentum)(s);
-      s.optimizer.momentum = kMomentum;
+      one_bit_of_momentum(s);
       s.gradient_accumulation = microbatches;
     });
   };
@@ -239,6 +243,39 @@ TEST(SavedResiduals, TheMomentumThatRanksSendIsTheOptimizers) {
     }
     EXPECT_GT(largest, 1e-3);
   }
+}
+
+// 1-bit Adam: the warm-up's first moments decay, and what ranks sent is added to them.
+TEST(SavedResiduals, TheFirstMomentsAreWhatRanksSend) {
+  constexpr double kBeta = 0.75;
+  constexpr std::size_t kPlain = 2, kSteps = 5;
+  const TestFolder before, after;
+  on_hosts(2, 2, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kNoShard, [&](Strategy& s) {
+                      descend(s);
+                      s.optimizer = {.type = OptimizerType::kAdamW, .lr = 1e-3, .beta1 = kBeta, .freeze_step = kPlain};
+                      s.compression = {.one_bit = true, .one_bit_momentum = kBeta, .start_step = kPlain};
+                    }));
+    train(session, 0, kPlain);
+    save_checkpoint(session.engine, before.path());
+    train(session, kPlain, kSteps);
+    save_checkpoint(session.engine, after.path());
+  });
+  const auto first = SavedCheckpoint::open(*find_checkpoint(before.path(), "test"), "test"),
+             second = SavedCheckpoint::open(*find_checkpoint(after.path(), "test"), "test");
+  ASSERT_TRUE(first.ok() && second.ok());
+  const double decay = std::pow(kBeta, kSteps - kPlain);
+  double largest = 0;
+  for (const SavedParameter& parameter : (*first)->manifest().parameters) {
+    const std::vector<float> warm = saved_values(**first, "exp_avg", parameter),
+                             moments = saved_values(**second, "exp_avg", parameter),
+                             sent = saved_values(**second, of_rank(kGradientMomentum, 1), parameter);
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      largest = std::max(largest, static_cast<double>(std::abs(sent[i])));
+      ASSERT_NEAR(moments[i], decay * warm[i] + sent[i], 1e-6) << parameter.name << " " << i;
+    }
+  }
+  EXPECT_GT(largest, 1e-3);
 }
 
 TEST(SavedResiduals, WhatIsNotThereIsTold) {

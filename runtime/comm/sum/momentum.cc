@@ -17,14 +17,14 @@ TESSERA_CPU_CLONES void make_momentum(float decay, float rate, const float* movi
   for (std::size_t i = 0; i < numel; ++i) values[i] = decay * moving[i] + rate * values[i];
 }
 
-TESSERA_CPU_CLONES void unmake_momentum(float decay, float rate, int ranks, std::size_t numel, float* moving,
+TESSERA_CPU_CLONES void unmake_momentum(float decay, float rate, int ranks, std::size_t numel, float* share,
                                         float* values) {
   const auto parts = static_cast<float>(ranks);
-  const float decay_of_all = decay * parts, more = 1.0f / rate, share = 1.0f / parts;
+  const float decay_of_all = decay * parts, per_rate = 1.0f / rate, per_rank = 1.0f / parts;
   for (std::size_t i = 0; i < numel; ++i) {
-    const float now = values[i];
-    values[i] = (now - decay_of_all * moving[i]) * more;
-    moving[i] = now * share;
+    const float sum = values[i];
+    values[i] = (sum - decay_of_all * share[i]) * per_rate;
+    share[i] = sum * per_rank;
   }
 }
 

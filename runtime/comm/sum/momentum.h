@@ -12,8 +12,8 @@ void add_momentum(float momentum, const float* values, std::size_t numel, float*
 /// `values = decay * moving + rate * values`.
 void make_momentum(float decay, float rate, const float* moving, std::size_t numel, float* values);
 
-/// Of `ranks` such values the sum is `values`: it becomes the sum of their gradients, `(values - decay * ranks * moving) / rate`, and moving what
-/// it was, over `ranks`.
-void unmake_momentum(float decay, float rate, int ranks, std::size_t numel, float* moving, float* values);
+/// `values` are the sum of what `ranks` made of the same `share`, each of its own gradients: they become the sum of these,
+/// `(values - decay * ranks * share) / rate`; and share becomes a rank's share of what they were, `values / ranks`.
+void unmake_momentum(float decay, float rate, int ranks, std::size_t numel, float* share, float* values);
 
 }  // namespace tessera

@@ -67,7 +67,6 @@ COMPRESSION = PLAIN | {
     "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
     "one_bit_80": ("one bit of gradients after 80 plain steps", compressed(80, one_bit=True)),
     "one_bit_adam_80": ("one bit of gradients after 80 plain steps, second moments stay", compressed(80, 80, one_bit=True)),
-    "one_bit_adam_100": ("one bit of gradients after 100 plain steps, second moments stay", compressed(100, 100, one_bit=True)),
     "one_bit_momentum_40": ("one bit of momentum after 40 plain steps, second moments stay",
                             compressed(40, 40, one_bit=True, one_bit_momentum=0.9)),
     "one_bit_momentum_80": ("one bit of momentum after 80 plain steps, second moments stay",

@@ -148,8 +148,8 @@ TEST(OffloadedParameters, BytesMovedAreThePlans) {
   }
 }
 
-// Those that train have the cache first: a part of them, or all and some of the frozen ones. (Of one rank, since of several a record of a
-// frozen group may be padding alone, which is never written and never read.)
+// Those that train have the cache first: a part of them, or all and some of the frozen ones. Of one rank: of two, the plan of this model counts
+// 4096 bytes more for each gather of the frozen block than are read, with a cache and without. That is an open fault.
 TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
   for (const std::int64_t cache_bytes : {0, 30000, 90000}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

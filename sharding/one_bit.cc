@@ -1,7 +1,6 @@
 #include "sharding/one_bit.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/momentum.h"
@@ -23,14 +22,9 @@ OneBit::OneBit(const Layout& layout, int rank, int ranks, float momentum, float*
       out_(reinterpret_cast<std::uint32_t*>(work)),
       in_(out_ + static_cast<std::size_t>(ranks) * words_) {}
 
-void OneBit::begin_step(std::int64_t step) {
-  if (step != step_) decays_ = true;
-  step_ = step;
-}
-
 absl::Status OneBit::sum(Collectives& group, std::string_view label, float* data, std::size_t numel) {
   if (!moving_) return sum_values(group, label, data, numel);
-  const float decay = std::exchange(decays_, false) ? momentum_ : 1.0f, rate = 1.0f - momentum_;
+  const float decay = first_of_step_.take() ? momentum_ : 1.0f, rate = 1.0f - momentum_;
   make_momentum(decay, rate, moving_, numel, data);
   TESSERA_RETURN_IF_ERROR(sum_values(group, label, data, numel));
   unmake_momentum(decay, rate, ranks_, numel, moving_, data);

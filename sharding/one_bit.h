@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "sharding/first_of_step.h"
 #include "sharding/gradient_method.h"
 
 namespace tessera {
@@ -25,7 +26,7 @@ class OneBit final : public GradientMethod {
   /// owner's message; elements that a rank owns]. `momentum`: 0 to below 1.
   OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work);
 
-  void begin_step(std::int64_t step) override;
+  void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
   std::int64_t holders(std::int64_t ranks) const override { return ranks + 1; }
@@ -43,8 +44,7 @@ class OneBit final : public GradientMethod {
   float* const kept_of_sum_;
   const float momentum_;
   float* const moving_;  ///< [numel]: M / ranks, the same on every rank; null without momentum
-  std::int64_t step_ = 0;
-  bool decays_ = true;  ///< the next reduction is the first of its step
+  FirstOfStep first_of_step_;
   std::uint32_t* const out_;
   std::uint32_t* const in_;
 };

@@ -22,11 +22,6 @@ TopK::TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, 
   expect_short_indices("top_k", numel);
 }
 
-void TopK::begin_step(std::int64_t step) {
-  if (step != step_) decays_ = true;
-  step_ = step;
-}
-
 void TopK::add_kept(FlatGroup& group, KeptGradients& kept) const {
   using What = KeptGradients::What;
   const Extent all{0, static_cast<std::int64_t>(kept_.size())};
@@ -40,7 +35,7 @@ void TopK::add_to_kept(const float* data) {
     pairwise_sum(std::array<const void*, 2>{kept_.data(), data}, DType::kF32, kept_.data(), numel);
     return;
   }
-  if (std::exchange(decays_, false)) {
+  if (first_of_step_.take()) {
     add_momentum(momentum_, data, numel, moving_, kept_.data());
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "sharding/first_of_step.h"
 #include "sharding/gradient_method.h"
 
 namespace tessera {
@@ -18,7 +19,7 @@ class TopK final : public GradientMethod {
   /// [2 count (ranks + 1)].
   TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work);
 
-  void begin_step(std::int64_t step) override;
+  void begin_step(std::int64_t step) override { first_of_step_.begin_step(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
   void add_kept(FlatGroup& group, KeptGradients& kept) const override;
   std::int64_t wire_bytes() const override { return static_cast<std::int64_t>(count_) * 8; }
@@ -30,8 +31,7 @@ class TopK final : public GradientMethod {
   const std::span<float> kept_;
   const float momentum_;
   float* const moving_;  ///< [numel]: u; null without momentum
-  std::int64_t step_ = 0;
-  bool decays_ = true;  ///< the next reduction is the first of its step
+  FirstOfStep first_of_step_;
   float* const own_;
 };
 

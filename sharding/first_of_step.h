@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace tessera {
+
+/// Tells the first reduction of a step from further ones, for what a method does once a step.
+class FirstOfStep {
+ public:
+  /// As GradientMethod::begin_step.
+  void begin_step(std::int64_t step) {
+    if (step != step_) is_next_ = true;
+    step_ = step;
+  }
+  /// Whether the reduction that begins now is the first of its step; the next one is not.
+  bool take() { return std::exchange(is_next_, false); }
+
+ private:
+  std::int64_t step_ = 0;
+  bool is_next_ = true;
+};
+
+}  // namespace tessera

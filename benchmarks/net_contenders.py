@@ -55,6 +55,8 @@ CONTENDERS = (
     Contender("tessera_no_shard", "tessera", "Tessera NO_SHARD", "NO_SHARD", "replicated"),
     Contender("tessera_buckets", "tessera", "Tessera NO_SHARD, buckets of 8 MiB", "NO_SHARD", "replicated",
               {"units": {"bucket_cap_mb": 8}}),
+    Contender("tessera_lossless", "tessera", "Tessera NO_SHARD, lossless", "NO_SHARD", "replicated",
+              {"compression": {"gradients": "lossless", "sums": "lossless"}}),
     Contender("tessera_in_backward", "tessera", "Tessera NO_SHARD, buckets of 8 MiB, updated in backward", "NO_SHARD",
               "replicated", {"units": {"bucket_cap_mb": 8}, "reductions_ahead": 15, "optimizer": ADAMW | {"in_backward": True}}),
     Contender("tessera_shard_gradients", "tessera", "Tessera SHARD_GRADIENTS", "SHARD_GRADIENTS", "replicated"),

@@ -11,6 +11,7 @@ GBIT = 10**9
 # (Tessera's contender, its peer, {bits a second: target}) of step times, its own over the peer's.
 STEPS = (
     ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
+    ("tessera_lossless", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
     ("tessera_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
     ("python_full_shard", "torch_fsdp2", {2 * GBIT: 0.5, GBIT: 0.5}),
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),

@@ -31,6 +31,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/partition.h"
 #include "sharding/whole_tensors.h"
 #include "tessera/error.h"
@@ -73,8 +74,8 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
-const char* name_of(WireForm form) {
-  return form == WireForm::kInt8 ? "int8" : form == WireForm::kInt4 ? "int4" : "plain";
+const std::string& name_of(WireForm form) {
+  return std::ranges::find(wire_forms(), form, &Named<WireForm>::value)->name;
 }
 
 /// For the line about gradients on the wire.

@@ -104,6 +104,7 @@ class FirstValues::Sources {
       if (end > i) send(group, i, end);
       i = std::max(end, i + 1);
     }
+    if (group.parameters_below) write_padding(group);
   }
 
  private:
@@ -118,6 +119,7 @@ class FirstValues::Sources {
   void make_parts(FlatGroup& group);
   void make_part(FlatGroup& group, std::size_t i, Extent range, PieceMaker maker);
   void send(FlatGroup& group, std::size_t begin, std::size_t end);
+  static void write_padding(FlatGroup& group);
   at::Tensor in_flat_order(const FlatParameter& parameter);
 
   Collectives& control_;
@@ -301,6 +303,14 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
     throw_if_error(control_.broadcast(group.parameters[begin].name, buffer.data_ptr(), buffer.nbytes(), 0).wait());
     write_values(group, buffer, chunk);
   }
+}
+
+/// A record of padding alone is written like the others, so that a gather reads as many bytes on every rank, as the plan says.
+void FirstValues::Sources::write_padding(FlatGroup& group) {
+  const std::int64_t numel = group.layout.numel();
+  const std::int64_t end = group.layout.extent(group.parameters.size() - 1).end();
+  const Extent padding = intersect(group.parameter_part, {end, numel - end});
+  if (padding.numel > 0) write_values(group, at::zeros({padding.numel}, flat_type_of(group)), padding);
 }
 
 FirstValues::FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control) {

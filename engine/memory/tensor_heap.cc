@@ -1,10 +1,14 @@
 #include "engine/memory/tensor_heap.h"
 
 #include <c10/core/CPUAllocator.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <string_view>
 
 namespace tessera {
 namespace {
@@ -34,6 +38,20 @@ class TensorHeap final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
+/// glibc's alone: others have no such rule.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"}) {
+    if (std::getenv(name)) return;
+  }
+  const char* const tunables = std::getenv("GLIBC_TUNABLES");
+  if (tunables && std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return;
+  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // as far as malloc itself would go, block by block
+  mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
+  mallopt(M_TRIM_THRESHOLD, kNever);
+#endif
+}
+
 }  // namespace
 
 void install_tensor_heap() {
@@ -41,6 +59,7 @@ void install_tensor_heap() {
   std::call_once(once, [] {
     static TensorHeap heap;
     c10::SetCPUAllocator(&heap, kPriority);
+    keep_freed_memory();
   });
 }
 

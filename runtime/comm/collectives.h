@@ -116,8 +116,8 @@ struct ReduceOptions {
   ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers say no more
 
   Waits waits = Waits::kAtOnce;
-  /// Forms on the wire, for transports that send over a network; others ignore them. A rank's own contribution is rounded too, and
-  /// what all_reduce returns is the same on all ranks.
+  /// Forms on the wire, for transports that send over a network; others ignore them. Where a form is lossy, a rank's own contribution
+  /// is rounded too, and what all_reduce returns is the same on all ranks. kLossless changes no bit; only `gloo` packs.
   WireForm contributions = WireForm::kPlain;
   WireForm sums = WireForm::kPlain;  ///< of all_reduce: what the rank that made a sum sends to the others
   /// Error feedback: what rounding took from this rank's earlier contributions is added to this one, and replaced by what

@@ -191,7 +191,11 @@ const std::vector<Named<WireForm>>& wire_forms() {
   static const std::vector<Named<WireForm>> list = {
       {WireForm::kPlain, "none", "as they are"},
       {WireForm::kInt8, "int8", "one byte an element, and an fp32 scale for every 256 of them"},
-      {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"}};
+      {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"},
+      {WireForm::kLossless, "lossless",
+       "packed, with all bits: what exponents have in common is sent once. Gradients take about 0.85 of the bytes in "
+       "fp32 "
+       "and 0.7 in bf16, and of an embedding's those rows that are not zero. Over Gloo alone"}};
   return list;
 }
 

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr char kForms[] = "outer gradients go as they are, or as int8 or int4";
+constexpr char kForms[] = "outer gradients go as they are, packed, or as int8 or int4";
 
 StrategyRule every_rule() {
   return {{"/sync/type", "/sync/every"},
@@ -67,7 +67,7 @@ StrategyRule compression_rule() {
         const bool compresses = s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain;
         if (!s.sync.makes_outer_steps() || !compresses) return "";
         if (!s.sync.has_outer_optimizer())
-          return "sends weights, which are not rounded: leave \"gradients\" and \"sums\" of \"compression\" out, or "
+          return "sends weights as they are: leave \"gradients\" and \"sums\" of \"compression\" out, or "
                  "take diloco";
         if (s.compression.axes != CompressedAxes::kReplicate)
           return "compresses outer gradients, over the replicate axis: \"compression\" needs \"axes\": \"replicate\"";

@@ -309,7 +309,7 @@ void MemoryPlan::plan_checkpoint() {
 
 FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   constexpr std::int64_t kLine = 16;
-  if (!input_.compression.error_feedback || !group.trainable) return {};
+  if (!input_.compression.error_feedback || !is_lossy(input_.compression.gradients) || !group.trainable) return {};
   const auto part_of = [](std::int64_t numel, int part) {
     return part == 0 ? 0 : (numel + part * kLine - 1) / (part * kLine) * kLine;
   };

@@ -9,7 +9,8 @@ namespace tessera {
 
 /// Bytes of `numel` elements as they are sent: in `form`, or as they are, in `dtype`. Lossy forms are those of
 /// runtime/comm/sum/wire_codec.h: an fp32 scale for every 256 elements, and a byte or half a byte an element, to a
-/// multiple of 4.
+/// multiple of 4. Packed ones (lossless.h) have the size that a normal distribution gives: 0.853 of fp32's
+/// bytes, 0.70 of bf16's; that short messages are not packed is not looked at.
 std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);
 
 /// A reduction of a trainable group's gradients over the shard axis: a reduce-scatter where gradients are cut, else an

@@ -106,7 +106,7 @@ TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
 /// What `all` becomes where it is encoded in one go.
 Bytes rounded(WireForm form, const Bytes& all, DType dtype) {
   const std::size_t numel = all.size() / size_of(dtype);
-  if (form == WireForm::kPlain) return all;
+  if (!is_lossy(form)) return all;
   std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4);
   encode(form, all.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
   Bytes result(numel * sizeof(float));
@@ -141,7 +141,7 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   options.sums = forms.sums;
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, share * ranks, 17);
-  const DType sent_as = forms.contributions == WireForm::kPlain ? dtype : DType::kF32;
+  const DType sent_as = is_lossy(forms.contributions) ? DType::kF32 : dtype;
   // The second time the last run of the codec has fewer elements.
   for (std::size_t numel : {share * ranks, share * ranks - 77}) {
     std::vector<Bytes> sent;
@@ -178,6 +178,9 @@ TEST(CompressedSums, AreThoseOfWhatWasSent) {
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
+        check_compressed_sums(*axes.reduce, {kLossless, kLossless}, Waits::kAtOnce, dtype, 1'800'064);
+        check_compressed_sums(*axes.reduce, {kLossless, kInt8}, Waits::kLater, dtype, 600'064);
+        check_compressed_sums(*axes.reduce, {kInt8, kLossless}, Waits::kLater, dtype, 600'064);
       }
       for (const Forms forms : {Forms{kInt8, kPlain}, Forms{kInt4, kInt8}, Forms{kPlain, kInt8}}) {
         for (std::size_t share : {256, 5120}) {

@@ -48,6 +48,34 @@ TEST(Compression, SumsAreTheSameOnAllRanks) {
   });
 }
 
+// Messages of this model are long enough to be packed.
+TEST(Compression, LosslessChangesNoBits) {
+  constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
+  for (const auto& [ranks, of_host] : {std::pair(2, 1), {3, 1}, {4, 2}}) {
+    on_hosts(ranks, ranks / of_host, [&](const Mesh& mesh) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const ShardingStrategy kind :
+             {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
+          const auto values = [&](const Adjust& adjust) {
+            Session session(mesh, strategy_for(kind, adjust, dtype), kLarge);
+            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
+            return session.values();
+          };
+          const auto reduced_in = [&](const Adjust& form) {
+            return [=](Strategy& strategy) {
+              strategy.mixed_precision.reduce = dtype;
+              if (form) form(strategy);
+            };
+          };
+          require(all_same_bits(values(reduced_in(compressed(WireForm::kLossless, WireForm::kLossless))),
+                                values(reduced_in(nullptr))),
+                  name_of(kind) + " in " + std::string(tessera::name_of(dtype)) + " has other bits");
+        }
+      }
+    });
+  }
+}
+
 /// What kSteps steps leave, of as many microbatches as the strategy says.
 Values trained_on_microbatches(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy);

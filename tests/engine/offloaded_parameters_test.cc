@@ -148,17 +148,23 @@ TEST(OffloadedParameters, BytesMovedAreThePlans) {
   }
 }
 
-// Those that train have the cache first: a part of them, or all and some of the frozen ones. Of one rank: of two, the plan of this model counts
-// 4096 bytes more for each gather of the frozen block than are read, with a cache and without. That is an open fault.
+// Those that train have the cache first: a part of them, or all and some of the frozen ones. The last of two ranks has records of padding alone,
+// which only set-up can write where their unit is frozen.
 TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
   for (const std::int64_t cache_bytes : {0, 30000, 90000}) {
-    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      const Below below = {1, 1, 1, 8192, cache_bytes, 2};
-      Session session(mesh, strategy_of(kKept[0], ShardingStrategy::kFullShard, &below),
-                      {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
-      session.engine.set_trainable("blocks.2.*", false);
-      expect_planned_disk_traffic(session, "cache of " + std::to_string(cache_bytes));
-    });
+    for (const Placed& placed : kPlaced) {
+      for (const int ranks : {1, 2, 3}) {
+        for (const char* const frozen : {"blocks.0.*", "blocks.2.*"}) {
+          run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+            const Below below = {1, 1, 1, 8192, cache_bytes, 2};
+            Session session(mesh, strategy_of(kKept[0], placed, &below),
+                            {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+            session.engine.set_trainable(frozen, false);
+            expect_planned_disk_traffic(session, name_of(kKept[0], placed, ranks, below) + ", " + frozen);
+          });
+        }
+      }
+    }
   }
 }
 

@@ -725,7 +725,7 @@ TEST(OuterSteps, WhatTheyDoNotGoWithIsRefused) {
                           R"("}, "compression": {"gradients": "int4", "axes": ")" + axes + "\"}}");
     });
   };
-  EXPECT_THAT(compressed("local_sgd", "replicate"), HasSubstr("weights, which are not rounded"));
+  EXPECT_THAT(compressed("local_sgd", "replicate"), HasSubstr("weights as they are"));
   EXPECT_THAT(compressed("diloco", "both"), HasSubstr("\"axes\": \"replicate\""));
   EXPECT_EQ(compressed("diloco", "replicate"), "");
   const auto told = [](const std::string& sync) {

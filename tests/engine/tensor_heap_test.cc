@@ -3,8 +3,10 @@
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <limits>
+#include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/support/session.h"
@@ -52,6 +54,29 @@ TEST(TensorHeap, ATensorLiesWhereOneOfItsSizeLay) {
     const at::Tensor second = make(bytes);
     EXPECT_EQ(second.data_ptr(), place) << bytes;
   }
+}
+
+long faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+// Without it malloc gives the heap's end back, and the second step's tensors fault as many pages as the first one's.
+TEST(TensorHeap, KeepsWhatAStepGaveBack) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "a sanitizer has a malloc of its own";
+#endif
+  install_tensor_heap();
+  const auto step = [] {
+    const long before = faults();
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 8; ++i) tensors.push_back(at::ones({20'000'000}, at::kByte));
+    return faults() - before;
+  };
+  const long first = step(), second = step();
+  EXPECT_GT(first, 8 * 20'000'000 / (2 << 20) / 2);  // pages may be large ones
+  EXPECT_LE(second, first / 10);
 }
 
 TEST(TensorHeap, TooMuchIsAnError) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/c10d/c10d_store.h"
 #include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/c10d/packing.h"
 #include "runtime/comm/c10d/run_rounds.h"
 #include "runtime/comm/c10d/transfers.h"
 #include "runtime/comm/call.h"
@@ -44,15 +46,23 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
 void write_part(const std::byte* input, DType dtype, std::size_t begin, std::size_t numel, std::byte* to,
                 const ReduceOptions& options) {
   const std::byte* const from = input + begin * size_of(dtype);
-  if (options.contributions == WireForm::kPlain) {
+  if (!is_lossy(options.contributions)) {
     std::memcpy(to, from, numel * size_of(dtype));
   } else {
     encode(options.contributions, from, dtype, numel, to, options.feedback ? options.feedback + begin : nullptr);
   }
 }
 
-bool is_compressed(const ReduceOptions& options) {
-  return options.contributions != WireForm::kPlain || options.sums != WireForm::kPlain;
+bool is_rounded(const ReduceOptions& options) { return is_lossy(options.contributions) || is_lossy(options.sums); }
+
+/// What messages in this form are packed as; nothing: they are not.
+std::optional<DType> packed_as(WireForm form, DType dtype) {
+  return form == WireForm::kLossless ? std::optional(dtype) : std::nullopt;
+}
+
+/// Whether messages of `numel` elements in this form differ from the elements: such calls go directly.
+bool is_compressed(WireForm form, DType dtype, std::size_t numel) {
+  return is_lossy(form) || (form == WireForm::kLossless && is_packed(dtype, numel * size_of(dtype)));
 }
 
 class C10dCollectives : public Collectives {
@@ -110,11 +120,12 @@ class C10dCollectives : public Collectives {
   Work start(const CallSignature& call, const Start& start);
   /// The same, begun by the group's thread after what it has to do already.
   Work start_on_thread(const CallSignature& call, Start start);
-  Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes);
+  Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
+                    std::optional<DType> packs = std::nullopt);
   void gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call, Algorithm algorithm,
                         const void* shard, void* full, std::size_t bytes) const;
-  Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
-                      std::size_t bytes);
+  Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output, std::size_t bytes,
+                      std::optional<DType> packs = std::nullopt);
   Work refuse(const CallSignature& call, const std::string& why);
   absl::Status fail(const CallSignature& call, const std::string& why);
   absl::Status status() const;
@@ -148,6 +159,7 @@ class C10dCollectives : public Collectives {
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> staging_;
   std::mutex in_backend_;     // of Transfers
+  PackBuffers pack_buffers_;  // likewise
   mutable std::mutex mutex_;  // guards the members up to thread_
   Backend backend_;
   absl::Status status_;
@@ -208,8 +220,9 @@ Algorithm C10dCollectives::algorithm_of(Operation operation, DType dtype, std::s
 }
 
 absl::StatusOr<std::pair<Backend, std::shared_ptr<Transfers>>> C10dCollectives::begin_transfers() {
-  const auto transfers = std::make_shared<Transfers>(
-      means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)), in_backend_);
+  const auto transfers =
+      std::make_shared<Transfers>(means_, std::chrono::milliseconds(static_cast<std::int64_t>(group_.timeout_s * 1000)),
+                                  in_backend_, pack_buffers_);
   const std::lock_guard lock(mutex_);
   if (!status_.ok()) return status_;
   std::erase_if(under_way_, [](const std::weak_ptr<Transfers>& other) { return other.expired(); });
@@ -288,10 +301,12 @@ void C10dCollectives::abort(const absl::Status& reason) {
 /// Of messages of a call: those of calls that differ in anything never meet, so their ranks wait until the time limit, and say
 /// what they were doing.
 int tag_of(const CallSignature& call) { return static_cast<int>(digest_of(call) >> 34) * 2; }
+int gather_tag_of(const CallSignature& call) { return tag_of(call) + 1; }
 
-Work C10dCollectives::start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes) {
+Work C10dCollectives::start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
+                                   std::optional<DType> packs) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    transfers.gather(backend, tag_of(call) + 1, shard, full, bytes);
+    transfers.gather(backend, gather_tag_of(call), shard, full, bytes, packs);
   });
 }
 
@@ -303,13 +318,13 @@ void C10dCollectives::gather_in_rounds(c10d::Backend& backend, Transfers& transf
   std::byte* const own = buffers.results + static_cast<std::size_t>(rank()) * bytes;
   if (own != shard) std::memcpy(own, shard, bytes);
   const Rounds rounds = algorithm == Algorithm::kRing ? ring_gather(rank(), size()) : doubling_gather(rank(), size());
-  run_rounds(backend, transfers, tag_of(call) + 1, rounds, buffers);
+  run_rounds(backend, transfers, gather_tag_of(call), rounds, buffers);
 }
 
 Work C10dCollectives::start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output,
-                                     std::size_t bytes) {
+                                     std::size_t bytes, std::optional<DType> packs) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    transfers.exchange(backend, tag_of(call), input, stride, output, bytes);
+    transfers.exchange(backend, tag_of(call), input, stride, output, bytes, packs);
   });
 }
 
@@ -359,7 +374,7 @@ void C10dCollectives::sum_parts(const std::byte* parts, const std::byte* own, DT
   if (stride == 0) stride = wire_bytes(form, dtype, numel);
   absl::InlinedVector<const std::byte*, 16> wires;
   for (int q = 0; q < size(); ++q) wires.push_back(q == rank() ? own : parts + static_cast<std::size_t>(q) * stride);
-  if (form != WireForm::kPlain) return sum_encoded(form, wires, output, numel, visitor, offset);
+  if (is_lossy(form)) return sum_encoded(form, wires, output, numel, visitor, offset);
   const absl::InlinedVector<const void*, 16> sources(wires.begin(), wires.end());
   visited_sum(sources, dtype, {&output, 1}, numel, visitor, offset);
 }
@@ -373,7 +388,8 @@ Work C10dCollectives::do_reduce_scatter(std::string_view label, void* input, DTy
         reduce_scatter_by(*options.method, *this, label, static_cast<float*>(input), output, numel_per_rank, visitor));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel_per_rank * static_cast<std::size_t>(size()) * size_of(dtype);
-  if (!is_compressed(options) && algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
+  if (!is_rounded(options) && !is_compressed(options.contributions, dtype, numel_per_rank) &&
+      algorithm_of(Operation::kReduceScatter, dtype, bytes) == Algorithm::kHalving)
     return Work(scatter_in_rounds(call, from, output, numel_per_rank, visitor));
   return Work(scatter(call, from, output, numel_per_rank, visitor, options));
 }
@@ -386,8 +402,10 @@ Work C10dCollectives::do_all_reduce(std::string_view label, void* input, DType d
     return Work(all_reduce_by(*options.method, *this, label, static_cast<float*>(input), output, numel, visitor));
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = numel * size_of(dtype);
-  const Algorithm algorithm =
-      is_compressed(options) ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
+  const std::size_t part = numel / static_cast<std::size_t>(size());
+  const bool compresses = is_rounded(options) || is_compressed(options.contributions, dtype, part) ||
+                          is_compressed(options.sums, DType::kF32, part);
+  const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(Operation::kAllReduce, dtype, bytes);
   if (algorithm == Algorithm::kHalving) return Work(reduce_in_rounds(call, from, output, numel, visitor));
   return Work(bytes <= kDoublingBytes ? reduce_small(call, from, output, numel, visitor, options, algorithm)
                                       : reduce_large(call, from, output, numel, visitor, options));
@@ -401,7 +419,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
   const std::size_t most = piece_numel(numel, element * ranks, 1),
                     most_bytes = wire_bytes(form, call.dtype, most) * ranks;
   // Collectives want the parts one behind the other, and so they are where there is one piece.
-  const bool is_sent_in_place = form == WireForm::kPlain && (means_ == Transfers::Means::kMessages || most == numel);
+  const bool is_sent_in_place = !is_lossy(form) && (means_ == Transfers::Means::kMessages || most == numel);
   std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
   Work exchanges[2];
@@ -418,7 +436,8 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
     }
     const std::size_t stride = is_sent_in_place ? numel * element : bytes;
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * stride;
-    exchanges[turn] = start_exchange(call, from, stride, received + turn * most_bytes, bytes);
+    exchanges[turn] =
+        start_exchange(call, from, stride, received + turn * most_bytes, bytes, packed_as(form, call.dtype));
   };
   if (numel == 0) return status();
   begin_piece(0);
@@ -438,12 +457,12 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
                                            Algorithm algorithm) {
   const WireForm form = options.contributions;
   const std::size_t bytes = wire_bytes(form, call.dtype, numel);
-  const bool has_rounded_sums = options.sums != WireForm::kPlain;
+  const bool has_rounded_sums = is_lossy(options.sums);
   const std::size_t sums_bytes = has_rounded_sums ? encoded_bytes(options.sums, numel) : 0;
   std::byte* const all = staging(bytes * size() + std::max(bytes, sums_bytes));
   std::byte* const own = all + bytes * size();
   const std::byte* from = input;
-  if (form != WireForm::kPlain) {
+  if (is_lossy(form)) {
     write_part(input, call.dtype, 0, numel, own, options);
     from = own;
   }
@@ -468,7 +487,7 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, SumVisitor* visitor, const ReduceOptions& options) {
   const WireForm form = options.contributions, sums_form = options.sums;
-  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_compressed(options) ? kCodecBlock : 1;
+  const std::size_t ranks = size(), element = size_of(call.dtype), unit = is_rounded(options) ? kCodecBlock : 1;
   const std::size_t most = piece_numel(numel, element, ranks);
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
@@ -476,9 +495,9 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   // Of each turn: what comes from the others, what goes to them, and this rank's sums. Where sums are compressed, those of all ranks.
   // Of a piece that does not divide evenly: a padded copy.
   const std::size_t received_bytes = wire_bytes(form, call.dtype, most_part) * ranks;
-  const std::size_t sent_bytes = form == WireForm::kPlain ? 0 : received_bytes;
+  const std::size_t sent_bytes = is_lossy(form) ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);
-  const std::size_t encoded = sums_form == WireForm::kPlain ? 0 : encoded_bytes(sums_form, most_part);
+  const std::size_t encoded = is_lossy(sums_form) ? encoded_bytes(sums_form, most_part) : 0;
   std::byte* const received =
       staging(2 * (received_bytes + sent_bytes + sums_bytes + (1 + ranks) * encoded) + sums_bytes * ranks);
   std::byte* const sent = received + 2 * received_bytes;
@@ -492,7 +511,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     const std::size_t turn = first / most % 2, count = numel_of(first), part = part_of(count);
     const std::size_t bytes = wire_bytes(form, call.dtype, part);
     const std::byte* from = input + first * element;
-    if (form != WireForm::kPlain) {
+    if (is_lossy(form)) {
       std::byte* const parts = sent + turn * sent_bytes;
       for (std::size_t q = 0; q < ranks; ++q) {
         const std::size_t begin = std::min(q * part, count), length = std::min(part, count - begin);
@@ -505,7 +524,8 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
       from = padded;
     }
     own_parts[turn] = from + static_cast<std::size_t>(rank()) * bytes;
-    exchanges[turn] = start_exchange(call, from, bytes, received + turn * received_bytes, bytes);
+    exchanges[turn] =
+        start_exchange(call, from, bytes, received + turn * received_bytes, bytes, packed_as(form, call.dtype));
   };
   // Of the piece at `first`, the elements that the rank sums.
   const auto begin_of = [&](std::size_t first, std::size_t q) {
@@ -516,7 +536,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const auto end_gather = [&](std::size_t first) -> absl::Status {
     const std::size_t turn = first / most % 2;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
-    if (sums_form == WireForm::kPlain) return absl::OkStatus();
+    if (!is_lossy(sums_form)) return absl::OkStatus();
     for (std::size_t q = 0; q < ranks; ++q) {
       const std::byte* const from = all_encoded + turn * ranks * encoded + q * sums_wire_bytes(first);
       decode(sums_form, from, output + first + begin_of(first, q), length_of(first, q));
@@ -531,13 +551,13 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
     if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // its sums lie here
     // Sums that are sent as they are have their place at once, but where a part is padded.
-    const bool is_in_place = sums_form == WireForm::kPlain && !is_padded && means_ == Transfers::Means::kMessages;
+    const bool is_in_place = !is_lossy(sums_form) && !is_padded && means_ == Transfers::Means::kMessages;
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
                                    : reinterpret_cast<float*>(sums + turn * sums_bytes);
-    const std::size_t length = form == WireForm::kPlain ? part : length_of(first, static_cast<std::size_t>(rank()));
+    const std::size_t length = is_lossy(form) ? length_of(first, static_cast<std::size_t>(rank())) : part;
     sum_parts(received + turn * received_bytes, own_parts[turn], call.dtype, form, own, length, nullptr, 0,
               wire_bytes(form, call.dtype, part));
-    if (sums_form != WireForm::kPlain) {
+    if (is_lossy(sums_form)) {
       std::byte* const from = own_encoded + turn * encoded;
       std::byte* const to = all_encoded + turn * ranks * encoded;
       encode(sums_form, own, DType::kF32, length_of(first, static_cast<std::size_t>(rank())), from);
@@ -545,7 +565,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
       continue;
     }
     void* const to = is_padded ? static_cast<void*>(padded) : output + first;
-    gathers[turn] = start_gather(call, own, to, part * sizeof(float));
+    gathers[turn] = start_gather(call, own, to, part * sizeof(float), packed_as(sums_form, DType::kF32));
     if (!is_padded) continue;
     TESSERA_RETURN_IF_ERROR(gathers[turn].wait());
     std::memcpy(output + first, padded, numel_of(first) * sizeof(float));

@@ -20,11 +20,18 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
+Transfers::~Transfers() {
+  abort();  // where all has been waited for, there is nothing to abort
+  for (PackBuffer& buffer : sent_) buffers_.give_back(std::move(buffer));
+  for (Packed& packed : packed_) buffers_.give_back(std::move(packed.buffer));
+}
+
+void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes,
+                       std::optional<DType> numbers) {
   if (bytes == 0) return;
   if (means_ == Means::kMessages) {
     auto* const all = static_cast<std::byte*>(full);
-    send_and_receive(backend, tag, static_cast<const std::byte*>(shard), 0, all, bytes);
+    send_and_receive(backend, tag, static_cast<const std::byte*>(shard), 0, all, bytes, numbers);
     std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * bytes;
     if (shard != kept) std::memcpy(kept, shard, bytes);
     return;
@@ -36,11 +43,11 @@ void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void*
 }
 
 void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
-                         std::size_t bytes) {
+                         std::size_t bytes, std::optional<DType> numbers) {
   if (bytes == 0) return;
   if (means_ == Means::kMessages)
     return send_and_receive(backend, tag, static_cast<const std::byte*>(input), stride, static_cast<std::byte*>(output),
-                            bytes);
+                            bytes, numbers);
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
   at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
   std::vector<std::int64_t> equal_parts;
@@ -78,16 +85,30 @@ void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, s
 
 // Each rank begins with the one after it, so that not all send to the same one at first.
 void Transfers::send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride,
-                                 std::byte* output, std::size_t bytes) {
+                                 std::byte* output, std::size_t bytes, std::optional<DType> numbers) {
   const int rank = backend.getRank(), size = backend.getSize();
+  const bool packs = numbers && is_packed(*numbers, bytes);
   for (int i = 1; i < size; ++i) {
     const int from = (rank + size - i) % size;
-    receive(backend, tag, from, output + static_cast<std::size_t>(from) * bytes, bytes);
+    std::byte* const place = output + static_cast<std::size_t>(from) * bytes;
+    packs ? receive_packed(backend, tag, from, place, bytes, *numbers) : receive(backend, tag, from, place, bytes);
   }
   for (int i = 1; i < size; ++i) {
     const int to = (rank + i) % size;
-    send(backend, tag, to, input + static_cast<std::size_t>(to) * stride, bytes);
+    const std::byte* const data = input + static_cast<std::size_t>(to) * stride;
+    if (!packs) {
+      send(backend, tag, to, data, bytes);
+      continue;
+    }
+    if (i == 1 || stride != 0) sent_.push_back(packed_message(*numbers, data, bytes, buffers_));
+    send(backend, tag, to, sent_.back().data(), bytes_of_message(sent_.back()));
   }
+}
+
+void Transfers::receive_packed(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes, DType dtype) {
+  const std::size_t most = most_message_bytes(dtype, bytes);
+  packed_.push_back({dtype, bytes, data, buffers_.take(most)});
+  receive(backend, tag, from, packed_.back().buffer.data(), most);
 }
 
 void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
@@ -104,7 +125,10 @@ void Transfers::wait() {
     {
       const std::lock_guard lock(mutex_);
       if (is_aborted_) throw std::runtime_error(kAborted);
-      if (i == messages_.size()) return messages_.clear();
+      if (i == messages_.size()) {
+        messages_.clear();
+        break;
+      }
       message = messages_[i];
     }
     const auto left = deadline_ - std::chrono::steady_clock::now();
@@ -113,6 +137,17 @@ void Transfers::wait() {
         std::max(std::chrono::duration_cast<std::chrono::milliseconds>(left), std::chrono::milliseconds(1));
     if (!message->wait(limit)) throw std::runtime_error(kAborted);
   }
+  unpack_received();
+}
+
+void Transfers::unpack_received() {
+  for (PackBuffer& buffer : sent_) buffers_.give_back(std::move(buffer));
+  sent_.clear();
+  for (Packed& packed : packed_) {
+    unpack_message(packed.buffer, packed.dtype, packed.to, packed.bytes);
+    buffers_.give_back(std::move(packed.buffer));
+  }
+  packed_.clear();
 }
 
 void Transfers::abort() {

@@ -5,7 +5,12 @@
 #include <chrono>
 #include <cstddef>
 #include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "runtime/comm/c10d/packing.h"
+#include "tessera/dtype.h"
 
 namespace tessera {
 
@@ -21,16 +26,20 @@ class Transfers {
  public:
   enum class Means { kCollective, kMessages };
   /// Messages have `timeout` from when the first wait() begins, for all of them together; collectives have their backend's. `in_backend`
-  /// is held while the backend begins messages, and outlives this.
-  Transfers(Means means, std::chrono::milliseconds timeout, std::mutex& in_backend)
-      : means_(means), timeout_(timeout), in_backend_(in_backend) {}
+  /// is held while the backend begins messages. It and `buffers` outlive this.
+  Transfers(Means means, std::chrono::milliseconds timeout, std::mutex& in_backend, PackBuffers& buffers)
+      : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
+  ~Transfers();
 
-  /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing.
-  void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes);
+  /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing. `numbers`: what bytes are, where
+  /// they are to be packed (packing.h); messages are.
+  void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes,
+              std::optional<DType> numbers = std::nullopt);
   /// `bytes` for each other rank: those for rank q begin at `input + q * stride` and arrive in its `output` at this rank's number times
   /// `bytes`. What lies in `output` for this rank itself may be written or not. Collectives need a stride of `bytes`.
-  void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
-                std::size_t bytes);
+  /// `numbers` as in gather.
+  void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output, std::size_t bytes,
+                std::optional<DType> numbers = std::nullopt);
   /// One message to a rank, or from one, for whose call wait() stands too; of equal tags between two ranks, the first that is sent is the
   /// first that is received. 0 bytes: nothing. REQUIRES: messages as means.
   void send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes);
@@ -46,13 +55,26 @@ class Transfers {
   void abort();
 
  private:
+  /// One that is packed, on its way to this rank.
+  struct Packed {
+    DType dtype;
+    std::size_t bytes;  ///< when unpacked
+    void* to;
+    PackBuffer buffer;
+  };
+
   void send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride, std::byte* output,
-                        std::size_t bytes);
+                        std::size_t bytes, std::optional<DType> numbers);
+  void receive_packed(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes, DType dtype);
   void add_message(c10::intrusive_ptr<c10d::Work> work);
+  void unpack_received();
 
   const Means means_;
   const std::chrono::milliseconds timeout_;
-  std::mutex& in_backend_;                               // never taken while mutex_ is held
+  std::mutex& in_backend_;  // never taken while mutex_ is held
+  PackBuffers& buffers_;
+  std::vector<Packed> packed_;                           // to this rank, until wait() is over
+  std::vector<PackBuffer> sent_;                         // from this rank, likewise
   std::chrono::steady_clock::time_point deadline_ = {};  // set by the first wait()
   std::mutex mutex_;                                     // guards the members below
   absl::InlinedVector<c10::intrusive_ptr<c10d::Work>, 4> messages_;

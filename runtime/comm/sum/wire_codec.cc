@@ -123,7 +123,7 @@ std::size_t encoded_bytes(WireForm form, std::size_t numel) {
 }
 
 std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel) {
-  return form == WireForm::kPlain ? numel * size_of(dtype) : encoded_bytes(form, numel);
+  return is_lossy(form) ? encoded_bytes(form, numel) : numel * size_of(dtype);
 }
 
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire, float* residual) {

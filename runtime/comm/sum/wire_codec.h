@@ -12,10 +12,11 @@ namespace tessera {
 /// whose largest magnitude is below the smallest normal number times 127 becomes zeros; one with an infinity or a NaN becomes NaNs.
 inline constexpr std::size_t kCodecBlock = 256;
 
-/// Bytes of `numel` elements in `form`, which is not kPlain; a multiple of 4.
+/// Bytes of `numel` elements in `form`, which is lossy; a multiple of 4.
 std::size_t encoded_bytes(WireForm form, std::size_t numel);
 
-/// Bytes of one rank's `numel` elements on the wire: of `dtype` where `form` is kPlain.
+/// Bytes of one rank's `numel` elements on the wire: of `dtype` where `form` is not lossy. What packing (lossless.h) saves of them
+/// is not known before.
 std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
 
 /// Writes `input[0, numel)` of `dtype` (fp32, bf16, fp16) to `wire`, encoded_bytes long and aligned to 4.

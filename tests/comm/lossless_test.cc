@@ -20,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 template <class Element>
 Bytes bytes_of(const std::vector<Element>& values) {
   Bytes bytes(values.size() * sizeof(Element));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
 }
 

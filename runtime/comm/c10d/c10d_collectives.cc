@@ -599,7 +599,7 @@ absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const
     for (std::size_t place = 0; place <= ranks; ++place) buffers.begins[place] = place * count;
   };
   cut(most);
-  const std::size_t packed_bytes = ranks * most * element;
+  const std::size_t packed_bytes = (ranks * most * element + 15) / 16 * 16;  // partial sums are received behind it
   const std::size_t sums_bytes = call.dtype == DType::kF32 ? 0 : ranks * most * sizeof(float);
   buffers.results = staging(sums_bytes + packed_bytes + received_bytes(rounds, buffers));
   std::byte* const packed = buffers.results + sums_bytes;

@@ -1,5 +1,7 @@
 #include "app/plan_time.h"
 
+#include <algorithm>
+
 #include "benchmarks/native/number_text.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
@@ -36,6 +38,8 @@ std::string text_of(const char* axis, const PredictedWire& wire) {
          std::to_string(wire.calls) + " calls; a rank sends " + format_bytes(wire.sent_bytes) + "\n";
 }
 
+int hosts_of(int ranks, int of_host) { return (ranks + of_host - 1) / of_host; }
+
 }  // namespace
 
 TimingFiles read_timing(const TimingOptions& options) {
@@ -48,10 +52,20 @@ TimingFiles read_timing(const TimingOptions& options) {
 
 // Ranks of a shard group are neighbours, those of a replica group a shard group apart.
 MeshLinks TimingFiles::links_of(const PlanInput& input, int ranks_per_host) const {
-  const MeshPosition& mesh = input.mesh;
+  const int shard = input.mesh.shard_size, world = input.mesh.world_size() * input.replicas;
+  const int of_shard_on_host = std::min(shard, ranks_per_host);
   MeshLinks of_axes{links, links};
-  if (links_inside && mesh.shard_size <= ranks_per_host) of_axes.shard = *links_inside;
-  if (links_inside && mesh.world_size() * input.replicas <= ranks_per_host) of_axes.replicate = *links_inside;
+  if (shard > ranks_per_host) {
+    of_axes.shard = links.of_group(shard, hosts_of(shard, ranks_per_host), 1);
+  } else if (links_inside) {
+    of_axes.shard = *links_inside;
+  }
+  if (world > ranks_per_host) {
+    const int replicas = world / shard, of_replicas_on_host = ranks_per_host / of_shard_on_host;
+    of_axes.replicate = links.of_group(replicas, hosts_of(replicas, of_replicas_on_host), of_shard_on_host);
+  } else if (links_inside) {
+    of_axes.replicate = *links_inside;
+  }
   return of_axes;
 }
 

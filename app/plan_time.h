@@ -16,7 +16,8 @@ struct TimingFiles {
   Links links;
   std::optional<Links> links_inside;
 
-  /// `input`: of a plan. An axis whose ranks are all on one host takes `links_inside`, where those are given, the other `links`.
+  /// `input`: of a plan. An axis whose ranks are all on one host takes `links_inside`, where those are given, the other `links`
+  /// (Links::of_group).
   MeshLinks links_of(const PlanInput& input, int ranks_per_host) const;
 };
 /// Throws tessera::Error.

@@ -54,6 +54,23 @@ CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_by
   return {fit.alpha_s * messages, fit.beta_s_per_byte * static_cast<double>(sent_bytes), sent_bytes};
 }
 
+namespace {
+
+/// Of what `members` have together, as much as each of them gives to the others.
+double given_away(int members) { return static_cast<double>(members - 1) / members; }
+
+}  // namespace
+
+Links Links::of_group(int of_ranks, int of_hosts, int groups) const {
+  Links of_group = *this;
+  if (hosts < 2 || of_hosts < 2) return of_group;
+  const double measured = given_away(hosts) / given_away(ranks);  // bytes of a host, of those that beta is of
+  const double wanted = groups * given_away(of_hosts) / given_away(of_ranks);
+  for (OperationFit* fit : {&of_group.all_gather, &of_group.reduce_scatter, &of_group.all_reduce})
+    fit->beta_s_per_byte *= wanted / measured;
+  return of_group;
+}
+
 CallCost Links::all_gather_cost(int of_ranks, std::int64_t part_bytes) const {
   return cost(all_gather, of_ranks, (of_ranks - 1) * part_bytes);
 }

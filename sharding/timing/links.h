@@ -30,7 +30,7 @@ struct OperationFit {
 /// **Another number of ranks.** Ranks exchange their parts directly, a message to each peer. So with n ranks a call has
 /// n - 1 messages one after the other, and alpha, which was measured with `ranks`, counts (n - 1) / (ranks - 1) times.
 /// Of a buffer that n ranks share, a rank sends (n - 1)/n in an all-gather or a reduce-scatter, and twice that in an
-/// all-reduce, which is both; beta stays as it is. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+/// all-reduce, which is both; beta stays as it is, but where ranks share the link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
 /// Communication Operations in MPICH", 2005: pairwise exchange, and the ring.) What stands between ranks is not known:
 /// a fit of one host says nothing of two.
 ///
@@ -65,6 +65,12 @@ struct Links {
   CallCost cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const;
   /// Of an all-gather in which each rank's part is `part_bytes` long.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
+
+  /// Of a group of `of_ranks` ranks on `of_hosts` hosts, where a host's ranks are of `groups` such groups that make their calls at the same
+  /// time, and so share its link. Ranks of a host sum and gather in its memory first, so what a call of N bytes sends from a host is
+  /// groups (of_hosts - 1)/of_hosts N (twice that in an all-reduce); beta, which is of what a rank would send alone, follows. Links that
+  /// were measured on one host stay as they are, and so do alpha and cpu_s_per_byte. REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
+  Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;
 };

@@ -86,6 +86,28 @@ TEST(Links, WhatIsNoObjectIsRefused) {
   EXPECT_FALSE(parse_links(many + "]}", "x").ok());
 }
 
+// A host sends as much whatever number of ranks it has, and two groups that share its link take twice as long.
+TEST(Links, RanksOfAHostShareItsLink) {
+  Links one_each{.transport = "gloo", .ranks = 2, .hosts = 2};
+  one_each.all_gather = one_each.reduce_scatter = one_each.all_reduce = {1e-5, 8e-9};
+  EXPECT_EQ(one_each.of_group(2, 2, 1), one_each);
+  const Links four = one_each.of_group(4, 2, 1), replicas = one_each.of_group(2, 2, 2);
+  EXPECT_DOUBLE_EQ(four.all_reduce.beta_s_per_byte, 8e-9 * 0.5 / 0.75);
+  EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
+  EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
+  EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
+  // Measured with two ranks a host, it says the same.
+  Links two_each = four;
+  two_each.ranks = 4;
+  EXPECT_DOUBLE_EQ(two_each.of_group(4, 2, 1).all_reduce.beta_s_per_byte, four.all_reduce.beta_s_per_byte);
+  EXPECT_DOUBLE_EQ(two_each.of_group(2, 2, 2).all_reduce.beta_s_per_byte, 16e-9);
+  // Of one host nothing is known between two.
+  Links inside = one_each;
+  inside.hosts = 1;
+  EXPECT_EQ(inside.of_group(4, 2, 2), inside);
+  EXPECT_EQ(one_each.of_group(2, 1, 1), one_each);
+}
+
 TEST(Links, AlphaGrowsWithThePeersAndBetaWithTheBytes) {
   const Links links = some_links();
   const CallCost four = links.cost(links.all_gather, 4, 1000);

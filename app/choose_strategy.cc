@@ -10,6 +10,7 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/config/strategy_names.h"
+#include "sharding/timing/reduction_cost.h"
 #include "tessera/error.h"
 
 namespace tessera::app {
@@ -29,10 +30,13 @@ struct Choices {
   std::vector<CompressionConfig> compression;
 };
 
-/// A core packs 5 GB/s of fp32 and unpacks 6, and takes a seventh off the wire.
+/// A core packs 5 GB/s of fp32 and unpacks 6.
 bool packing_pays(const Links& links) {
-  constexpr double kPackedSecondsPerByte = 1 / 5e9 + 1 / 6e9, kTakenOff = 0.147;
-  return links.all_reduce.beta_s_per_byte * kTakenOff > kPackedSecondsPerByte;
+  constexpr double kSecondsPerByte = 1 / 5e9 + 1 / 6e9;
+  constexpr std::int64_t kNumel = 1 << 20;
+  const auto bytes = [](WireForm form) { return static_cast<double>(bytes_on_wire(form, DType::kF32, kNumel)); };
+  const double plain = bytes(WireForm::kPlain), taken_off = plain - bytes(WireForm::kLossless);
+  return links.all_reduce.beta_s_per_byte * taken_off > kSecondsPerByte * plain;
 }
 
 Choices choices_of(const Strategy& like, const Topology& topology, std::span<const std::int64_t> accumulations,
@@ -87,10 +91,7 @@ std::string text_of(const CompressionConfig& compression) {
   if (compression.qsgd_levels > 0) return "QSGD " + std::to_string(compression.qsgd_levels);
   if (compression.hook) return "a hook";
   if (!compresses(compression)) return "as they are";
-  const auto word_of = [](WireForm form) {
-    return std::ranges::find(wire_forms(), form, &Named<WireForm>::value)->name;
-  };
-  return std::string(word_of(compression.gradients)) + ", sums " + std::string(word_of(compression.sums));
+  return name_of(compression.gradients) + ", sums " + name_of(compression.sums);
 }
 
 }  // namespace

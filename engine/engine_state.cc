@@ -74,10 +74,6 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
   }
 }
 
-const std::string& name_of(WireForm form) {
-  return std::ranges::find(wire_forms(), form, &Named<WireForm>::value)->name;
-}
-
 /// For the line about gradients on the wire.
 std::string words_of_compression(const PlanInput& input) {
   if (input.compression.hook) return input.mesh.world_size() > 1 ? " (summed by the program's CommHook)" : "";

@@ -9,7 +9,8 @@ namespace tessera {
 /// step's tensors lie where the last step's lay.
 ///
 /// And what a step gave back stays with the process for the next one. Else the heap's end goes to the system whenever more than some 32 MiB of
-/// it are free, and comes back as pages that fault and are cleared one by one: 20 ms of a step of 510 were that (docs/design.md). Where the
+/// it are free, and comes back as pages that fault and are cleared one by one: that was some 20 ms of a step
+/// of 510 (benchmarks/README.md, over a network). Where the
 /// environment sets malloc (MALLOC_*, GLIBC_TUNABLES), malloc stays as it says. Blocks above 32 MiB are mappings of their own still.
 ///
 /// Tensors made before go back where they came from. The Engine installs it; before the model is made it serves better,

@@ -38,11 +38,9 @@ std::vector<StrategyKey> platform_keys() {
        .example_json = "false",
        .doc = "LibTorch's CPU tensors come from malloc, which reuses freed blocks, not from posix_memalign, which "
               "before glibc 2.38 seldom does; and malloc keeps what tensors gave back for the next step's, unless the "
-              "environment "
-              "sets it (MALLOC_*, GLIBC_TUNABLES). For the whole process, from the first Engine on.",
+              "environment sets it (MALLOC_*, GLIBC_TUNABLES). For the whole process, from the first Engine on.",
        .cost = "64 bytes a tensor, and freed memory is not the system's between steps. false: a heap of several times "
-               "the live activations and "
-               "gradients, and page faults in each step."},
+               "the live activations and gradients, and page faults in each step."},
       {.pointer = "/check/as_across_hosts",
        .field = boolean_field(AT(check.as_across_hosts)),
        .default_json = "false",

@@ -194,8 +194,7 @@ const std::vector<Named<WireForm>>& wire_forms() {
       {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"},
       {WireForm::kLossless, "lossless",
        "packed, with all bits: what exponents have in common is sent once. Gradients take about 0.85 of the bytes in "
-       "fp32 "
-       "and 0.7 in bf16, and of an embedding's those rows that are not zero. Over Gloo alone"}};
+       "fp32 and 0.7 in bf16, and of an embedding's those rows that are not zero. Over Gloo alone"}};
   return list;
 }
 
@@ -290,5 +289,6 @@ std::string name_of(ShardingStrategy strategy) { return name_in(sharding_strateg
 std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type); }
 std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
 std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
+std::string name_of(WireForm form) { return name_in(wire_forms(), form); }
 
 }  // namespace tessera

@@ -41,6 +41,8 @@ const std::vector<Named<SyncType>>& sync_types();
 const std::vector<Named<TransportChoice>>& transport_choices();
 const std::vector<Named<NcclBuffers>>& nccl_buffers();
 
+std::string name_of(WireForm form);
+
 /// Which numbers an update rule has.
 bool has_betas(OptimizerType type);
 bool has_eps(OptimizerType type);

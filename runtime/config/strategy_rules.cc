@@ -334,7 +334,7 @@ StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const Compr
       [is_used](const Strategy& s) -> std::string {
         if (!is_used(s.compression)) return "";
         if (s.compression.gradients != WireForm::kPlain || s.compression.sums != WireForm::kPlain)
-          return "cannot stand beside \"gradients\" or \"sums\" in fewer bytes: give one or the other";
+          return "cannot stand beside \"gradients\" or \"sums\" in fewer bits: give one or the other";
         if (s.mixed_precision.param == DType::kF16)
           return "would see and keep gradients times a loss scale, which changes under fp16: take bf16";
         if (s.mixed_precision.reduce != DType::kF32)

@@ -30,8 +30,8 @@ struct OperationFit {
 /// **Another number of ranks.** Ranks exchange their parts directly, a message to each peer. So with n ranks a call has
 /// n - 1 messages one after the other, and alpha, which was measured with `ranks`, counts (n - 1) / (ranks - 1) times.
 /// Of a buffer that n ranks share, a rank sends (n - 1)/n in an all-gather or a reduce-scatter, and twice that in an
-/// all-reduce, which is both; beta stays as it is, but where ranks share the link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
-/// Communication Operations in MPICH", 2005: pairwise exchange, and the ring.) What stands between ranks is not known:
+/// all-reduce, which is both; beta stays as it is, but where ranks share the link of their host (of_group). (R. Thakur,
+/// R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: pairwise exchange, and the ring.) What stands between ranks is not known:
 /// a fit of one host says nothing of two.
 ///
 /// **A reduction** is fitted as a whole: exchange, sum, and how much of the sum hides behind the exchange of the next

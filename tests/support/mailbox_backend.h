@@ -27,8 +27,7 @@ struct Mailboxes {
 };
 
 /// Point-to-point messages between threads of this process, as Gloo's: the first one sent is the first one received, in memory that may be
-/// larger. Counts what its rank
-/// sends.
+/// larger. Counts what its rank sends.
 class MailboxBackend : public c10d::Backend {
  public:
   MailboxBackend(int rank, int size, std::shared_ptr<Mailboxes> mailboxes)

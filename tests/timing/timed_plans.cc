@@ -20,7 +20,7 @@ double any_seconds(std::mt19937_64& random, double least, double most) {
 }
 
 Links any_links(std::mt19937_64& random) {
-  const double alpha = any(random, 0, 3) == 0 ? 0 : any_seconds(random, 1e-6, 1e-3);
+  const double alpha = any(random, 0, 2) == 0 ? 0 : any_seconds(random, 1e-6, 1e-3);
   Links links = links_of(any_seconds(random, 1e-11, 1e-7), alpha);
   links.all_reduce.beta_s_per_byte *= 1.3;
   if (any(random, 0, 3) == 0) links.cpu_s_per_byte = links.all_gather.beta_s_per_byte * any_seconds(random, 0.01, 2);
@@ -37,7 +37,7 @@ void any_times(std::mt19937_64& random, StepProfile& profile) {
 }
 
 void any_compression(std::mt19937_64& random, PlanInput& input) {
-  const auto form = [&] { return static_cast<WireForm>(any(random, 0, 2)); };
+  const auto form = [&] { return static_cast<WireForm>(any(random, 0, 3)); };
   input.compression.gradients = form();
   input.compression.sums = form();
   input.compressed_shard_part = input.compressed_replicate_part = 1;

@@ -18,28 +18,23 @@ struct Head {
 
 }  // namespace
 
-PackBuffer::PackBuffer(std::size_t bytes)
-    : data_(std::make_unique_for_overwrite<std::byte[]>(bytes)), capacity_(bytes) {}
-
 PackBuffer PackBuffers::take(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
-    const auto found =
-        std::ranges::find_if(free_, [&](const PackBuffer& buffer) { return buffer.capacity() >= bytes; });
+    const auto found = std::ranges::find_if(free_, [&](const Memory& memory) { return memory.size >= bytes; });
     if (found != free_.end()) {
-      PackBuffer buffer = std::move(*found);
+      PackBuffer buffer(*this, std::move(*found));
       free_.erase(found);
       return buffer;
     }
     if (!free_.empty()) free_.pop_back();  // a larger one takes its place
   }
-  return PackBuffer(bytes);
+  return PackBuffer(*this, {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes});
 }
 
-void PackBuffers::give_back(PackBuffer buffer) {
-  if (buffer.data() == nullptr) return;
+void PackBuffers::keep(Memory memory) {
   const std::lock_guard lock(mutex_);
-  free_.push_back(std::move(buffer));
+  free_.push_back(std::move(memory));
 }
 
 bool is_packed(DType dtype, std::size_t bytes) { return bytes >= kLeastPackedBytes && can_pack(dtype); }

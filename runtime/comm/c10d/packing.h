@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtype.h"
@@ -12,30 +13,39 @@ namespace tessera {
 /// Messages of numbers that are packed (lossless.h): how many bytes they have, and the packed numbers. A receiver cannot know how many those
 /// are, and has memory for as many as there can be: Gloo takes a message that is shorter than its receiver's memory.
 
-/// Memory of a message that is packed.
-class PackBuffer {
- public:
-  PackBuffer() = default;
-  explicit PackBuffer(std::size_t bytes);
-  std::byte* data() { return data_.get(); }
-  const std::byte* data() const { return data_.get(); }
-  std::size_t capacity() const { return capacity_; }
-
- private:
-  std::unique_ptr<std::byte[]> data_;
-  std::size_t capacity_ = 0;
-};
-
-/// Those of a group that are not in use. Any thread calls.
+/// Memory of a group for messages that are packed. Any thread calls; it outlives what it gave.
 class PackBuffers {
  public:
-  PackBuffer take(std::size_t bytes);
-  void give_back(PackBuffer buffer);
+  struct Memory {
+    std::unique_ptr<std::byte[]> bytes;
+    std::size_t size = 0;
+  };
+  /// Its end keeps the memory for the next one.
+  class Buffer {
+   public:
+    Buffer(PackBuffers& owner, Memory memory) : owner_(&owner), memory_(std::move(memory)) {}
+    Buffer(Buffer&&) = default;
+    ~Buffer() {
+      if (memory_.bytes) owner_->keep(std::move(memory_));
+    }
+    std::byte* data() { return memory_.bytes.get(); }
+    const std::byte* data() const { return memory_.bytes.get(); }
+
+   private:
+    PackBuffers* owner_;
+    Memory memory_;
+  };
+
+  /// Of `bytes` or more; what it holds is undefined.
+  Buffer take(std::size_t bytes);
 
  private:
+  void keep(Memory memory);
+
   std::mutex mutex_;
-  std::vector<PackBuffer> free_;
+  std::vector<Memory> free_;
 };
+using PackBuffer = PackBuffers::Buffer;
 
 /// Messages of fewer bytes are sent as they are: they wait for each other longer than they are on the wire.
 constexpr std::size_t kLeastPackedBytes = 64 << 10;

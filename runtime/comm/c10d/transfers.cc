@@ -20,12 +20,6 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-Transfers::~Transfers() {
-  abort();  // where all has been waited for, there is nothing to abort
-  for (PackBuffer& buffer : sent_) buffers_.give_back(std::move(buffer));
-  for (Packed& packed : packed_) buffers_.give_back(std::move(packed.buffer));
-}
-
 void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes,
                        std::optional<DType> numbers) {
   if (bytes == 0) return;
@@ -137,16 +131,8 @@ void Transfers::wait() {
         std::max(std::chrono::duration_cast<std::chrono::milliseconds>(left), std::chrono::milliseconds(1));
     if (!message->wait(limit)) throw std::runtime_error(kAborted);
   }
-  unpack_received();
-}
-
-void Transfers::unpack_received() {
-  for (PackBuffer& buffer : sent_) buffers_.give_back(std::move(buffer));
   sent_.clear();
-  for (Packed& packed : packed_) {
-    unpack_message(packed.buffer, packed.dtype, packed.to, packed.bytes);
-    buffers_.give_back(std::move(packed.buffer));
-  }
+  for (const Packed& packed : packed_) unpack_message(packed.buffer, packed.dtype, packed.to, packed.bytes);
   packed_.clear();
 }
 

@@ -29,7 +29,7 @@ class Transfers {
   /// is held while the backend begins messages. It and `buffers` outlive this.
   Transfers(Means means, std::chrono::milliseconds timeout, std::mutex& in_backend, PackBuffers& buffers)
       : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
-  ~Transfers();
+  ~Transfers() { abort(); }  // where all has been waited for, there is nothing to abort
 
   /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing. `numbers`: what bytes are, where
   /// they are to be packed (packing.h); messages are.
@@ -67,7 +67,6 @@ class Transfers {
                         std::size_t bytes, std::optional<DType> numbers);
   void receive_packed(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes, DType dtype);
   void add_message(c10::intrusive_ptr<c10d::Work> work);
-  void unpack_received();
 
   const Means means_;
   const std::chrono::milliseconds timeout_;

@@ -159,8 +159,8 @@ struct BenchCommand {
   std::string isa;                                  ///< of its loops on the CPU; empty: the best
   std::string directory;                            ///< for scratch files (offload)
   std::int64_t disk_bytes = std::int64_t{8} << 30;  ///< of a pass over the disk (offload)
-  std::int64_t record_bytes = std::int64_t{4} << 20;  ///< offload.record (offload)
-  std::int64_t queue_depth = 4;                       ///< offload.queue_depth (offload)
+  std::int64_t record_bytes = std::int64_t{2} << 20;  ///< offload.record (offload)
+  std::int64_t queue_depth = 8;                       ///< offload.queue_depth (offload)
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
 /// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of those over Gloo. Alone, it

@@ -21,8 +21,8 @@ namespace tessera {
 struct SpillOptions {
   std::string who = {};                            ///< in front of errors: "rank 0 activations"
   std::vector<std::string> directories = {};       ///< at least 1, one a disk: pieces go to them by turns
-  std::size_t piece_bytes = std::size_t{4} << 20;  ///< at least 1: the most that one transfer moves
-  int queue_depth = 4;                             ///< 1 to 32: pieces read ahead, and as many written behind
+  std::size_t piece_bytes = std::size_t{2} << 20;  ///< at least 1: the most that one transfer moves
+  int queue_depth = 8;                             ///< 1 to 32: pieces read ahead, and as many written behind
   bool verify = false;                             ///< a checksum of each piece, looked at when it is read
   bool direct = true;                              ///< BlockFileOptions::direct
   IoRingOptions io = {};

@@ -79,7 +79,7 @@ def strategy_file(contender, device):
     if contender.in_backward:
         # A quarter of a GiB of records on their way each way, so that the bus need not wait for a unit's backward.
         strategy["optimizer"] = ADAMW | {"in_backward": True}
-        strategy["offload"]["queue_depth"] = 32
+        strategy["offload"] |= {"record": "4MiB", "queue_depth": 32}
     if contender.host_all:
         strategy["offload"] |= {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
     return strategy

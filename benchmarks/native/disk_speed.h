@@ -14,8 +14,8 @@ namespace tessera {
 struct DiskSpeedOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< of the scratch file; rounded up to whole records
-  std::size_t record_bytes = 4 << 20;          ///< a multiple of 4096
-  int in_flight = 8;                           ///< records
+  std::size_t record_bytes = 2 << 20;          ///< a multiple of 4096
+  int in_flight = 16;                          ///< records
   int rounds = 3;
   IoEngine engine = IoEngine::kBest;
 };

@@ -36,8 +36,8 @@ struct OffloadBenchOptions {
   std::string directory;
   std::int64_t bytes = std::int64_t{8} << 30;  ///< that a pass over the disk moves one way
   std::size_t numel = std::size_t{64} << 20;   ///< of a step; rounded up to whole records
-  std::size_t record_bytes = 4 << 20;
-  int queue_depth = 4;
+  std::size_t record_bytes = 2 << 20;
+  int queue_depth = 8;
   std::int64_t cache_bytes =
       0;  ///< > 0: steps with a cache, too: as many bytes of records stay in memory, as those of offload.cache do
   int rounds = 5;

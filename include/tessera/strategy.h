@@ -184,9 +184,9 @@ struct OffloadConfig {
   OffloadedState moments;               ///< optimizer states
   Tier gradients = Tier::kMemory;       ///< sums of gradients, from a unit's reduction to its update: not kAuto
   std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
-  std::int64_t record_bytes = 4 << 20;  ///< "record": what is read and written with one operation
+  std::int64_t record_bytes = 2 << 20;  ///< "record": what is read and written with one operation
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
-  std::int64_t queue_depth = 4;         ///< records that are read ahead, and as many that are written behind
+  std::int64_t queue_depth = 8;         ///< records that are read ahead, and as many that are written behind
   bool verify = false;                  ///< records are hashed, and compared when they come back
   OffloadedStep step = OffloadedStep::kAuto;  ///< of masters and moments on tier kHost
   /// What forward keeps for backward: kMemory, kHost or kNvme.
@@ -283,6 +283,7 @@ enum class SignForm {
 struct CompressionConfig {
   WireForm gradients = WireForm::kPlain;  ///< what ranks send to be summed
   WireForm sums = WireForm::kPlain;       ///< sums that ranks get from each other, where gradients are not sharded
+  WireForm gathers = WireForm::kPlain;    ///< parameters that ranks get from each other
   CompressedAxes axes = CompressedAxes::kBoth;
   bool error_feedback = false;  ///< what rounding took from a contribution is added to the next step's
   /// > 0: gradients of matrices go over the network as two factors of this rank (PowerSGD, arXiv 1905.13727)

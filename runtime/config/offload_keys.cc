@@ -212,7 +212,7 @@ std::vector<StrategyKey> offload_keys() {
        .field = bytes_field(AT(offload.record_bytes)),
        .range = {4096, 1 << 30},
        .unit = "bytes",
-       .default_json = "4194304",
+       .default_json = "2097152",
        .example_json = R"("4MiB")",
        .doc = "The most that is read or written with one operation: a run of parameters, the masters and states of "
               "one, or "
@@ -236,13 +236,15 @@ std::vector<StrategyKey> offload_keys() {
        .field = integer_field(AT(offload.queue_depth)),
        .range = {1, 32},
        .unit = "records",
-       .default_json = "4",
-       .example_json = "8",
+       .default_json = "8",
+       .example_json = "4",
        .doc =
            "Records that are read ahead of the update, and as many that are written behind it, of a GPU's state both "
            "between disk and host and between host and GPU; of activations likewise. "
            "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
-       .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: the activations.",
+       .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: one more "
+               "activation on its way out, and "
+               "one on its way back, in the GPU's memory.",
        .only_if = with_a_queue()},
       {.pointer = "/offload/verify",
        .field = boolean_field(AT(offload.verify)),

@@ -13,7 +13,7 @@ struct TieredState {
   std::int64_t master_bytes = 0;               ///< an element, beside the parameter: 0, 2 (low halves) or 4
   StateFormats states = {};                    ///< of the numbers that the optimizer keeps
   double masters_below = 0, states_below = 0;  ///< share of each that lies below, 0 to 1
-  std::int64_t record_bytes = 4 << 20;         ///< a record needs at most so much; at least a page
+  std::int64_t record_bytes = 2 << 20;         ///< a record needs at most so much; at least a page
 };
 
 /// How the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads and

@@ -14,8 +14,13 @@ bool ends_with(const std::vector<int>& round, const std::vector<int>& record) {
 
 }  // namespace
 
-Schedule::Schedule(int units, std::size_t ahead)
-    : ahead_(ahead), next_(index(units), kNowhere), last_use_(index(units), 0), held_(units), missing_(units) {
+Schedule::Schedule(int units, std::size_t ahead, int uncounted)
+    : ahead_(ahead),
+      uncounted_(uncounted),
+      next_(index(units), kNowhere),
+      last_use_(index(units), 0),
+      held_(units),
+      missing_(units) {
   aside_.reserve(index(units));
 }
 
@@ -66,7 +71,7 @@ void Schedule::pass() {
   next_[index(unit)] = following_[position];
   if (window_end_ <= position) {
     window_end_ = cursor_;
-  } else if (following_[position] >= window_end_) {
+  } else if (following_[position] >= window_end_ && unit != uncounted_) {
     --window_units_;
   }
   rank(unit);
@@ -111,7 +116,8 @@ void Schedule::give_up(int unit) {
 int Schedule::next_missing() {
   if (missing_.empty()) return -1;
   for (; window_units_ < ahead_ && window_end_ < record_.size(); ++window_end_) {
-    if (next_[index(record_[window_end_])] == window_end_) ++window_units_;
+    const int unit = record_[window_end_];
+    if (next_[index(unit)] == window_end_ && unit != uncounted_) ++window_units_;
   }
   return next_[index(missing_.best())] < window_end_ ? missing_.best() : -1;
 }

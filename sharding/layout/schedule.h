@@ -26,8 +26,9 @@ class Schedule {
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
-  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
-  Schedule(int units, std::size_t ahead);
+  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at. `uncounted`, if any, is none of
+  /// these: a unit that takes no slot from others is looked at beside them.
+  Schedule(int units, std::size_t ahead, int uncounted = -1);
 
   /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in it. Where no such use is
   /// ahead the cursor stays, but for the unit that the record begins with: with that a forward pass begins.
@@ -48,8 +49,8 @@ class Schedule {
   void hold(int unit);
   void give_up(int unit);
 
-  /// Of the next `ahead` distinct units that the record says will be used after now, the first that is not held; -1 if
-  /// all are.
+  /// Of the next `ahead` distinct units that the record says will be used after now, and of `uncounted` where it is used before the last of
+  /// them, the first that is not held; -1 if all are.
   int next_missing();
   /// Of the held units that `may_go(unit)` allows, the one that is used last (of several the lowest number); -1 if there
   /// is none that is used later than `later_than`, a distance. Costs more for every unit that may not go.
@@ -72,6 +73,7 @@ class Schedule {
   int search_held(const MayGo& may_go, const IsFar& is_far);
 
   const std::size_t ahead_;
+  const int uncounted_;
   std::vector<int> record_;             ///< the round that is followed
   std::vector<int> seen_;               ///< the round under way
   int last_ = -1;                       ///< used last in it
@@ -79,7 +81,7 @@ class Schedule {
   std::size_t cursor_ = 0;              ///< entries of record_ before it are over
   std::vector<std::size_t> following_;  ///< by position in the record: of the same unit's next entry, or kNowhere
   std::vector<std::size_t> next_;       ///< by unit: its first position from the cursor on, or kNowhere
-  /// Entries [cursor_, window_end_) are of window_units_ distinct units, `ahead_` at most.
+  /// Entries [cursor_, window_end_) are of window_units_ distinct units, `ahead_` at most, and of uncounted_.
   std::size_t window_end_ = 0, window_units_ = 0;
   std::size_t uses_ = 0;               ///< before there is a record
   std::vector<std::size_t> last_use_;  ///< by unit: the number of its last use, from 1, before there is a record

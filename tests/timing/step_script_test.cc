@@ -85,7 +85,7 @@ TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   const std::vector<ProfileEntry> head = {{"(root)", RoundPass::kForward, 1}, {"(root)", RoundPass::kBackward, 2}};
   entries.insert(entries.begin() + 5, head.begin(), head.end());
   const std::string forward =
-      "all_gather (root), wait (root), all_gather blocks.0, wait blocks.0, all_gather blocks.1, wait blocks.1, ";
+      "all_gather (root), all_gather blocks.0, wait (root), wait blocks.0, all_gather blocks.1, wait blocks.1, ";
   const std::string second = "all_gather blocks.2, wait blocks.2, all_gather blocks.3, wait blocks.3, ";
   const std::string backward =
       "reduce blocks.3, all_gather blocks.1, reduce blocks.2, wait blocks.1, all_gather blocks.0, reduce blocks.1, "

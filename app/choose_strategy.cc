@@ -54,6 +54,16 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   return choices;
 }
 
+/// What was given stays where the strategy can have it; else parameters are packed where gradients are.
+void choose_gathers(Strategy& candidate, bool packs) {
+  WireForm& gathers = candidate.compression.gathers;
+  if (candidate.strategy == ShardingStrategy::kNoShard || (is_lossy(gathers) && !gathers_by_unit(candidate.strategy))) {
+    gathers = WireForm::kPlain;
+  } else if (gathers == WireForm::kPlain && packs) {
+    gathers = WireForm::kLossless;
+  }
+}
+
 std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topology,
                                     std::span<const std::int64_t> accumulations, const Links& links) {
   const Choices choices = choices_of(like, topology, accumulations, links);
@@ -68,8 +78,10 @@ std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topolo
           candidate.strategy = kind;
           candidate.gradient_accumulation = accumulation;
           candidate.compression = compression;
-          if (compression.gradients != like.compression.gradients && gets_whole_sums(candidate))
+          const bool is_new = compression.gradients != like.compression.gradients;
+          if (is_new && gets_whole_sums(candidate))
             candidate.compression.sums = is_lossy(compression.gradients) ? WireForm::kInt8 : WireForm::kLossless;
+          choose_gathers(candidate, /*packs=*/is_new && !is_lossy(compression.gradients));
           candidate.prefetch = prefetch;
           if (prefetch != like.prefetch) candidate.prefetch_bytes = 0;
           if (!gathers_by_unit(kind)) break;
@@ -90,8 +102,10 @@ std::string text_of(const CompressionConfig& compression) {
   if (compression.terngrad) return "TernGrad";
   if (compression.qsgd_levels > 0) return "QSGD " + std::to_string(compression.qsgd_levels);
   if (compression.hook) return "a hook";
-  if (!compresses(compression)) return "as they are";
-  return name_of(compression.gradients) + ", sums " + name_of(compression.sums);
+  const std::string gathers =
+      compression.gathers == WireForm::kPlain ? "" : ", gathers " + name_of(compression.gathers);
+  if (!compresses(compression)) return "as they are" + gathers;
+  return name_of(compression.gradients) + ", sums " + name_of(compression.sums) + gathers;
 }
 
 }  // namespace
@@ -135,7 +149,7 @@ std::string to_text(std::span<const TriedStrategy> tried) {
   TextTable table({{"strategy"},
                    {"prefetch", Align::kRight},
                    {"microbatches", Align::kRight},
-                   {"gradients on the wire"},
+                   {"on the wire"},
                    {"s a step", Align::kRight},
                    {"s a microbatch", Align::kRight},
                    {"a rank needs", Align::kRight},
@@ -153,7 +167,7 @@ std::string to_text(std::span<const TriedStrategy> tried) {
     text += "and " + std::to_string(tried.size() - kMost) + " more, which are slower or do not fit\n";
   const TriedStrategy& best = tried.front();
   if (best.fits) {
-    text += "the fastest that fits: " + name_of(best.strategy.strategy) + ", gradients on the wire " +
+    text += "the fastest that fits: " + name_of(best.strategy.strategy) + ", on the wire " +
             text_of(best.strategy.compression) + "; " + number_text(best.step.seconds, "%.4f") +
             " s a step. In fewer bits (int8, int4) gradients are not exact\n";
   }

@@ -3,12 +3,14 @@
 
 #include "app/commands.h"
 #include "app/output_files.h"
+#include "benchmarks/native/codec_speed.h"
 #include "benchmarks/native/link_speed.h"
 #include "benchmarks/native/number_text.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
+#include "runtime/config/strategy_names.h"
 #include "tessera/init.h"
 #include "tessera/run.h"
 
@@ -29,6 +31,21 @@ std::string table_of(const LinkSpeed& speed) {
   return table.to_string();
 }
 
+/// What each form of "compression" saves of the wire's time for a GB of fp32, and what it costs beside that.
+std::string table_of_forms(const Links& links) {
+  using Align = TextTable::Align;
+  TextTable table({{"compression"},
+                   {"of fp32's bytes", Align::kRight},
+                   {"s a GB, written and read", Align::kRight},
+                   {"s a GB, saved on the wire", Align::kRight}});
+  for (const CodecSpeed& codec : measure_codecs()) {
+    table.add_row({name_of(codec.form), number_text(codec.share, "%.3f"),
+                   number_text(1e9 * codec.seconds_per_byte, "%.3f"),
+                   number_text(1e9 * links.all_gather.beta_s_per_byte * (1 - codec.share), "%.3f")});
+  }
+  return table.to_string();
+}
+
 std::string text_of(const LinkSpeed& speed) {
   const Links& links = speed.links;
   std::string text = links.transport + ", " + std::to_string(links.ranks) + " ranks on " + std::to_string(links.hosts) +
@@ -37,7 +54,9 @@ std::string text_of(const LinkSpeed& speed) {
   if (links.reduces_in_background)
     text += "; a GB on the wire takes " + number_text(1e9 * links.cpu_s_per_byte, "%.2f") +
             " s from compute beside it, where cores are busy";
-  return text + "\n";
+  text += "\n";
+  const bool is_network = links.transport.find("gloo") != std::string::npos;
+  return is_network ? text + table_of_forms(links) : text;
 }
 
 }  // namespace

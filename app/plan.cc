@@ -166,8 +166,9 @@ std::string to_text(const MemoryPlan& plan, const Strategy& strategy, std::int64
   const std::string traffic = traffic_table(plan);
   return text + "collectives of a step, whole buffers (" + std::to_string(strategy.gradient_accumulation) +
          " microbatches)\n" + (mesh.world_size() > 1 ? traffic : "none: one rank\n") +
-         (compresses(strategy.compression) ? "\"compression\" is not in this table: over a network less is sent\n"
-                                           : "");
+         (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain
+              ? "\"compression\" is not in this table: over a network less is sent\n"
+              : "");
 }
 
 absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {

@@ -101,6 +101,12 @@ std::string words_of_compression(const PlanInput& input) {
                   name_of(input.compression.sums), input.compression.error_feedback ? ", with error feedback)" : ")");
 }
 
+/// For the line about parameters' types.
+std::string words_of_gathers(const PlanInput& input) {
+  const WireForm form = input.gathers != WireForm::kPlain ? input.gathers : input.replica_gathers;
+  return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
+}
+
 /// What "comm.transport" asks of a mesh.
 struct WantedTransport {
   const char* name;
@@ -223,7 +229,7 @@ void Engine::State::set_up() {
     step =
         std::make_unique<QueuedStep>(units, plan, axes, *reducer, strategy, *optimizer, memory, own_rules, accelerator);
   } else {
-    if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, on_failure);
+    if (publishes_behind()) publication.emplace(pointers_to(units), *axes.gather, plan.input().gathers, on_failure);
     step = std::make_unique<CpuStep>(units, plan, axes, *reducer, *norm, strategy, memory, own_rules,
                                      publication ? &*publication : nullptr);
   }
@@ -297,7 +303,7 @@ void Engine::State::report_plan() const {
   std::ostringstream text;
   text << "plan of " << name_of(strategy.strategy) << ", mesh " << plan.input().mesh.replicate_size << " x "
        << plan.input().mesh.shard_size << ", " << units.size() << " units, parameters "
-       << name_of(strategy.mixed_precision.param) << ", gradients on the wire "
+       << name_of(strategy.mixed_precision.param) << words_of_gathers(plan.input()) << ", gradients on the wire "
        << name_of(strategy.mixed_precision.reduce) << words_of_compression(plan.input()) << ", optimizer state "
        << name_of(strategy.optimizer.state_dtype)
        << (plan.input().placement.shared ? ", one copy of the parameters for the ranks of a host\n" : "\n")
@@ -323,6 +329,8 @@ void Engine::State::report_plan() const {
         "share "
         "memory");
   }
+  if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(input).empty())
+    log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
   }

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-Publication::Publication(std::vector<Unit*> units, Collectives& group, OnFailure on_failure)
-    : UnitKeeper(std::move(on_failure)), units_(std::move(units)), group_(group) {
+Publication::Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure)
+    : UnitKeeper(std::move(on_failure)), units_(std::move(units)), group_(group), form_(form) {
   for (Unit* unit : units_) unit->watch(this);
 }
 
@@ -32,8 +32,9 @@ void Publication::start(FlatGroup& group) {
   const Span span("publish", group.unit->name, &seconds_);
   std::byte* const memory = group.full;
   const std::int64_t bytes = group.layout.numel() / group_.size() * group.element_bytes();
-  coming_.push_back(
-      {&group, memory, group_.all_gather(group.unit->name, memory + group_.rank() * bytes, memory, bytes)});
+  coming_.push_back({&group, memory,
+                     group_.all_gather(group.unit->name, memory + group_.rank() * bytes, memory, bytes,
+                                       {.dtype = group.dtype, .form = form_})});
   group.attach(nullptr);
 }
 

@@ -16,7 +16,8 @@ namespace tessera {
 /// reads it waits. All ranks have begun by then, in their steps, so a rank may also read alone.
 class Publication final : public UnitKeeper {
  public:
-  Publication(std::vector<Unit*> units, Collectives& group, OnFailure on_failure);
+  /// `form`: on the wire; not lossy.
+  Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure);
   /// Waits for what is under way. Where that has failed nobody can read the group.
   ~Publication();
   Publication(const Publication&) = delete;
@@ -46,6 +47,7 @@ class Publication final : public UnitKeeper {
 
   const std::vector<Unit*> units_;
   Collectives& group_;
+  const WireForm form_;
   std::deque<Coming> coming_;  ///< in the order in which it was started
   bool is_forked_ = false;
   double seconds_ = 0;

@@ -32,8 +32,9 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
       source_(source),
       memory_(std::move(slots)),
       pending_(units_.size()),
+      is_exact_(units_.size(), 0),
       is_coming_(units_.size(), 0),
-      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch)) {
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {
   if (!plan_.input().placement.keep_gathered) {
     slots_.push_back({memory_.take(units_[0]->gathered_bytes()), units_[0]->gathered_bytes(), nullptr, 0, {}});
     for (std::int64_t i = 0; i < plan_.shared_slots(); ++i) {
@@ -66,6 +67,7 @@ Residency::~Residency() {
 
 void Residency::use(Unit& unit) {
   const bool is_held = unit.pins++ > 0;
+  if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
   // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) return;
   last_ = &unit;
@@ -78,6 +80,17 @@ void Residency::use(Unit& unit) {
 }
 
 void Residency::hold(Unit& unit) {
+  if (is_lossy(plan_.input().gathers) && is_exact_[unit.index] == 0) {
+    if (unit.pins > 0) {
+      throw Error(ExitCode::kUsage,
+                  "unit " + unit.name +
+                      ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
+                      "values cannot take their place. hint: open tessera::Gathered outside of forward "
+                      "and backward");
+    }
+    drop(unit);
+    is_exact_[unit.index] = 1;
+  }
   ++unit.pins;
   if (unit.state() == Unit::State::kReleased) gather(unit);
   if (unit.state() == Unit::State::kGathering) wait(unit);
@@ -126,7 +139,8 @@ void Residency::start_all_gather(Unit& unit) {
   for (auto& group : unit.groups) {
     const std::byte* const part = source_ ? own_part(*group) : group->shard;
     const std::int64_t bytes = group->parameter_part.numel * group->element_bytes();
-    pending_[unit.index].push_back(group_.all_gather(unit.name, part, group->full, bytes));
+    pending_[unit.index].push_back(
+        group_.all_gather(unit.name, part, group->full, bytes, {.dtype = group->dtype, .form = form_of(unit)}));
   }
 }
 
@@ -151,6 +165,7 @@ void Residency::release(Unit& unit) {
   if (checks_values_) expect_values_of(unit);
   for (auto& group : unit.groups) group->attach(nullptr);
   unit.become(Unit::State::kReleased);
+  is_exact_[unit.index] = 0;
   schedule_.give_up(unit.index);
   ++counts_.releases;
   if (unit.slot < 0) return;

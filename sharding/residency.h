@@ -42,6 +42,9 @@ struct ResidencyCounts {
 /// slots together (Placement::shared): there each brings its part to the one slot, and the all-gather is a meeting. They
 /// choose slots alike, since they use units in the same order.
 ///
+/// Where units are rounded on the wire (PlanInput::gathers), every rank has the rounded parameters, of its own part too. What `hold` asks for
+/// is exact: it is gathered once more, and given up when it is used next.
+///
 /// One thread at a time: the thread that runs forward and backward. Every rank must use units in the same order, since
 /// gathering is a collective; a transport that sees a difference reports both units.
 class Residency final : public UnitKeeper {
@@ -96,6 +99,9 @@ class Residency final : public UnitKeeper {
   void bring_part(Unit& unit);
   static std::byte* own_part(const FlatGroup& group);
   void start_all_gather(Unit& unit);
+  WireForm form_of(const Unit& unit) const {
+    return is_exact_[unit.index] != 0 ? WireForm::kPlain : plan_.input().gathers;
+  }
   void wait(Unit& unit);
   void release(Unit& unit);
   void prefetch();
@@ -115,6 +121,7 @@ class Residency final : public UnitKeeper {
   std::vector<Slot> slots_;                 ///< the root's, the shared ones, those beyond the plan
   std::vector<int> free_slots_;             ///< of the shared ones
   std::vector<std::vector<Work>> pending_;  ///< by unit index
+  std::vector<char> is_exact_;              ///< by unit index: it was gathered for `hold`, and is not rounded
   std::vector<char> is_coming_;             ///< by unit index: its part, from the source
   Schedule schedule_;
   const int exceptions_at_start_ = std::uncaught_exceptions();

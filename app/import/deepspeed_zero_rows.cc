@@ -70,7 +70,9 @@ ImportRow zero_off(const std::string& name, const std::string& refusal) {
   return expects(kZero + name, false, "off", refusal);
 }
 
-constexpr char kWeightsTravel[] = "parameters travel in the type of mixed_precision.param. Use bf16, which is 2 bytes";
+constexpr char kWeightsTravel[] =
+    "parameters travel in the type of mixed_precision.param. Use bf16, which is 2 bytes; or, on CPUs, "
+    "compression.gathers, whose codes are others than DeepSpeed's";
 constexpr char kGradientsTravel[] =
     "gradients travel in the type of mixed_precision.reduce. Use bf16; or compression.gradients, whose codes are "
     "others "

@@ -78,9 +78,9 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
         std::string("/sync/type: replicas of GPUs are not trained by themselves yet. hint: leave \"sync\" out, or ") +
         kOnTheCpu);
   }
-  if (compresses(strategy.compression)) {
+  if (compresses(strategy.compression) || strategy.compression.gathers != WireForm::kPlain) {
     refuse(
-        "/compression: gradients of a GPU are not compressed yet. hint: leave \"compression\" out, or train on the "
+        "/compression: what GPUs send is not compressed yet. hint: leave \"compression\" out, or train on the "
         "CPU (comm.transport \"gloo\")");
   }
   if (strategy.on_spike.action != SpikeAction::kNone) {

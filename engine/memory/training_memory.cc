@@ -539,6 +539,10 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
   input.compression = strategy.compression;
+  const WireForm gathers = strategy.compression.gathers;
+  if (scene.shard_compressed_part > 0) input.gathers = gathers;
+  if (scene.replicate_compressed_part > 0 && input.placement.optimizer.replicate && !is_lossy(gathers))
+    input.replica_gathers = gathers;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;
     if (axes != CompressedAxes::kReplicate) input.compressed_shard_part = scene.shard_compressed_part;

@@ -192,7 +192,8 @@ void OuterSteps::publish(FlatGroup& group, const at::Tensor& flat) {
   if (gathers) {
     float* const whole = flat.mutable_data_ptr<float>();
     const auto bytes = static_cast<std::size_t>(part.numel) * 4;
-    throw_if_error(replica_.gather->all_gather(group.unit->name, whole + part.offset, whole, bytes).wait());
+    const GatherOptions options{.dtype = DType::kF32, .form = plan_.input().gathers};
+    throw_if_error(replica_.gather->all_gather(group.unit->name, whole + part.offset, whole, bytes, options).wait());
   }
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
   write_values(group, flat.narrow(0, written.offset, written.numel), written);

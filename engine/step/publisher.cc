@@ -17,12 +17,16 @@ void Publisher::publish(FlatGroup& group) {
     const Extent outer = owned({placement.optimizer.shard, false}, plan_.input().mesh, group.layout.numel());
     std::byte* base = group.shard + (outer.offset - group.parameter_part.offset) * element;
     const std::int64_t bytes = group.optimizer_part.numel * element;
-    throw_if_error(axes_.replicate->all_gather(group.unit->name, group.updated(), base, bytes).wait());
+    throw_if_error(axes_.replicate
+                       ->all_gather(group.unit->name, group.updated(), base, bytes,
+                                    {.dtype = group.dtype, .form = plan_.input().replica_gathers})
+                       .wait());
   }
   if (over_shards) {
     const std::int64_t part = group.layout.numel() / axes_.shard_size;
     const std::byte* mine = group.full + axes_.shard_index * part * element;
-    under_way_.push_back(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element));
+    under_way_.push_back(axes_.gather->all_gather(group.unit->name, mine, group.full, part * element,
+                                                  {.dtype = group.dtype, .form = plan_.input().gathers}));
     if (under_way_.size() <= Collectives::kMostUnderWay) return;
     throw_if_error(under_way_.front().wait());
     under_way_.pop_front();

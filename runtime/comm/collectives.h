@@ -129,6 +129,14 @@ struct ReduceOptions {
   SumMethod* method = nullptr;
 };
 
+/// What a gather brings, and how it is sent.
+struct GatherOptions {
+  DType dtype = DType::kU8;  ///< of the elements; a form other than kPlain needs fp32, bf16 or fp16
+  /// On the wire, for transports that send over a network; others ignore it. Where it is lossy, every rank gets the same rounded elements,
+  /// of its own part too, so `full` must not be where the exact ones are kept. kLossless changes no bit; only `gloo` packs.
+  WireForm form = WireForm::kPlain;
+};
+
 /// One group of ranks and the operations every transport has, on flat buffers.
 ///
 /// Rules, the same for all transports:
@@ -192,7 +200,10 @@ class Collectives {
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes);
 
   /// `full[r * bytes_per_rank ...] = shard of rank r`. In place where `shard == full + rank * bytes_per_rank`.
-  virtual Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) = 0;
+  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                  const GatherOptions& options = {}) {
+    return do_all_gather(label, shard, full, bytes_per_rank, options);
+  }
 
   /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
   /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
@@ -237,6 +248,8 @@ class Collectives {
   virtual absl::Status status() const { return absl::OkStatus(); }
 
  protected:
+  virtual Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                             const GatherOptions& options) = 0;
   virtual Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output,
                                  std::size_t numel_per_rank, SumVisitor* visitor, const ReduceOptions& options) = 0;
   virtual Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,

@@ -57,10 +57,6 @@ class RecordedCollectives final : public Collectives {
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
     return allocated(Operation::kAllocateCommon, bytes, [&] { return group_->allocate_common(bytes); });
   }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return recorded(Operation::kAllGather, label, DType::kU8, bytes,
-                    [&] { return group_->all_gather(label, shard, full, bytes); });
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return recorded(Operation::kBroadcast, label, DType::kU8, bytes,
                     [&] { return group_->broadcast(label, data, bytes, root); });
@@ -80,6 +76,11 @@ class RecordedCollectives final : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    return recorded(Operation::kAllGather, label, DType::kU8, bytes,
+                    [&] { return group_->all_gather(label, shard, full, bytes, options); });
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     return recorded(Operation::kReduceScatter, label, dtype, numel,

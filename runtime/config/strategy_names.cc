@@ -193,8 +193,9 @@ const std::vector<Named<WireForm>>& wire_forms() {
       {WireForm::kInt8, "int8", "one byte an element, and an fp32 scale for every 256 of them"},
       {WireForm::kInt4, "int4", "half a byte an element, and an fp32 scale for every 256 of them"},
       {WireForm::kLossless, "lossless",
-       "packed, with all bits: what exponents have in common is sent once. Gradients take about 0.85 of the bytes in "
-       "fp32 and 0.7 in bf16, and of an embedding's those rows that are not zero. Over Gloo alone"}};
+       "packed, with all bits: what exponents have in common is sent once. Gradients and weights take about 0.85 of "
+       "the "
+       "bytes in fp32 and 0.7 in bf16, and of an embedding's gradients those rows that are not zero. Over Gloo alone"}};
   return list;
 }
 

@@ -323,6 +323,22 @@ StrategyRule momentum_rule() {
       }};
 }
 
+/// Where parameters stay in memory, rounded ones would be what is updated next.
+StrategyRule gathers_rule() {
+  return {
+      {"/compression/gathers", "/strategy"},
+      "compression.gathers int8 and int4 go with strategy FULL_SHARD and HYBRID_SHARD.",
+      [](const Strategy& s) -> std::string {
+        if (!is_lossy(s.compression.gathers) || s.strategy == ShardingStrategy::kFullShard ||
+            s.strategy == ShardingStrategy::kHybridShard)
+          return "";
+        return fmt::format(
+            "is {}, and under {} what ranks get from each other stays in memory and is updated there: take lossless, "
+            "or FULL_SHARD",
+            name_of(s.compression.gathers), name_of(s.strategy));
+      }};
+}
+
 /// What methods that make sums in a way of their own do not go with.
 StrategyRule method_rule(const std::string& pointer, bool (*is_used)(const CompressionConfig&)) {
   return {
@@ -508,6 +524,7 @@ std::vector<StrategyRule> make_rules() {
       one_state_tier_rule(),
       feedback_rule(),
       momentum_rule(),
+      gathers_rule(),
       one_method_rule(),
       groups_rule(),
       offloaded_parameters_rule(),

@@ -53,6 +53,9 @@ struct PlanInput {
   bool updates_twice = false, first_pass_moves_states = false;
   bool copies_checkpoints = false;  ///< CheckpointConfig::async
   CompressionConfig compression = {};
+  /// compression.gathers, where parameters go over a network: on the shard axis, and updated ones on the replicate axis. Lossy for units in
+  /// slots alone: what stays in memory is updated there.
+  WireForm gathers = WireForm::kPlain, replica_gathers = WireForm::kPlain;
   /// Of each axis's group: Collectives::compressed_part; 0 too where `compression` leaves the axis as it is.
   int compressed_shard_part = 0, compressed_replicate_part = 0;
   bool is_durable = false;  ///< DurableConfig

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "sharding/layout/placement.h"
+#include "sharding/timing/reduction_cost.h"
 
 namespace tessera {
 
@@ -11,7 +12,7 @@ GatherScript::GatherScript(const MemoryPlan& plan)
       is_needed_(plan.gathers() && plan.input().mesh.shard_size > 1),
       units_(plan.input().units.size()),
       holders_(static_cast<std::size_t>(plan.shared_slots()) + 1, -1),
-      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch)) {}
+      schedule_(static_cast<int>(units_.size()), static_cast<std::size_t>(plan.input().prefetch), /*uncounted=*/0) {}
 
 void GatherScript::use(int index, ScriptWriter& writer) {
   if (!is_needed_ || (index == last_ && unit(index).state == State::kGathered)) return;
@@ -64,8 +65,8 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   Unit& unit = this->unit(index);
   unit.is_posted = true;
   for (const GroupShape& group : shape(index).groups) {
-    const std::int64_t part = owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel *
-                              static_cast<std::int64_t>(size_of(group.dtype));
+    const std::int64_t part = bytes_on_wire(plan_.input().gathers, group.dtype,
+                                            owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel);
     const CallCost cost =
         plan_.input().placement.shared ? links.cost(links.small, ranks, 0) : links.all_gather_cost(ranks, part);
     const int call = writer.post(Channel::kGather, cost, "all_gather", index);

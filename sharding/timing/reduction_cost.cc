@@ -67,7 +67,8 @@ std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
   const std::int64_t plain = numel * static_cast<std::int64_t>(size_of(dtype));
   if (form == WireForm::kLossless)
     return dtype == DType::kF32 ? plain * 853 / 1000 : dtype == DType::kBF16 ? plain * 7 / 10 : plain;
-  if (!is_lossy(form)) return plain;
+  const bool is_rounded = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  if (!is_lossy(form) || !is_rounded) return plain;
   const std::int64_t codes = form == WireForm::kInt8 ? numel : (numel + 1) / 2;
   return (numel + kBlock - 1) / kBlock * kF32Bytes + (codes + 3) / 4 * 4;
 }

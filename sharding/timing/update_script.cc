@@ -1,6 +1,7 @@
 #include "sharding/timing/update_script.h"
 
 #include "sharding/layout/placement.h"
+#include "sharding/timing/reduction_cost.h"
 
 namespace tessera {
 namespace {
@@ -65,16 +66,17 @@ void UpdateScript::update(int unit) {
 void UpdateScript::publish(const GroupShape& group, int unit) {
   const PlanInput& input = plan_.input();
   const Placement& placement = input.placement;
-  const auto element = static_cast<std::int64_t>(size_of(group.dtype));
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   if (placement.optimizer.replicate && replicas > 1) {
-    const std::int64_t part = owned(placement.optimizer, input.mesh, group.layout.numel()).numel * element;
-    const CallCost cost = writer_.links(Axis::kReplicate).all_gather_cost(replicas, part);
+    const std::int64_t numel = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
+    const CallCost cost = writer_.links(Axis::kReplicate)
+                              .all_gather_cost(replicas, bytes_on_wire(input.replica_gathers, group.dtype, numel));
     writer_.call(Channel::kReplicate, cost, Spending::kPublish, "publish", unit);
   }
   if (!placement.optimizer.shard || placement.parameters.shard || shards == 1) return;
   const Links& links = writer_.links(Axis::kShard);
-  const CallCost cost = links.all_gather_cost(shards, group.layout.numel() / shards * element);
+  const CallCost cost =
+      links.all_gather_cost(shards, bytes_on_wire(input.gathers, group.dtype, group.layout.numel() / shards));
   const int call = writer_.post(Channel::kGather, cost, "publish", unit);
   if (publishes_behind_) return behind_[static_cast<std::size_t>(unit)].push_back(call);
   if (!links.gathers_in_background) return writer_.wait(call, Spending::kPublish);

@@ -14,6 +14,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class Prediction : public Workplace {
@@ -23,7 +24,11 @@ class Prediction : public Workplace {
   /// Measures what `world` needs.
   void measure() const {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
-    run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
+    const Ended links =
+        run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
+    // Beside each form, what it takes of fp32's bytes.
+    EXPECT_THAT(links.out,
+                AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
   }
   Words world(const std::string& command, const std::string& strategy_file, const std::string& ranks,
               const Words& more = {}) const {

@@ -129,6 +129,93 @@ Bytes bytes_of(const std::vector<float>& values) {
   return bytes;
 }
 
+/// What a gather in `form` brings of `part`.
+Bytes gathered(WireForm form, const Bytes& part, DType dtype) {
+  if (!is_lossy(form)) return part;
+  const std::size_t numel = part.size() / size_of(dtype);
+  std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4);
+  encode(form, part.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
+  Bytes result(part.size());
+  decode(form, reinterpret_cast<const std::byte*>(wire.data()), dtype, result.data(), numel);
+  return result;
+}
+
+/// Three at a time, each in its own form: in place the second one, the others not.
+void check_gathers_in_forms(Collectives& group, DType dtype, std::size_t numel, bool is_in_background) {
+  const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
+  const std::size_t bytes = numel * size_of(dtype);
+  const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, numel, 37);
+  using enum WireForm;
+  const std::array forms{kLossless, kInt8, kInt4};
+  std::array<Bytes, 3> full;
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    full[i].resize(ranks * bytes);
+    std::byte* const own = full[i].data() + mine * bytes;
+    if (i == 1 && bytes > 0) std::memcpy(own, inputs[mine].data(), bytes);
+    works.push_back(group.all_gather("forms", i == 1 ? own : inputs[mine].data(), full[i].data(), bytes,
+                                     {.dtype = dtype, .form = forms[i]}));
+    if (!is_in_background) require_ok(works.back().wait());
+  }
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    require_ok(works[i].wait());
+    for (std::size_t q = 0; q < ranks; ++q)
+      require(equal(full[i].data() + q * bytes, gathered(forms[i], inputs[q], dtype)),
+              at(std::to_string(i) + " gather", dtype, numel, group.rank()));
+  }
+}
+
+void check_whole_numbers_stay(Collectives& group) {
+  for (const DType dtype : {DType::kI64, DType::kI32, DType::kU8, DType::kF64}) {
+    for (const WireForm form : {WireForm::kInt8, WireForm::kLossless}) {
+      const std::vector<Bytes> inputs = inputs_of_all(group.size(), DType::kF32, 40'000, 43);
+      Bytes full(static_cast<std::size_t>(group.size()) * inputs[0].size());
+      require_ok(group
+                     .all_gather("whole", inputs[static_cast<std::size_t>(group.rank())].data(), full.data(),
+                                 inputs[0].size(), {.dtype = dtype, .form = form})
+                     .wait());
+      for (std::size_t q = 0; q < inputs.size(); ++q)
+        require(equal(full.data() + q * inputs[q].size(), inputs[q]),
+                std::string(name_of(dtype)) + " is not as it was");
+    }
+  }
+}
+
+TEST(GathersInForms, BringTheSameToAllRanks) {
+  for (const auto& [ranks, hosts] : {std::pair(2, 2), {3, 3}, {4, 2}}) {
+    const int port = free_port();
+    expect_all_ok(fork_ranks(ranks, [&, hosts = hosts, ranks = ranks](int rank, KeyValueStore&) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, ranks, hosts, port), quick()));
+      TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (const std::size_t numel : {0, 1, 777, 70'000})
+          check_gathers_in_forms(*axes.gather, dtype, numel, axes.gather->gathers_in_background());
+      }
+      check_gathers_in_forms(*axes.gather, DType::kF32, 600'077,
+                             axes.gather->gathers_in_background());  // several pieces
+      check_whole_numbers_stay(*axes.gather);
+      return axes.world->barrier("end").wait();
+    }));
+  }
+}
+
+// Over shared memory nothing is rounded.
+TEST(GathersInForms, HaveNoEffectOnOneHost) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh, make_process_mesh(topology_of(rank, 2, 1, port), quick()));
+    TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, 2));
+    const std::vector<Bytes> inputs = inputs_of_all(2, DType::kF32, 500, 41);
+    Bytes full(2 * inputs[0].size());
+    require_ok(axes.gather
+                   ->all_gather("plain", inputs[static_cast<std::size_t>(rank)].data(), full.data(), inputs[0].size(),
+                                {.dtype = DType::kF32, .form = WireForm::kInt8})
+                   .wait());
+    for (std::size_t q = 0; q < 2; ++q) require(equal(full.data() + q * inputs[q].size(), inputs[q]), "exact");
+    return axes.world->barrier("end").wait();
+  }));
+}
+
 struct Forms {
   WireForm contributions, sums;
 };

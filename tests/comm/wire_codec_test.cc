@@ -45,6 +45,29 @@ Bytes bytes_of(const std::vector<float>& values) {
   return data;
 }
 
+/// The value of `dtype` that is nearest to `value`, which is finite; of two the even one.
+float nearest_slowly(float value, DType dtype) {
+  if (dtype == DType::kF32) return value;
+  const std::uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
+  std::uint16_t below = 0, above = infinity;
+  while (above - below > 1) {
+    const auto middle = static_cast<std::uint16_t>((below + above) / 2);
+    (widen_slowly(dtype, middle) <= std::fabs(value) ? below : above) = middle;
+  }
+  const double low = widen_slowly(dtype, below);
+  double high = widen_slowly(dtype, above);
+  // To infinity it is as far as a next value would be.
+  if (above == infinity) high = 2 * low - widen_slowly(dtype, static_cast<std::uint16_t>(below - 1));
+  const double middle = (low + high) / 2;
+  const bool goes_up = std::fabs(value) > middle || (std::fabs(value) == middle && below % 2 == 1);
+  return std::copysign(widen_slowly(dtype, goes_up ? above : below), value);
+}
+
+void write_infinity(DType dtype, Bytes& data, std::size_t i) {
+  const std::uint32_t bits = dtype == DType::kF16 ? 0x7c00 : dtype == DType::kBF16 ? 0x7f80 : 0x7f800000;
+  std::memcpy(data.data() + size_of(dtype) * i, &bits, size_of(dtype));
+}
+
 class WireCodec : public testing::TestWithParam<WireForm> {};
 
 TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
@@ -58,6 +81,27 @@ TEST_P(WireCodec, RoundsEachRunByItsLargestMagnitude) {
         const std::vector<float> expected = rounded_slowly(GetParam(), {first, end});
         for (std::size_t i = 0; i < expected.size(); ++i)
           ASSERT_EQ(decoded[begin + i], expected[i]) << name_of(dtype) << " element " << begin + i << " of " << numel;
+      }
+    }
+  }
+}
+
+TEST_P(WireCodec, DecodesIntoTheTypeThatWasEncoded) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (std::size_t numel : {0, 1, 255, 256, 700, 5001}) {
+      Bytes data = random_values(dtype, numel, static_cast<std::uint32_t>(numel));
+      if (numel > 600) write_infinity(dtype, data, 600);  // its run becomes NaNs
+      const std::vector<float> wide = round_trip(GetParam(), data, dtype);
+      std::vector<std::uint32_t> wire(encoded_bytes(GetParam(), numel) / 4);
+      encode(GetParam(), data.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
+      Bytes decoded(numel * size_of(dtype) + 1, std::byte{0x5a});
+      decode(GetParam(), reinterpret_cast<const std::byte*>(wire.data()), dtype, decoded.data(), numel);
+      EXPECT_EQ(decoded.back(), std::byte{0x5a}) << "decode wrote too far";
+      decoded.pop_back();
+      for (std::size_t i = 0; i < numel; ++i) {
+        const float value = value_at(decoded, dtype, i);
+        ASSERT_TRUE(value == nearest_slowly(wide[i], dtype) || (std::isnan(value) && std::isnan(wide[i])))
+            << name_of(dtype) << " element " << i << " of " << numel << ": " << value << " for " << wide[i];
       }
     }
   }

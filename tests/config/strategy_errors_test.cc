@@ -328,6 +328,15 @@ const BadFile kCombinations[] = {
 INSTANTIATE_TEST_SUITE_P(Combinations, StrategyErrors, testing::ValuesIn(kCombinations),
                          [](const auto& info) { return std::string(info.param.name); });
 
+const BadFile kGathers[] = {
+    {"GathersWhereNothingIsSent", R"({"strategy": "NO_SHARD", "compression": {"gathers": "lossless"}})",
+     R"(s.json:1:53: /compression/gathers: "lossless" has no effect: it needs a strategy under which ranks send parameters (all but NO_SHARD); leave it out, or change that)"},
+    {"RoundedWhatStays", R"({"strategy": "SHARD_GRAD_OP", "compression": {"gathers": "int8"}})",
+     R"(s.json:1:58: /compression/gathers: is int8, and under SHARD_GRAD_OP what ranks get from each other stays in memory and is updated there: take lossless, or FULL_SHARD)"},
+};
+INSTANTIATE_TEST_SUITE_P(Gathers, StrategyErrors, testing::ValuesIn(kGathers),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 const BadFile kOffloadedSteps[] = {
     {"StepOfStatesInFiles", R"({"offload": {"paths": ["a"], "moments": {"tier": "nvme"}, "step": "cpu"}})",
      R"(s.json:1:67: /offload/step: "cpu" has no effect: it needs offload.masters or moments on tier host or auto; leave it out, or change that)"},

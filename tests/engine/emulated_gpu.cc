@@ -31,10 +31,6 @@ class LateCollectives : public Collectives {
   void abort(const absl::Status& reason) override { group_->abort(reason); }
   absl::Status status() const override { return group_->status(); }
 
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return later(
-        [this, name = std::string(label), shard, full, bytes] { return group_->all_gather(name, shard, full, bytes); });
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return later(
         [this, name = std::string(label), data, bytes, root] { return group_->broadcast(name, data, bytes, root); });
@@ -49,6 +45,12 @@ class LateCollectives : public Collectives {
   }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    return later([this, name = std::string(label), shard, full, bytes, options] {
+      return group_->all_gather(name, shard, full, bytes, options);
+    });
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions&) override {
     EXPECT_EQ(visitor, nullptr) << "what is queued cannot be seen";

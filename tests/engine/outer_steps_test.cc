@@ -257,10 +257,6 @@ class CountedCollectives final : public ForwardingCollectives {
       : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 
   bool reduces_in_background() const override { return in_background_; }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    note(bytes);
-    return ForwardingCollectives::all_gather(label, shard, full, bytes);
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     note(bytes);
     return ForwardingCollectives::broadcast(label, data, bytes, root);
@@ -275,6 +271,11 @@ class CountedCollectives final : public ForwardingCollectives {
   }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    note(bytes);
+    return ForwardingCollectives::do_all_gather(label, shard, full, bytes, options);
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     note(numel * size_of(dtype) * static_cast<std::size_t>(size()));

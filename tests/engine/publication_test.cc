@@ -34,9 +34,12 @@ class GathersBehind final : public ForwardingCollectives {
   using ForwardingCollectives::ForwardingCollectives;
 
   bool gathers_in_background() const override { return true; }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
+
+ protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
     std::vector<char> all(static_cast<std::size_t>(size()) * bytes);
-    const absl::Status status = ForwardingCollectives::all_gather(label, shard, all.data(), bytes).wait();
+    const absl::Status status = ForwardingCollectives::do_all_gather(label, shard, all.data(), bytes, options).wait();
     if (!status.ok()) return Work(status);
     const auto* const mine = static_cast<const char*>(shard);
     return Work(std::make_unique<Coming>(std::move(all), mine, bytes, static_cast<char*>(full)));

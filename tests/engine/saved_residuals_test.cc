@@ -25,7 +25,7 @@ namespace {
 Adjust with_feedback(WireForm form) {
   return [=](Strategy& strategy) {
     descend(strategy);
-    strategy.compression = {form, WireForm::kPlain, CompressedAxes::kBoth, /*error_feedback=*/true};
+    strategy.compression = {.gradients = form, .error_feedback = true};
   };
 }
 

@@ -28,9 +28,6 @@ class ForwardingCollectives : public Collectives {
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override {
     return group_->allocate_common(bytes);
   }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return group_->all_gather(label, shard, full, bytes);
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return group_->broadcast(label, data, bytes, root);
   }
@@ -43,6 +40,10 @@ class ForwardingCollectives : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    return group_->all_gather(label, shard, full, bytes, options);
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     return group_->reduce_scatter(label, input, dtype, output, numel, visitor, options);

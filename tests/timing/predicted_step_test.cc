@@ -57,6 +57,30 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
 }
 
+// Of units, and of updated values; on each axis by itself.
+TEST(PredictedStep, GathersSendWhatTheirFormTakes) {
+  using enum WireForm;
+  for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
+    TimedPlan timed = timed_plan(kind, {1, 4, 0, 0}, 3);
+    const auto sent_in = [&](WireForm form) {
+      timed.input.gathers = form;
+      return static_cast<double>(timed.predicted().shard.sent_bytes);
+    };
+    const double plain = sent_in(kPlain), saved = plain - sent_in(kLossless);
+    EXPECT_GT(saved, 0) << name_of(kind);
+    EXPECT_NEAR((plain - sent_in(kInt8)) / saved, (1 - 260.0 / 1024) / (1 - 0.853), 0.001) << name_of(kind);
+  }
+  for (const StrategyCase& strategy : all_strategies()) {
+    TimedPlan timed = timed_plan(strategy, 3);
+    const PredictedStep plain = timed.predicted();
+    timed.input.replica_gathers = kLossless;
+    const PredictedStep packed = timed.predicted();
+    EXPECT_EQ(packed.shard.sent_bytes, plain.shard.sent_bytes) << strategy.name;
+    const bool publishes = timed.input.placement.optimizer.replicate && strategy.mesh.replicate_size > 1;
+    EXPECT_EQ(packed.replicate.sent_bytes < plain.replicate.sent_bytes, publishes) << strategy.name;
+  }
+}
+
 TEST(PredictedStep, APrefetchHidesGathersBehindAUnitsCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);

@@ -41,6 +41,8 @@ void any_compression(std::mt19937_64& random, PlanInput& input) {
   input.compression.gradients = form();
   input.compression.sums = form();
   input.compressed_shard_part = input.compressed_replicate_part = 1;
+  input.gathers = form();
+  input.replica_gathers = form();
 }
 
 /// As after activation recomputation: a unit is used once more, right before its backward.
@@ -133,11 +135,12 @@ RandomPlan random_plan(std::mt19937_64& random) {
   any_times(random, timed.profile);
   if (any(random, 0, 2) == 0) recompute(timed.profile.entries);
   result.text = fmt::format(
-      "{}, {} units, prefetch {}, accumulation {}, sync {}, ahead {}, {}, forms {} {}, shared {}, in backward "
+      "{}, {} units, prefetch {}, accumulation {}, sync {}, ahead {}, {}, forms {} {} {} {}, shared {}, in backward "
       "{}\nshard {}replicate {}profile {}",
       strategy.name, input.units.size(), input.prefetch, input.accumulation, static_cast<int>(input.sync),
       input.reductions_ahead.value_or(-1), name_of(input.reduce), static_cast<int>(input.compression.gradients),
-      static_cast<int>(input.compression.sums), input.placement.shared, input.updates_in_backward,
+      static_cast<int>(input.compression.sums), static_cast<int>(input.gathers),
+      static_cast<int>(input.replica_gathers), input.placement.shared, input.updates_in_backward,
       to_json(timed.links.shard), to_json(timed.links.replicate), to_json(timed.profile));
   return result;
 }

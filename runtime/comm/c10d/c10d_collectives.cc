@@ -88,7 +88,6 @@ class C10dCollectives : public Collectives {
     TESSERA_RETURN_IF_ERROR(status());
     return std::unique_ptr<CommBuffer>(std::make_unique<PlainBuffer>(bytes));
   }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
@@ -103,6 +102,8 @@ class C10dCollectives : public Collectives {
   }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions& options) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
@@ -122,6 +123,9 @@ class C10dCollectives : public Collectives {
   Work start_on_thread(const CallSignature& call, Start start);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
                     std::optional<DType> packs = std::nullopt);
+  bool has_form(const GatherOptions& options, std::size_t bytes) const;
+  absl::Status gather_in_form(const CallSignature& call, const GatherOptions& options, const std::byte* shard,
+                              std::byte* full, std::size_t numel);
   void gather_in_rounds(c10d::Backend& backend, Transfers& transfers, const CallSignature& call, Algorithm algorithm,
                         const void* shard, void* full, std::size_t bytes) const;
   Work start_exchange(const CallSignature& call, const void* input, std::size_t stride, void* output, std::size_t bytes,
@@ -306,7 +310,7 @@ int gather_tag_of(const CallSignature& call) { return tag_of(call) + 1; }
 Work C10dCollectives::start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
                                    std::optional<DType> packs) {
   return start(call, [&](c10d::Backend& backend, Transfers& transfers) {
-    transfers.gather(backend, gather_tag_of(call), shard, full, bytes, packs);
+    transfers.gather_packed(backend, gather_tag_of(call), packs, shard, full, bytes, bytes);
   });
 }
 
@@ -328,7 +332,47 @@ Work C10dCollectives::start_exchange(const CallSignature& call, const void* inpu
   });
 }
 
-Work C10dCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
+/// Whether a gather's elements are others on the wire. Those that are no floating point are sent as they are.
+bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
+  if (options.form == WireForm::kLossless)
+    return means_ == Transfers::Means::kMessages && is_packed(options.dtype, bytes);
+  const bool is_narrow = options.dtype == DType::kBF16 || options.dtype == DType::kF16;
+  return is_lossy(options.form) && (options.dtype == DType::kF32 || is_narrow);
+}
+
+// Piece by piece: while one is on the wire, the next is packed or rounded, and memory for two of them is all that it takes.
+absl::Status C10dCollectives::gather_in_form(const CallSignature& call, const GatherOptions& options,
+                                             const std::byte* shard, std::byte* full, std::size_t numel) {
+  const std::size_t ranks = size(), element = size_of(options.dtype), bytes = numel * element;
+  const std::size_t most = piece_numel(numel * ranks, element, ranks) / ranks;
+  Work under_way;
+  for (std::size_t first = 0; first < numel; first += most) {
+    const std::size_t count = std::min(most, numel - first), at = first * element;
+    Work begun = start(call, [&](c10d::Backend& backend, Transfers& transfers) {
+      const int tag = gather_tag_of(call);
+      if (is_lossy(options.form)) {
+        transfers.gather_rounded(backend, tag, options.form, options.dtype, shard + at, full + at, count, bytes);
+      } else {
+        transfers.gather_packed(backend, tag, options.dtype, shard + at, full + at, count * element, bytes);
+      }
+    });
+    TESSERA_RETURN_IF_ERROR(std::exchange(under_way, std::move(begun)).wait());
+  }
+  return under_way.wait();
+}
+
+Work C10dCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                                    const GatherOptions& options) {
+  if (size() > 1 && has_form(options, bytes_per_rank)) {
+    const std::size_t numel = bytes_per_rank / size_of(options.dtype);
+    const CallSignature call = begin(Operation::kAllGather, label, options.dtype, numel);
+    const auto gather = [=, this] {
+      return gather_in_form(call, options, static_cast<const std::byte*>(shard), static_cast<std::byte*>(full), numel);
+    };
+    if (means_ == Transfers::Means::kCollective) return Work(gather());
+    if (const absl::Status failed = status(); !failed.ok()) return Work(failed);
+    return Work(std::make_unique<PendingOnThread>(thread_.push(gather)));
+  }
   const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   const Algorithm algorithm = algorithm_of(Operation::kAllGather, DType::kU8, bytes_per_rank);
   if (algorithm == Algorithm::kDirect) return start_gather(call, shard, full, bytes_per_rank);

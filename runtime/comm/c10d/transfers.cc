@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/sum/wire_codec.h"
+
 namespace tessera {
 namespace {
 
@@ -20,13 +22,13 @@ at::Tensor as_tensor(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes,
-                       std::optional<DType> numbers) {
+void Transfers::gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
+                              void* full, std::size_t bytes, std::size_t stride) {
   if (bytes == 0) return;
   if (means_ == Means::kMessages) {
     auto* const all = static_cast<std::byte*>(full);
-    send_and_receive(backend, tag, static_cast<const std::byte*>(shard), 0, all, bytes, numbers);
-    std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * bytes;
+    send_and_receive(backend, tag, {static_cast<const std::byte*>(shard), 0, all, stride}, bytes, numbers);
+    std::byte* const kept = all + static_cast<std::size_t>(backend.getRank()) * stride;
     if (shard != kept) std::memcpy(kept, shard, bytes);
     return;
   }
@@ -36,12 +38,26 @@ void Transfers::gather(c10d::Backend& backend, int tag, const void* shard, void*
   collective_ = backend._allgather_base(output, input);
 }
 
+void Transfers::gather_rounded(c10d::Backend& backend, int tag, WireForm form, DType dtype, const void* shard,
+                               void* full, std::size_t numel, std::size_t stride) {
+  if (numel == 0) return;
+  const int ranks = backend.getSize();
+  const std::size_t bytes = encoded_bytes(form, numel);
+  PackBuffer codes = buffers_.take(bytes * static_cast<std::size_t>(ranks));
+  std::byte* const all = codes.data();
+  std::byte* const own = all + static_cast<std::size_t>(backend.getRank()) * bytes;
+  encode(form, shard, dtype, numel, own);
+  rounded_.push_back({form, dtype, numel, stride, ranks, full, std::move(codes)});
+  gather(backend, tag, own, all, bytes);
+}
+
 void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output,
                          std::size_t bytes, std::optional<DType> numbers) {
   if (bytes == 0) return;
-  if (means_ == Means::kMessages)
-    return send_and_receive(backend, tag, static_cast<const std::byte*>(input), stride, static_cast<std::byte*>(output),
-                            bytes, numbers);
+  if (means_ == Means::kMessages) {
+    const Places places{static_cast<const std::byte*>(input), stride, static_cast<std::byte*>(output), bytes};
+    return send_and_receive(backend, tag, places, bytes, numbers);
+  }
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
   at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
   std::vector<std::int64_t> equal_parts;
@@ -78,23 +94,23 @@ void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, s
 }
 
 // Each rank begins with the one after it, so that not all send to the same one at first.
-void Transfers::send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride,
-                                 std::byte* output, std::size_t bytes, std::optional<DType> numbers) {
+void Transfers::send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
+                                 std::optional<DType> numbers) {
   const int rank = backend.getRank(), size = backend.getSize();
   const bool packs = numbers && is_packed(*numbers, bytes);
   for (int i = 1; i < size; ++i) {
     const int from = (rank + size - i) % size;
-    std::byte* const place = output + static_cast<std::size_t>(from) * bytes;
+    std::byte* const place = places.output + static_cast<std::size_t>(from) * places.output_stride;
     packs ? receive_packed(backend, tag, from, place, bytes, *numbers) : receive(backend, tag, from, place, bytes);
   }
   for (int i = 1; i < size; ++i) {
     const int to = (rank + i) % size;
-    const std::byte* const data = input + static_cast<std::size_t>(to) * stride;
+    const std::byte* const data = places.input + static_cast<std::size_t>(to) * places.stride;
     if (!packs) {
       send(backend, tag, to, data, bytes);
       continue;
     }
-    if (i == 1 || stride != 0) sent_.push_back(packed_message(*numbers, data, bytes, buffers_));
+    if (i == 1 || places.stride != 0) sent_.push_back(packed_message(*numbers, data, bytes, buffers_));
     send(backend, tag, to, sent_.back().data(), bytes_of_message(sent_.back()));
   }
 }
@@ -134,6 +150,13 @@ void Transfers::wait() {
   sent_.clear();
   for (const Packed& packed : packed_) unpack_message(packed.buffer, packed.dtype, packed.to, packed.bytes);
   packed_.clear();
+  for (const Rounded& each : rounded_) {
+    const std::size_t bytes = encoded_bytes(each.form, each.numel);
+    for (std::size_t q = 0; q < static_cast<std::size_t>(each.ranks); ++q)
+      decode(each.form, each.codes.data() + q * bytes, each.dtype, static_cast<std::byte*>(each.to) + q * each.stride,
+             each.numel);
+  }
+  rounded_.clear();
 }
 
 void Transfers::abort() {

@@ -31,13 +31,20 @@ class Transfers {
       : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
   ~Transfers() { abort(); }  // where all has been waited for, there is nothing to abort
 
-  /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing. `numbers`: what bytes are, where
-  /// they are to be packed (packing.h); messages are.
-  void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes,
-              std::optional<DType> numbers = std::nullopt);
+  /// `bytes` from this rank's `shard` into `full` of every rank, in the order of ranks. 0 bytes: nothing.
+  void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
+    gather_packed(backend, tag, std::nullopt, shard, full, bytes, bytes);
+  }
+  /// The same, one part every `stride` bytes of `full`; packed (packing.h) where bytes are `numbers` and go as messages. Collectives need a
+  /// stride of `bytes`.
+  void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard, void* full,
+                     std::size_t bytes, std::size_t stride);
+  /// The same of `numel` elements of `dtype` a rank in `form`, which is lossy: into `full` of every rank come the rounded ones, its own too.
+  void gather_rounded(c10d::Backend& backend, int tag, WireForm form, DType dtype, const void* shard, void* full,
+                      std::size_t numel, std::size_t stride);
   /// `bytes` for each other rank: those for rank q begin at `input + q * stride` and arrive in its `output` at this rank's number times
   /// `bytes`. What lies in `output` for this rank itself may be written or not. Collectives need a stride of `bytes`.
-  /// `numbers` as in gather.
+  /// `numbers` as in gather_packed.
   void exchange(c10d::Backend& backend, int tag, const void* input, std::size_t stride, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
   /// One message to a rank, or from one, for whose call wait() stands too; of equal tags between two ranks, the first that is sent is the
@@ -63,8 +70,26 @@ class Transfers {
     PackBuffer buffer;
   };
 
-  void send_and_receive(c10d::Backend& backend, int tag, const std::byte* input, std::size_t stride, std::byte* output,
-                        std::size_t bytes, std::optional<DType> numbers);
+  /// A gather's.
+  struct Rounded {
+    WireForm form;
+    DType dtype;
+    std::size_t numel;  ///< of a rank
+    std::size_t stride;
+    int ranks;
+    void* to;
+    PackBuffer codes;  ///< of all ranks
+  };
+
+  struct Places {
+    const std::byte* input;
+    std::size_t stride;  ///< of what goes to each rank
+    std::byte* output;
+    std::size_t output_stride;  ///< of what comes from each rank
+  };
+
+  void send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
+                        std::optional<DType> numbers);
   void receive_packed(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes, DType dtype);
   void add_message(c10::intrusive_ptr<c10d::Work> work);
 
@@ -73,6 +98,7 @@ class Transfers {
   std::mutex& in_backend_;  // never taken while mutex_ is held
   PackBuffers& buffers_;
   std::vector<Packed> packed_;                           // to this rank, until wait() is over
+  std::vector<Rounded> rounded_;                         // likewise
   std::vector<PackBuffer> sent_;                         // from this rank, likewise
   std::chrono::steady_clock::time_point deadline_ = {};  // set by the first wait()
   std::mutex mutex_;                                     // guards the members below

@@ -33,12 +33,6 @@ class BackgroundCollectives final : public Collectives {
   int compressed_part() const override { return group_->compressed_part(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return idle().allocate(bytes); }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override {
-    if (!gathers_) return idle().all_gather(label, shard, full, bytes_per_rank);
-    return start([group = group_.get(), name = std::string(label), shard, full, bytes_per_rank] {
-      return group->all_gather(name, shard, full, bytes_per_rank).wait();
-    });
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return idle().broadcast(label, data, bytes, root);
   }
@@ -51,6 +45,13 @@ class BackgroundCollectives final : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions& options) override {
+    if (!gathers_) return idle().all_gather(label, shard, full, bytes_per_rank, options);
+    return start([group = group_.get(), name = std::string(label), shard, full, bytes_per_rank, options] {
+      return group->all_gather(name, shard, full, bytes_per_rank, options).wait();
+    });
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     if (options.waits == Waits::kAtOnce)

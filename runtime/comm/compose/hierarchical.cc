@@ -28,9 +28,6 @@ class HierarchicalCollectives : public Collectives {
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override { return inside_->allocate(bytes); }
 
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes)));
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     return Work(ended(spread(label, data, bytes, root)));
   }
@@ -49,6 +46,10 @@ class HierarchicalCollectives : public Collectives {
   }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions& options) override {
+    return Work(ended(gather(label, shard, static_cast<std::byte*>(full), bytes, options)));
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions& options) override {
     if (options.method && dtype == DType::kF32) {
@@ -76,7 +77,8 @@ class HierarchicalCollectives : public Collectives {
     return options;
   }
 
-  absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes);
+  absl::Status gather(std::string_view label, const void* shard, std::byte* full, std::size_t bytes,
+                      const GatherOptions& options);
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
                        SumVisitor* visitor, const ReduceOptions& options);
   absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
@@ -110,9 +112,9 @@ absl::StatusOr<std::byte*> HierarchicalCollectives::scratch(std::size_t bytes) {
 
 // Across: the shards at this place. Inside: for each host, its part of the whole.
 absl::Status HierarchicalCollectives::gather(std::string_view label, const void* shard, std::byte* full,
-                                             std::size_t bytes) {
+                                             std::size_t bytes, const GatherOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(std::byte * shards, scratch(hosts_ * bytes));
-  TESSERA_RETURN_IF_ERROR(across_->all_gather(label, shard, shards, bytes).wait());
+  TESSERA_RETURN_IF_ERROR(across_->all_gather(label, shard, shards, bytes, options).wait());
   for (int host = 0; host < hosts_; ++host)
     TESSERA_RETURN_IF_ERROR(
         inside_->all_gather(label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());

@@ -64,7 +64,6 @@ class CudaHostCollectives : public Collectives {
   int gpu() const override { return device_->index(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
@@ -76,6 +75,8 @@ class CudaHostCollectives : public Collectives {
   absl::Status status() const override { return host_->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
@@ -241,8 +242,8 @@ absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::f
   return queued.ok() ? queued : fail(call, queued);
 }
 
-Work CudaHostCollectives::all_gather(std::string_view label, const void* shard, void* full,
-                                     std::size_t bytes_per_rank) {
+Work CudaHostCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
+                                        std::size_t bytes_per_rank, const GatherOptions&) {
   const CallSignature call = make_signature(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   return start(call, shard, [&](const Inputs& shards) -> absl::Status {
     for (std::size_t q = 0; q < shards.size(); ++q) {

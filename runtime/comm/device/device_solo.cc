@@ -26,9 +26,6 @@ class DeviceSolo : public Collectives {
     TESSERA_RETURN_IF_ERROR(status());
     return DeviceBuffer::allocate(bytes, device_);
   }
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes) override {
-    return copy(label, shard, full, bytes);
-  }
   Work broadcast(std::string_view, void*, std::size_t, int) override { return Work(status()); }
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes) override {
     return copy(label, input, output, bytes);
@@ -40,6 +37,10 @@ class DeviceSolo : public Collectives {
   }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes,
+                     const GatherOptions&) override {
+    return copy(label, shard, full, bytes);
+  }
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                          SumVisitor* visitor, const ReduceOptions&) override {
     return widen(label, input, dtype, output, numel, visitor);

@@ -57,7 +57,6 @@ class QueuedCollectives : public Collectives {
   int gpu() const override { return queued_.device.is_cpu() ? kHostMemory : queued_.device.index(); }
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
@@ -65,6 +64,8 @@ class QueuedCollectives : public Collectives {
   absl::Status status() const override { return queued_.groups->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
@@ -167,7 +168,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> QueuedCollectives::allocate(std::siz
   return make_error(exit_code_of(memory.status()), group_.self() + ": " + message_of(memory.status()));
 }
 
-Work QueuedCollectives::all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) {
+Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                                      const GatherOptions&) {
   return start(Operation::kAllGather, label, DType::kU8, bytes_per_rank, [&](c10d::Backend& backend) {
     at::Tensor output = tensor(full, bytes_per_rank * size()), input = tensor(shard, bytes_per_rank);
     return backend._allgather_base(output, input);

@@ -28,12 +28,6 @@ class StagedCollectives : public Collectives {
     return std::unique_ptr<CommBuffer>(std::make_unique<PlainBuffer>(bytes));
   }
 
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override {
-    if (count() == 1) return alone(shard, full, bytes_per_rank);
-    const at::Tensor input = up(shard, bytes_per_rank), output = room(bytes_per_rank * count());
-    const absl::Status done = group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank).wait();
-    return down(done, output, full);
-  }
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override {
     if (count() == 1) return alone(data, data, bytes);
     const at::Tensor tensor = up(data, bytes);
@@ -55,6 +49,14 @@ class StagedCollectives : public Collectives {
   absl::Status status() const override { return group_->status(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions& options) override {
+    if (count() == 1) return alone(shard, full, bytes_per_rank);
+    const at::Tensor input = up(shard, bytes_per_rank), output = room(bytes_per_rank * count());
+    const absl::Status done =
+        group_->all_gather(label, input.data_ptr(), output.data_ptr(), bytes_per_rank, options).wait();
+    return down(done, output, full);
+  }
   Work do_reduce_scatter(std::string_view label, void*, DType, float*, std::size_t, SumVisitor*,
                          const ReduceOptions&) override {
     return refuse(label);

@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> LocalCollectives::allocate_common(st
   return one_host_ ? allocate(bytes) : Collectives::allocate_common(bytes);
 }
 
-Work LocalCollectives::all_gather(std::string_view, const void* shard, void* full, std::size_t bytes_per_rank) {
+Work LocalCollectives::do_all_gather(std::string_view, const void* shard, void* full, std::size_t bytes_per_rank,
+                                     const GatherOptions&) {
   bytes_received_ += (size_ - 1) * bytes_per_rank;
   copy_bytes(static_cast<std::byte*>(full) + rank_ * bytes_per_rank, shard, bytes_per_rank);
   return Work(status());

@@ -30,13 +30,14 @@ class LocalCollectives : public Collectives {
   bool shares_memory() const override { return one_host_; }
   int compressed_part() const override { return compressed_part_; }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
   void abort(const absl::Status& reason) override;
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions&) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,

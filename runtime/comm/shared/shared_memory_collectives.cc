@@ -175,8 +175,8 @@ absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::open_all(
 
 // --- all_gather ---
 
-Work SharedMemoryCollectives::all_gather(std::string_view label, const void* shard, void* full,
-                                         std::size_t bytes_per_rank) {
+Work SharedMemoryCollectives::do_all_gather(std::string_view label, const void* shard, void* full,
+                                            std::size_t bytes_per_rank, const GatherOptions&) {
   CallDescriptor call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   call.output = space_->locate(full, bytes_per_rank * size());
   call.signature.common = call.output.common();

@@ -46,7 +46,6 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes) override;
   bool shares_memory() const override { return true; }
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes) override;
-  Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank) override;
   Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) override;
   Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) override;
   Work barrier(std::string_view label) override;
@@ -55,6 +54,8 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status status() const override { return peers_.failure(); }
 
  protected:
+  Work do_all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
+                     const GatherOptions&) override;
   Work do_reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                          SumVisitor* visitor, const ReduceOptions& options) override;
   Work do_all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,

@@ -104,6 +104,23 @@ TESSERA_CPU_CLONES void subtract(const float* values, const float* decoded, floa
   for (std::size_t i = 0; i < numel; ++i) residual[i] = values[i] - decoded[i];
 }
 
+/// To the nearest, ties to even. A NaN stays one: all that a codec makes have the highest bit of their mantissa.
+TESSERA_CPU_CLONES void narrow_to_bf16(const float* values, std::byte* output, std::size_t numel) {
+  for (std::size_t i = 0; i < numel; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
+    const std::uint32_t nearest = bits + 0x7fffu + ((bits >> 16) & 1);
+    const auto high = static_cast<std::uint16_t>(((bits & kMagnitude) > kInfinity ? bits : nearest) >> 16);
+    std::memcpy(output + i * sizeof high, &high, sizeof high);
+  }
+}
+
+TESSERA_CPU_CLONES void narrow_to_f16(const float* values, std::byte* output, std::size_t numel) {
+  for (std::size_t i = 0; i < numel; ++i) {
+    const auto narrow = static_cast<_Float16>(values[i]);
+    std::memcpy(output + i * sizeof narrow, &narrow, sizeof narrow);
+  }
+}
+
 float scale_at(const std::byte* wire, std::size_t block) {
   float scale;
   std::memcpy(&scale, wire + block * sizeof scale, sizeof scale);
@@ -154,6 +171,18 @@ void decode(WireForm form, const std::byte* wire, float* output, std::size_t num
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
     decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), output + begin, count);
+  }
+}
+
+void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel) {
+  if (dtype == DType::kF32) return decode(form, wire, static_cast<float*>(output), numel);
+  const std::size_t blocks = blocks_of(numel);
+  alignas(64) std::array<float, kCodecBlock> values;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
+    decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), values.data(), count);
+    std::byte* const to = static_cast<std::byte*>(output) + begin * size_of(dtype);
+    dtype == DType::kBF16 ? narrow_to_bf16(values.data(), to, count) : narrow_to_f16(values.data(), to, count);
   }
 }
 

@@ -28,6 +28,8 @@ void encode(WireForm form, const void* input, DType dtype, std::size_t numel, st
 
 /// The opposite of `encode`.
 void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel);
+/// The same into `dtype` (fp32, bf16, fp16), rounded to nearest, ties to even.
+void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel);
 
 /// The pairwise tree (pairwise_sum.h) over what was encoded in each of `wires`. `visitor` (which may be null) sees it as elements
 /// `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.

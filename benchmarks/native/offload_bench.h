@@ -40,7 +40,7 @@ struct OffloadBenchOptions {
   int queue_depth = 8;
   std::int64_t cache_bytes =
       0;  ///< > 0: steps with a cache, too: as many bytes of records stay in memory, as those of offload.cache do
-  int rounds = 5;
+  int rounds = 9;
 };
 
 /// Errors: those of measure_disk.

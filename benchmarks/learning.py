@@ -63,6 +63,7 @@ MEETINGS = PLAIN | {
 COMPRESSION = PLAIN | {
     "bf16": ("bf16 on the wire", strategy() | {"mixed_precision": {"param": "fp32", "reduce": "bf16"}}),
     "int8": ("int8, sums too", compressed(gradients="int8", sums="int8")),
+    "int8_gathers": ("FULL_SHARD, int8, parameters too", compressed(gradients="int8", gathers="int8") | {"strategy": "FULL_SHARD"}),
     "power_sgd_16": ("PowerSGD of rank 16 after 40 plain steps", compressed(40, power_sgd_rank=16)),
     "top_10": ("top 10 % after 40 plain steps", compressed(40, top_k=0.1)),
     "one_bit_80": ("one bit of gradients after 80 plain steps", compressed(80, one_bit=True)),

@@ -107,6 +107,30 @@ std::string words_of_gathers(const PlanInput& input) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
+/// Records of masters and states that the update of one unit moves, at most.
+std::int64_t most_records_of_a_unit(const MemoryPlan& plan) {
+  std::int64_t most = 0;
+  for (const UnitShape& unit : plan.input().units) {
+    std::int64_t records = 0;
+    for (const GroupShape& group : unit.groups) {
+      if (group.trainable) records += plan.records_of(group).records();
+    }
+    most = std::max(most, records);
+  }
+  return most;
+}
+
+/// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
+std::string hint_of_queue_depth(const MemoryPlan& plan) {
+  constexpr std::int64_t kMost = 32;
+  const std::int64_t depth = plan.input().offload.queue_depth;
+  const std::int64_t wanted = std::min(most_records_of_a_unit(plan), kMost);
+  if (!plan.input().updates_in_backward || wanted <= depth) return "";
+  return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ",
+                  most_records_of_a_unit(plan), " records: backward waits for those beyond it. hint: ", wanted,
+                  " takes ", format_bytes(2 * (wanted - depth) * plan.state_records().record_bytes), " more");
+}
+
 /// What "comm.transport" asks of a mesh.
 struct WantedTransport {
   const char* name;
@@ -331,6 +355,7 @@ void Engine::State::report_plan() const {
   }
   if (strategy.compression.gathers != WireForm::kPlain && words_of_gathers(input).empty())
     log_info("\"compression.gathers\" has no effect here: it changes nothing that goes over a network");
+  if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. hint: name classes in \"units\"");
   }

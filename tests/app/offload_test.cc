@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <regex>
 
 #include "tests/support/long_tests.h"
 #include "tests/support/workplace.h"
@@ -62,6 +63,24 @@ TEST_F(OffloadCommand, TrainsWithTheSameBitsAndMovesWhatWasPlanned) {
     EXPECT_EQ(in_two_steps("disk_bytes_written"), planned.at("disk").at("written_in_two_steps"));
     EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << "files have no names";
   }
+}
+
+// The number that is told is one of which nothing more is told.
+TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
+  const auto said = [&](const std::string& depth, const std::string& in_backward) {
+    write_file(path("said.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"in_backward": )" + in_backward +
+                                      R"(}, "offload": {"moments": {"tier": "nvme"}, "paths": [")" + path("disk0") +
+                                      R"("], "record": "4KiB", "queue_depth": )" + depth + "}}");
+    const Ended ended = run(train(path("said.json"), "said", {"--steps", "1", "--overwrite"}));
+    std::smatch found;
+    static const std::regex kHint(R"(hint: ([0-9]+) takes)");
+    const std::string text = ended.out + ended.err;
+    return std::regex_search(text, found, kHint) ? found.str(1) : "";
+  };
+  const std::string wanted = said("1", "true");
+  EXPECT_GT(std::stoi("0" + wanted), 1);
+  EXPECT_EQ(said(wanted, "true"), "");
+  EXPECT_EQ(said("1", "false"), "");
 }
 
 TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {

@@ -78,6 +78,8 @@ CONTENDERS = (
     Contender("torch_ddp_power_sgd", "torch", "PyTorch DDP, PowerSGD hook", "ddp_power_sgd", "compressed"),
     Contender("tessera_int8", "tessera", "Tessera NO_SHARD, int8", "NO_SHARD", "compressed",
               {"compression": {"gradients": "int8", "sums": "int8"}}),
+    Contender("tessera_top_k", "tessera", "Tessera NO_SHARD, top 1 %", "NO_SHARD", "compressed",
+              {"compression": {"top_k": 0.01}}),
     Contender("tessera_full_int8", "tessera", "Tessera FULL_SHARD, int8 both ways", "FULL_SHARD", "compressed",
               {"compression": {"gradients": "int8", "gathers": "int8"}}),
     Contender("tessera_power_sgd", "tessera", "Tessera NO_SHARD, PowerSGD", "NO_SHARD", "compressed",

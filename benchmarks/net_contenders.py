@@ -48,6 +48,7 @@ class Contender:
         return self.group == "compressed"
 
 
+HEAD_UNIT = {"classes": ["Block"], "modules": ["head"]}
 CONTENDERS = (
     Contender("torch_alone", "torch", "PyTorch, one rank alone", "alone", "alone"),
     Contender("tessera_alone", "tessera", "Tessera, one rank alone", "NO_SHARD", "alone"),
@@ -64,9 +65,9 @@ CONTENDERS = (
     Contender("torch_fsdp2", "torch", "PyTorch FSDP2", "fsdp2", "sharded"),
     Contender("tessera_full_shard", "tessera", "Tessera FULL_SHARD", "FULL_SHARD", "sharded"),
     Contender("tessera_full_head", "tessera", "Tessera FULL_SHARD, the head a unit", "FULL_SHARD", "sharded",
-              {"units": {"classes": ["Block"], "modules": ["head"]}}),
+              {"units": HEAD_UNIT}),
     Contender("tessera_full_lossless", "tessera", "Tessera FULL_SHARD, the head a unit, lossless", "FULL_SHARD", "sharded",
-              {"units": {"classes": ["Block"], "modules": ["head"]},
+              {"units": HEAD_UNIT,
                "compression": {"gradients": "lossless", "gathers": "lossless"}}),
     Contender("torch_fsdp2_no_reshard", "torch", "PyTorch FSDP2, no reshard", "fsdp2_no_reshard", "sharded"),
     Contender("tessera_shard_grad_op", "tessera", "Tessera SHARD_GRAD_OP", "SHARD_GRAD_OP", "sharded"),

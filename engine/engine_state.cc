@@ -123,12 +123,13 @@ std::int64_t most_records_of_a_unit(const MemoryPlan& plan) {
 /// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
   constexpr std::int64_t kMost = 32;
+  if (!plan.input().updates_in_backward) return "";
   const std::int64_t depth = plan.input().offload.queue_depth;
-  const std::int64_t wanted = std::min(most_records_of_a_unit(plan), kMost);
-  if (!plan.input().updates_in_backward || wanted <= depth) return "";
-  return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ",
-                  most_records_of_a_unit(plan), " records: backward waits for those beyond it. hint: ", wanted,
-                  " takes ", format_bytes(2 * (wanted - depth) * plan.state_records().record_bytes), " more");
+  const std::int64_t records = most_records_of_a_unit(plan), wanted = std::min(records, kMost);
+  if (wanted <= depth) return "";
+  return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
+                  " records: backward waits for those beyond it. hint: ", wanted, " takes ",
+                  format_bytes(2 * (wanted - depth) * plan.state_records().record_bytes), " more");
 }
 
 /// What "comm.transport" asks of a mesh.

@@ -1,11 +1,10 @@
 #include "benchmarks/native/codec_speed.h"
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <random>
 
+#include "benchmarks/native/samples.h"
 #include "runtime/comm/sum/lossless.h"
 #include "runtime/comm/sum/wire_codec.h"
 
@@ -39,16 +38,16 @@ std::vector<CodecSpeed> measure_codecs() {
   std::vector<std::uint32_t> wire(most_packed_bytes(DType::kF32, kNumel) / sizeof(std::uint32_t) + 1);
   std::vector<CodecSpeed> speeds;
   for (const WireForm form : {WireForm::kLossless, WireForm::kInt8, WireForm::kInt4}) {
-    std::array<double, kRounds> seconds{};
+    Samples samples;
     std::size_t bytes = there_and_back(form, values, wire, read);  // memory is touched
-    for (double& each : seconds) {
+    for (int round = 0; round < kRounds; ++round) {
       const auto begin = std::chrono::steady_clock::now();
       bytes = there_and_back(form, values, wire, read);
-      each = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const auto time = std::chrono::steady_clock::now() - begin;
+      samples.ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
     }
-    std::ranges::sort(seconds);
     const auto plain = static_cast<double>(kNumel * sizeof(float));
-    speeds.push_back({form, static_cast<double>(bytes) / plain, seconds[kRounds / 2] / plain});
+    speeds.push_back({form, static_cast<double>(bytes) / plain, samples.median_s() / plain});
   }
   return speeds;
 }

@@ -131,7 +131,7 @@ struct ReduceOptions {
 
 /// What a gather brings, and how it is sent.
 struct GatherOptions {
-  DType dtype = DType::kU8;  ///< of the elements; a form other than kPlain needs fp32, bf16 or fp16
+  DType dtype = DType::kU8;  ///< of the elements; those that are not fp32, bf16 or fp16 are sent as they are
   /// On the wire, for transports that send over a network; others ignore it. Where it is lossy, every rank gets the same rounded elements,
   /// of its own part too, so `full` must not be where the exact ones are kept. kLossless changes no bit; only `gloo` packs.
   WireForm form = WireForm::kPlain;

@@ -103,14 +103,14 @@ TEST(ProcessMeshTest, CallsOverGlooAskHowToGo) {
   }
 }
 
-/// What `all` becomes where it is encoded in one go.
-Bytes rounded(WireForm form, const Bytes& all, DType dtype) {
+/// What `all` becomes where it is encoded in one go, and decoded into `to`.
+Bytes rounded(WireForm form, const Bytes& all, DType dtype, DType to = DType::kF32) {
   const std::size_t numel = all.size() / size_of(dtype);
   if (!is_lossy(form)) return all;
   std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4);
   encode(form, all.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
-  Bytes result(numel * sizeof(float));
-  decode(form, reinterpret_cast<const std::byte*>(wire.data()), reinterpret_cast<float*>(result.data()), numel);
+  Bytes result(numel * size_of(to));
+  decode(form, reinterpret_cast<const std::byte*>(wire.data()), to, result.data(), numel);
   return result;
 }
 
@@ -127,17 +127,6 @@ Bytes bytes_of(const std::vector<float>& values) {
   Bytes bytes(values.size() * sizeof(float));
   std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
-}
-
-/// What a gather in `form` brings of `part`.
-Bytes gathered(WireForm form, const Bytes& part, DType dtype) {
-  if (!is_lossy(form)) return part;
-  const std::size_t numel = part.size() / size_of(dtype);
-  std::vector<std::uint32_t> wire(encoded_bytes(form, numel) / 4);
-  encode(form, part.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()));
-  Bytes result(part.size());
-  decode(form, reinterpret_cast<const std::byte*>(wire.data()), dtype, result.data(), numel);
-  return result;
 }
 
 /// Three at a time, each in its own form: in place the second one, the others not.
@@ -160,7 +149,7 @@ void check_gathers_in_forms(Collectives& group, DType dtype, std::size_t numel, 
   for (std::size_t i = 0; i < forms.size(); ++i) {
     require_ok(works[i].wait());
     for (std::size_t q = 0; q < ranks; ++q)
-      require(equal(full[i].data() + q * bytes, gathered(forms[i], inputs[q], dtype)),
+      require(equal(full[i].data() + q * bytes, rounded(forms[i], inputs[q], dtype, dtype)),
               at(std::to_string(i) + " gather", dtype, numel, group.rank()));
   }
 }

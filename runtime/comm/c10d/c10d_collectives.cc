@@ -121,6 +121,7 @@ class C10dCollectives : public Collectives {
   Work start(const CallSignature& call, const Start& start);
   /// The same, begun by the group's thread after what it has to do already.
   Work start_on_thread(const CallSignature& call, Start start);
+  Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
                     std::optional<DType> packs = std::nullopt);
   bool has_form(const GatherOptions& options, std::size_t bytes) const;
@@ -251,9 +252,12 @@ Work C10dCollectives::start(const CallSignature& call, const Start& start) {
 }
 
 Work C10dCollectives::start_on_thread(const CallSignature& call, Start start) {
+  return on_thread([this, call, start = std::move(start)] { return this->start(call, start).wait(); });
+}
+
+Work C10dCollectives::on_thread(std::function<absl::Status()> call) {
   if (const absl::Status failed = status(); !failed.ok()) return Work(failed);
-  return Work(std::make_unique<PendingOnThread>(
-      thread_.push([this, call, start = std::move(start)] { return this->start(call, start).wait(); })));
+  return Work(std::make_unique<PendingOnThread>(thread_.push(std::move(call))));
 }
 
 absl::Status C10dCollectives::status() const {
@@ -334,10 +338,8 @@ Work C10dCollectives::start_exchange(const CallSignature& call, const void* inpu
 
 /// Whether a gather's elements are others on the wire. Those that are no floating point are sent as they are.
 bool C10dCollectives::has_form(const GatherOptions& options, std::size_t bytes) const {
-  if (options.form == WireForm::kLossless)
-    return means_ == Transfers::Means::kMessages && is_packed(options.dtype, bytes);
-  const bool is_narrow = options.dtype == DType::kBF16 || options.dtype == DType::kF16;
-  return is_lossy(options.form) && (options.dtype == DType::kF32 || is_narrow);
+  if (!is_compressed(options.form, options.dtype, bytes / size_of(options.dtype))) return false;
+  return is_lossy(options.form) ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
 }
 
 // Piece by piece: while one is on the wire, the next is packed or rounded, and memory for two of them is all that it takes.
@@ -369,9 +371,7 @@ Work C10dCollectives::do_all_gather(std::string_view label, const void* shard, v
     const auto gather = [=, this] {
       return gather_in_form(call, options, static_cast<const std::byte*>(shard), static_cast<std::byte*>(full), numel);
     };
-    if (means_ == Transfers::Means::kCollective) return Work(gather());
-    if (const absl::Status failed = status(); !failed.ok()) return Work(failed);
-    return Work(std::make_unique<PendingOnThread>(thread_.push(gather)));
+    return means_ == Transfers::Means::kCollective ? Work(gather()) : on_thread(gather);
   }
   const CallSignature call = begin(Operation::kAllGather, label, DType::kU8, bytes_per_rank);
   const Algorithm algorithm = algorithm_of(Operation::kAllGather, DType::kU8, bytes_per_rank);

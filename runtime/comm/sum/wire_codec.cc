@@ -166,22 +166,15 @@ void encode(WireForm form, const void* input, DType dtype, std::size_t numel, st
   }
 }
 
-void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel) {
-  const std::size_t blocks = blocks_of(numel);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
-    decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), output + begin, count);
-  }
-}
-
 void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel) {
-  if (dtype == DType::kF32) return decode(form, wire, static_cast<float*>(output), numel);
   const std::size_t blocks = blocks_of(numel);
   alignas(64) std::array<float, kCodecBlock> values;
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
-    decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), values.data(), count);
     std::byte* const to = static_cast<std::byte*>(output) + begin * size_of(dtype);
+    float* const wide = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : values.data();
+    decode_block(form, scale_at(wire, block), wire + codes_at(form, blocks, block), wide, count);
+    if (dtype == DType::kF32) continue;
     dtype == DType::kBF16 ? narrow_to_bf16(values.data(), to, count) : narrow_to_f16(values.data(), to, count);
   }
 }

@@ -26,10 +26,11 @@ std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire,
             float* residual = nullptr);
 
-/// The opposite of `encode`.
-void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel);
-/// The same into `dtype` (fp32, bf16, fp16), rounded to nearest, ties to even.
+/// The opposite of `encode`, into `dtype` (fp32, bf16, fp16): rounded to nearest, ties to even, where that is not fp32.
 void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel);
+inline void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel) {
+  decode(form, wire, DType::kF32, output, numel);
+}
 
 /// The pairwise tree (pairwise_sum.h) over what was encoded in each of `wires`. `visitor` (which may be null) sees it as elements
 /// `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.

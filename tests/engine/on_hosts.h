@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -37,6 +38,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     join_as(rank, ranks, port, hosts);
+    at::set_num_threads(1);  // ranks have more threads than the machine has cores, and OpenMP's wait by spinning
     body(init());
     return absl::OkStatus();
   });

@@ -10,7 +10,6 @@
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/config/strategy_names.h"
-#include "sharding/timing/reduction_cost.h"
 #include "tessera/error.h"
 
 namespace tessera::app {
@@ -30,17 +29,7 @@ struct Choices {
   std::vector<CompressionConfig> compression;
 };
 
-/// A core packs 5 GB/s of fp32 and unpacks 6.
-bool packing_pays(const Links& links) {
-  constexpr double kSecondsPerByte = 1 / 5e9 + 1 / 6e9;
-  constexpr std::int64_t kNumel = 1 << 20;
-  const auto bytes = [](WireForm form) { return static_cast<double>(bytes_on_wire(form, DType::kF32, kNumel)); };
-  const double plain = bytes(WireForm::kPlain), taken_off = plain - bytes(WireForm::kLossless);
-  return links.all_reduce.beta_s_per_byte * taken_off > kSecondsPerByte * plain;
-}
-
-Choices choices_of(const Strategy& like, const Topology& topology, std::span<const std::int64_t> accumulations,
-                   const Links& links) {
+Choices choices_of(const Strategy& like, const Topology& topology, std::span<const std::int64_t> accumulations) {
   Choices choices{{like.prefetch}, {accumulations.begin(), accumulations.end()}, {like.compression}};
   for (const std::int64_t prefetch : {1, 2, 4}) {
     if (prefetch != like.prefetch) choices.prefetch.push_back(prefetch);
@@ -48,7 +37,6 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   if (accumulations.empty()) choices.accumulations = {like.gradient_accumulation};
   if (topology.world_size == topology.local_world_size || compresses(like.compression)) return choices;
   for (const WireForm form : {WireForm::kLossless, WireForm::kInt8, WireForm::kInt4}) {
-    if (form == WireForm::kLossless && !packing_pays(links)) continue;
     choices.compression.emplace_back(like.compression).gradients = form;
   }
   return choices;
@@ -65,8 +53,8 @@ void choose_gathers(Strategy& candidate, bool packs) {
 }
 
 std::vector<Strategy> candidates_of(const Strategy& like, const Topology& topology,
-                                    std::span<const std::int64_t> accumulations, const Links& links) {
-  const Choices choices = choices_of(like, topology, accumulations, links);
+                                    std::span<const std::int64_t> accumulations) {
+  const Choices choices = choices_of(like, topology, accumulations);
   const bool has_replicas = topology.local_world_size > 1 && topology.world_size > topology.local_world_size;
   std::vector<Strategy> candidates;
   for (const ShardingStrategy kind : kStrategies) {
@@ -117,7 +105,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
   const TimingFiles files = read_timing(timing);
   std::vector<TriedStrategy> tried;
   std::optional<Error> refusal;
-  for (const Strategy& candidate : candidates_of(like, topology, accumulations, files.links)) {
+  for (const Strategy& candidate : candidates_of(like, topology, accumulations)) {
     std::optional<MemoryPlan> plan;
     try {
       plan = model.plan(Strategy::from_json(candidate.to_json(), "auto"), topology);

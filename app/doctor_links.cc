@@ -3,7 +3,6 @@
 
 #include "app/commands.h"
 #include "app/output_files.h"
-#include "benchmarks/native/codec_speed.h"
 #include "benchmarks/native/link_speed.h"
 #include "benchmarks/native/number_text.h"
 #include "runtime/base/bytes.h"
@@ -32,16 +31,16 @@ std::string table_of(const LinkSpeed& speed) {
 }
 
 /// What each form of "compression" saves of the wire's time for a GB of fp32, and what it costs beside that.
-std::string table_of_forms(const Links& links) {
+std::string table_of_forms(const LinkSpeed& speed) {
   using Align = TextTable::Align;
   TextTable table({{"compression"},
                    {"of fp32's bytes", Align::kRight},
                    {"s a GB, written and read", Align::kRight},
                    {"s a GB, saved on the wire", Align::kRight}});
-  for (const CodecSpeed& codec : measure_codecs()) {
+  for (const CodecSpeed& codec : speed.codecs) {
     table.add_row({name_of(codec.form), number_text(codec.share, "%.3f"),
                    number_text(1e9 * codec.seconds_per_byte, "%.3f"),
-                   number_text(1e9 * links.all_gather.beta_s_per_byte * (1 - codec.share), "%.3f")});
+                   number_text(1e9 * speed.links.all_gather.beta_s_per_byte * (1 - codec.share), "%.3f")});
   }
   return table.to_string();
 }
@@ -56,7 +55,7 @@ std::string text_of(const LinkSpeed& speed) {
             " s from compute beside it, where cores are busy";
   text += "\n";
   const bool is_network = links.transport.find("gloo") != std::string::npos;
-  return is_network ? text + table_of_forms(links) : text;
+  return is_network ? text + table_of_forms(speed) : text;
 }
 
 }  // namespace

@@ -96,13 +96,14 @@ absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& s
   // Gradients' records are whole units, which a disk is not slower with.
   const std::int64_t largest = std::max(plan.parameter_records().record_bytes, plan.state_records().record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
+  const auto in_flight = static_cast<int>(2 * plan.queue_depth());
   DiskTime time;
   for (const std::string& directory : strategy.offload.paths) {
     TESSERA_ASSIGN_OR_RETURN(const DiskSpeed speed,
                              measure_disk({.directory = directory,
                                            .bytes = std::min(std::int64_t{1} << 30, 256 * record_bytes),
                                            .record_bytes = static_cast<std::size_t>(record_bytes),
-                                           .in_flight = 2 * static_cast<int>(strategy.offload.queue_depth)}));
+                                           .in_flight = in_flight}));
     time.bytes_per_s += speed.mixed_bytes_per_s();
   }
   const auto of_a_rank = static_cast<double>(plan.disk().read_in_two_steps + plan.disk().written_in_two_steps) / 2;

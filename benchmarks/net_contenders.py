@@ -43,6 +43,12 @@ class Contender:
         return self.group == "alone"
 
     @property
+    def predicted(self):
+        """Whether `tessera plan` knows what its steps take: of methods it does not know what ranks compute for them."""
+        forms = self.more.get("compression", {}).keys() <= {"gradients", "sums", "gathers"}
+        return self.family == "tessera" and not self.alone and forms
+
+    @property
     def compressed(self):
         """Whether it sends less than its gradients, which then are not exact."""
         return self.group == "compressed"
@@ -200,10 +206,55 @@ class Runner:
         if contender.family != "tessera":
             return [self.pythons[contender.family], FOLDER / "peers/net_step.py", "--contender", contender.argument,
                     "--tokens", folder / "tokens.bin", *common]
-        strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
-        (folder / "strategy.json").write_text(json.dumps(strategy | contender.more))
+        (folder / "strategy.json").write_text(json.dumps(self._strategy(contender)))
         return [self.binary, "train", "--strategy", folder / "strategy.json", "--data", folder / "tokens.bin",
                 "--data-format", "llmc", "--batch", 1, "--log-every", steps, *common]
+
+    @staticmethod
+    def _strategy(contender):
+        strategy = {"strategy": contender.argument, "units": {"classes": ["Block"]}, "optimizer": ADAMW}
+        return strategy | contender.more
+
+    def links(self, rate):
+        """What `tessera doctor --links` measures between the hosts, as text."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "links.json"
+            code, _, said = lab(self.hosts, self.ranks_per_host, rate, 180, [self.binary, "doctor", "--links", file])
+            if code != 0:
+                raise Failed(f"the links could not be measured, exit code {code}: {without_paths(said.strip())}")
+            return file.read_text()
+
+    def profile(self, contender):
+        """What `tessera train --profile` measures, as text: of one of as many ranks as the hosts have, each alone, side by side,
+        since hosts of one machine share its cores and its memory."""
+        alone = dataclasses.replace(contender, more={key: value for key, value in contender.more.items()
+                                                     if key in ("units", "optimizer")})
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            command = self._command(alone, folder)
+            command[command.index("--metrics") + 1] = folder / "metrics.{rank}"
+            ranks_here = self.hosts * self.ranks_per_host
+            try:
+                ranks.run_ranks(command + ["--profile", folder / "profile.{rank}"], [{}] * ranks_here,
+                                self.timeout_s("unlimited"))
+            except ranks.ContenderFailed as failure:
+                raise Failed(without_paths(str(failure))) from None
+            return (folder / "profile.0").read_text()
+
+    def predicted(self, contender, links, profile):
+        """Seconds of a step by `tessera plan`."""
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            files = {"model": json.dumps(self.work.model), "strategy": json.dumps(self._strategy(contender)),
+                     "links": links, "profile": profile}
+            words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
+            for name, text in files.items():
+                (folder / name).write_text(text)
+                words += [f"--{name}", folder / name]
+            done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
+            if done.returncode != 0:
+                raise Failed(f"no prediction, exit code {done.returncode}: {without_paths(done.stderr.strip())}")
+            return json.loads(done.stdout)["step"]["seconds"]
 
     def _run_alone(self, contender, command, rate):
         environment = {} if contender.family == "tessera" else ranks.rank_environments(1)[0]

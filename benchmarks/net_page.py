@@ -12,7 +12,8 @@ results.json, made by benchmarks/run_net, is one object:
     contenders   [{name, family, label, group, alone, compressed}]
     wire         [{rate, round, one_way, both_ways}]         bytes a second, by net_wire.py
     steps        [{rate, contender, rounds: [{round, samples_s, losses, link_bytes: {sent, received} or null}]}]
-    failed       [{rate, contender, round, why}]             contender "wire": the wire's own speed
+    predicted    [{rate, contender, round, seconds}]         a step, by `tessera plan`; with --predict
+    failed       [{rate, contender, round, why}]             contender "wire": the wire's own speed; "predicted"
     missing      [{what, why}]
 """
 
@@ -36,14 +37,15 @@ _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every
            ("compressed", ("torch_ddp", "tessera_no_shard"), "Less on the wire"))
 _HEADINGS = {"contender": "who", "samples": "rounds", "median_s": "step, median", "p10_s": "10th percentile",
              "p90_s": "90th percentile", "over_ddp": "over DDP", "over_fsdp2": "over FSDP2", "exposed_s": "exposed",
-             "link_bytes": "on the link", "wire_s": "wire alone"}
+             "link_bytes": "on the link", "wire_s": "wire alone", "predicted_s": "predicted", "predicted_off": "off by"}
 _OWN_STYLE = ".summary td:nth-child(2) { white-space: nowrap; }"
 _EXPLAINED = (
     "A sample is the median of the timed steps of one run of a contender, one a round; the percentiles are those of "
     "samples. A ratio is the median over the rounds of the ratios within a round. Exposed: the step less that of one "
     "rank alone, with Tessera or with PyTorch. On the link: bytes that the busiest host's link carried in a step, in "
     "its busier direction, headers included. Wire alone: those bytes over the speed that one connection reaches on "
-    "the same link in the same run, both ways at once. Where exposed is less than that, communication is hidden.")
+    "the same link in the same run, both ways at once. Where exposed is less than that, communication is hidden. "
+    "Predicted: by `tessera plan`, from links and profiles that were measured in the same rounds.")
 _NETWORK = (
     "The hosts are network namespaces of one machine: links have the rate that is said and next to no latency, and "
     "what sends and receives takes time of the same cores that compute. What ranks take from each other’s memory "
@@ -111,8 +113,19 @@ class Page:
             value = "" if of["ratio"] is None else f"{of['ratio']:.3f}"
             rows.append((f"{of['ours']} over {of['peer']}", what, bits_label(of["bits_per_s"]),
                          (f"{of['target']:.2f}", "number"), (value, "number"), met))
+        for what, value, target in self._predictions():
+            met = ("yes", "yes") if value <= target else ("no", "no")
+            rows.append((f"Predicted beside measured, {what}", "step", "all", (f"{target:.2f}", "number"),
+                         (f"{value:.3f}", "number"), met))
         headings = ("", "of", "rate", ("at most", "number"), ("measured", "number"), "met")
         return "Targets", _table(headings, rows, "summary")
+
+    def _predictions(self):
+        off = self.results.predictions_off()
+        if not off:
+            return []
+        return [(f"the farthest off of {len(off)}", max(off), net_tables.PREDICTED_WITHIN),
+                ("median", net_tables.stats.median(off), net_tables.PREDICTED_MEDIAN)]
 
     def _curves(self):
         parts = ["<p>Median step over what the link carries each way, as measured; both axes are logarithmic. Rates: "
@@ -161,6 +174,8 @@ class Page:
     def _cell(self, name, column, value):
         if column == "contender":
             return value + (" (less on the wire)" if self.results.contenders[name]["compressed"] else "")
+        if column == "predicted_off" and value is not None:
+            return f"{100 * value:+.1f} %", "number"
         if value is not None and column.startswith("over_"):
             return f"{value:.3f}", "number"
         return report.shown(column, value), "number"

@@ -24,7 +24,9 @@ EXPOSED = (
 )
 _LABELS = {contender.name: contender.label for contender in CONTENDERS}  # also of those that a run leaves out
 COLUMNS = ("rate", "bits_per_s", "wire_bytes_per_s", "contender", "compressed", "samples", "median_s", "p10_s", "p90_s",
-           "over_ddp", "over_fsdp2", "alone_s", "exposed_s", "link_bytes", "wire_s")
+           "over_ddp", "over_fsdp2", "alone_s", "exposed_s", "link_bytes", "wire_s", "predicted_s", "predicted_off")
+# Of |predicted / measured - 1| over all rates and contenders.
+PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
 
 
 class Results:
@@ -58,6 +60,18 @@ class Results:
         return {number: seconds - alone[number] for number, seconds in self.samples(rate, name).items()
                 if number in alone}
 
+    def predicted(self, rate, name):
+        """Seconds of a step that `tessera plan` predicts; None if nobody asked it."""
+        seconds = [entry["seconds"] for entry in self.data.get("predicted", [])
+                   if (entry["rate"], entry["contender"]) == (rate, name)]
+        return stats.median(seconds) if seconds else None
+
+    def predictions_off(self):
+        """|predicted / measured - 1| of all that was predicted."""
+        pairs = [(self.predicted(rate, name), self.samples(rate, name)) for rate in self.rates for name in self.contenders]
+        return [abs(predicted / stats.median(list(samples.values())) - 1) for predicted, samples in pairs
+                if predicted and samples]
+
     def wire_bytes_per_s(self, rate):
         """What a connection carried each way, both ways at once. None if that was not measured."""
         speeds = [entry["both_ways"] for entry in self.data["wire"] if entry["rate"] == rate]
@@ -77,11 +91,13 @@ class Results:
         alone = list(self.samples(rate, self.alone_of(name)).values())
         exposed = [] if self.contenders[name]["alone"] else list(self.exposed(rate, name).values())
         speed, link = self.wire_bytes_per_s(rate), self.link_bytes(rate, name)
+        predicted = self.predicted(rate, name)
         return dict(zip(COLUMNS, (
             rate, bits_per_s(rate), speed, self.label(name), self.contenders[name]["compressed"], of["n"],
             of["median"], of["p10"], of["p90"], ratio(samples, self.samples(rate, "torch_ddp")),
             ratio(samples, self.samples(rate, "torch_fsdp2")), stats.median(alone) if alone else None,
-            stats.median(exposed) if exposed else None, link, link / speed if link and speed else None), strict=True))
+            stats.median(exposed) if exposed else None, link, link / speed if link and speed else None, predicted,
+            predicted / of["median"] - 1 if predicted else None), strict=True))
 
 
 def ratio(ours, theirs):

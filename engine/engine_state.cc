@@ -107,29 +107,18 @@ std::string words_of_gathers(const PlanInput& input) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
-/// Records of masters and states that the update of one unit moves, at most.
-std::int64_t most_records_of_a_unit(const MemoryPlan& plan) {
-  std::int64_t most = 0;
-  for (const UnitShape& unit : plan.input().units) {
-    std::int64_t records = 0;
-    for (const GroupShape& group : unit.groups) {
-      if (group.trainable) records += plan.records_of(group).records();
-    }
-    most = std::max(most, records);
-  }
-  return most;
-}
-
 /// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
-  constexpr std::int64_t kMost = 32;
-  if (!plan.input().updates_in_backward) return "";
-  const std::int64_t depth = plan.input().offload.queue_depth;
-  const std::int64_t records = most_records_of_a_unit(plan), wanted = std::min(records, kMost);
+  if (!plan.input().updates_in_backward || !plan.input().offload.queue_depth) return "";
+  const std::int64_t depth = plan.queue_depth();
+  const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
   if (wanted <= depth) return "";
+  PlanInput input = plan.input();
+  input.offload.queue_depth = wanted;
+  const MemoryPlan deeper(std::move(input));
   return c10::str("\"offload.queue_depth\" is ", depth, ", and the update of a unit moves up to ", records,
                   " records: backward waits for those beyond it. hint: ", wanted, " takes ",
-                  format_bytes(2 * (wanted - depth) * plan.state_records().record_bytes), " more");
+                  format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
 /// What "comm.transport" asks of a mesh.

@@ -1,11 +1,15 @@
 #include "benchmarks/native/link_speed.h"
 
+#include <time.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "benchmarks/native/samples.h"
@@ -19,6 +23,13 @@ constexpr double kLongCall = 0.25;         // seconds
 constexpr std::int64_t kSmallBytes = 256;  // as much as a step's agreement has of a rank
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// That the calling thread had a core.
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 std::int64_t nanoseconds(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
@@ -60,6 +71,7 @@ class LinkMeter {
     if (links.reduces_in_background) {
       TESSERA_ASSIGN_OR_RETURN(links.cpu_s_per_byte, measure_load());
     }
+    TESSERA_RETURN_IF_ERROR(measure_coding(speed));
     return speed;
   }
 
@@ -166,6 +178,50 @@ class LinkMeter {
     return agreed(std::max(0.0, beside.median_s() - alone.median_s()) / sent);
   }
 
+  absl::Status measure_coding(LinkSpeed& speed) {
+    CodingFit& coding = speed.links.coding;
+    TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());  // so that all ranks measure at once
+    speed.codecs = measure_codecs();
+    const auto slowest = [&](WireForm form) {
+      const auto codec = std::ranges::find(speed.codecs, form, &CodecSpeed::form);
+      return agreed(codec->seconds_per_byte);
+    };
+    TESSERA_ASSIGN_OR_RETURN(coding.lossless_s_per_byte, slowest(WireForm::kLossless));
+    TESSERA_ASSIGN_OR_RETURN(coding.int8_s_per_byte, slowest(WireForm::kInt8));
+    TESSERA_ASSIGN_OR_RETURN(coding.int4_s_per_byte, slowest(WireForm::kInt4));
+    TESSERA_ASSIGN_OR_RETURN(coding.load, measure_coding_load());
+    return absl::OkStatus();
+  }
+
+  /// What compute loses to a thread that writes and reads int8 beside it, of the seconds that the thread has a core.
+  absl::StatusOr<double> measure_coding_load() {
+    constexpr std::size_t kNumel = std::size_t{64} << 10;
+    constexpr std::int64_t kTry = 2000;
+    constexpr double kSeconds = 0.1;
+    TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
+    const auto rounds = static_cast<std::int64_t>(kSeconds / std::max(once, 1e-6) * kTry) + 1;
+    CodecRun codec(kNumel);
+    Samples alone, beside, coding;
+    for (int i = 0; i < kLoadRounds; ++i) {
+      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+      alone.ns.push_back(nanoseconds(compute(rounds)));
+      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+      std::atomic<bool> ends = false;
+      double on_a_core = 0;
+      std::thread coder([&] {
+        while (!ends) codec.there_and_back(WireForm::kInt8);
+        on_a_core = thread_seconds();
+      });
+      beside.ns.push_back(nanoseconds(compute(rounds)));
+      ends = true;
+      coder.join();
+      coding.ns.push_back(nanoseconds(on_a_core));
+    }
+    const double lost = std::max(0.0, beside.median_s() - alone.median_s());
+    return agreed(std::min(lost / std::max(coding.median_s(), 1e-9), 1.0));
+  }
+
+  static constexpr int kLoadRounds = 5;
   Collectives& gather_;
   Collectives& reduce_;
   const LinkSpeedOptions options_;

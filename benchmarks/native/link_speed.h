@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "benchmarks/native/alpha_beta.h"
+#include "benchmarks/native/codec_speed.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/timing/links.h"
 
@@ -27,9 +28,10 @@ struct MeasuredOperation {
 struct LinkSpeed {
   Links links;
   std::vector<MeasuredOperation> operations;
+  std::vector<CodecSpeed> codecs;  ///< of every form but kPlain: this rank's
 };
 
-/// Times collectives of fp32 buffers, and fits them. `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has
+/// Times collectives of fp32 buffers, and fits them; times forms on the wire, and how much of compute they take. `gather` and `reduce` are two groups of the same two ranks or more, as an Engine has
 /// them. Collective; every rank gets what the slowest one measured. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 

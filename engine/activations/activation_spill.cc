@@ -13,7 +13,7 @@ std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank) 
   options.who = "rank " + std::to_string(rank) + " activations";
   options.directories = offload.paths;
   options.piece_bytes = static_cast<std::size_t>(offload.record_bytes);
-  options.queue_depth = static_cast<int>(offload.queue_depth);
+  options.queue_depth = static_cast<int>(offload.queue_depth.value_or(kQueueDepth));
   options.verify = offload.verify;
   options.io.any_thread = true;  // graphs go on whatever thread lets go of them
   std::unique_ptr<Spill> spill = value_or_throw(Spill::create(std::move(options)));

@@ -12,7 +12,7 @@ DeviceNvmeActivations::DeviceNvmeActivations(ComputeDevice device, DeviceKernels
                                              int rank)
     : device_(device),
       kernels_(&kernels),
-      queue_depth_(static_cast<std::size_t>(offload.queue_depth)),
+      queue_depth_(static_cast<std::size_t>(offload.queue_depth.value_or(kQueueDepth))),
       spill_(activation_spill(offload, rank)),
       idle_(kernels, rank) {}
 

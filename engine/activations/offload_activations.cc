@@ -15,7 +15,7 @@ std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offlo
   std::unique_ptr<ActivationTier> tier;
   if (offload.activations == Tier::kHost) {
     tier = std::make_unique<HostActivations>(accelerator.device, *accelerator.kernels,
-                                             static_cast<std::size_t>(offload.queue_depth), rank);
+                                             static_cast<std::size_t>(offload.queue_depth.value_or(kQueueDepth)), rank);
   } else if (accelerator.device.is_queued) {
     tier = std::make_unique<DeviceNvmeActivations>(accelerator.device, *accelerator.kernels, offload, rank);
   } else {

@@ -5,7 +5,6 @@
 
 #include "engine/memory/training_memory.h"
 #include "runtime/border/throw.h"
-#include "runtime/config/strategy_names.h"
 #include "sharding/layout/tier_choice.h"
 
 namespace tessera {
@@ -67,7 +66,6 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 }  // namespace
 
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
-  const OptimizerType type = strategy.optimizer.type;
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
   if (strategy.check.values) {
@@ -86,22 +84,6 @@ void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   if (strategy.on_spike.action != SpikeAction::kNone) {
     refuse(std::string("/on_spike/action: a GPU skips steps for their gradients alone as yet. hint: leave \"on_spike\" "
                        "out, or ") +
-           kOnTheCpu);
-  }
-  const auto is_below = [](Tier tier) { return tier != Tier::kMemory; };
-  const OffloadConfig& offload = strategy.offload;
-  const bool is_own = type == OptimizerType::kOwn;
-  const bool wants_memory = type == OptimizerType::kMuon || adapts_layers(type) || is_own;
-  if (wants_memory && (is_below(offload.parameters.tier) || is_below(offload.gradients) ||
-                       is_below(offload.masters.tier) || is_below(offload.moments.tier))) {
-    refuse("/optimizer/type: " + name_of(type) +
-           " of a GPU wants parameters, gradients, masters and moments in its memory as yet. hint: leave their tiers "
-           "out, or " +
-           kOnTheCpu);
-  }
-  if (is_own && strategy.optimizer.in_backward) {
-    refuse(std::string("/optimizer/in_backward: a GPU's own rule waits for the step's decision. hint: leave "
-                       "\"in_backward\" out, or ") +
            kOnTheCpu);
   }
 }

@@ -196,7 +196,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
     options.sizes.push_back(static_cast<std::size_t>(std::min(left, pool.record_bytes)));
   options.paths = {{folder_}};
   options.durable = std::filesystem::path(log_->stem()).filename().string() + "." + kImage;
-  options.read_ahead = options.write_behind = static_cast<int>(plan.input().offload.queue_depth);
+  options.read_ahead = options.write_behind = static_cast<int>(plan.image_queue_depth());
   options.durable_is_there = last_.has_value();
   options.io.any_thread = true;  // as all records
   if (kernels)

@@ -29,9 +29,10 @@ MappedRecords::~MappedRecords() {
   }
 }
 
-void MappedRecords::begin_pass(std::span<const std::int64_t> order) {
+void MappedRecords::begin_pass(std::span<const std::int64_t> order, bool changes) {
   if (!are_in_files_) return;
   settle();
+  changes_ = changes;
   records_->begin_pass(order);
 }
 
@@ -44,7 +45,7 @@ std::byte* MappedRecords::use(std::int64_t record) {
   close();
   if (used_.size() == held_) let_go_oldest();
   current_ = records_->hold(record).data();
-  used_.push_back({record, nullptr});
+  used_.push_back({record, nullptr, changes_});
   return current_;
 }
 
@@ -61,9 +62,9 @@ void MappedRecords::close() {
 
 void MappedRecords::let_go_oldest() {
   used_.front().done->wait();
-  const std::int64_t record = used_.front().record;
+  const auto [record, changed] = std::pair(used_.front().record, used_.front().changed);
   used_.pop_front();
-  records_->let_go(record);
+  records_->let_go(record, changed);
 }
 
 void MappedRecords::settle() {

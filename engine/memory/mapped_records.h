@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Records in pinned memory of a host, as a pass of its GPU's kernels changes them: there, over the bus. Of parameters, which a pass
-/// mostly writes and seldom reads.
+/// Records in pinned memory of a host, as a pass of its GPU's kernels changes or reads them: there, over the bus. Of parameters, which
+/// a pass mostly writes and seldom reads.
 ///
 /// Those in files are held from when the pass comes to them until the kernels are through, `held` at once, and are written to the disk
 /// after that. Others stay where they lie. Before anybody visits a record, the host waits for the kernels (StateRecords::before_visits).
@@ -26,8 +26,9 @@ class MappedRecords {
   MappedRecords(const MappedRecords&) = delete;
   MappedRecords& operator=(const MappedRecords&) = delete;
 
-  /// The records that the next pass uses, in this order; those in files are read ahead. As StateRecords::begin_pass.
-  void begin_pass(std::span<const std::int64_t> order);
+  /// The records that the next pass uses, in this order; those in files are read ahead. As StateRecords::begin_pass. `changes`: else the
+  /// pass only reads them.
+  void begin_pass(std::span<const std::int64_t> order, bool changes = true);
   /// The record's bytes. What is queued on the current stream until the next call finds them, and what it leaves there counts. Throws as
   /// StateRecords::visit, and what DeviceKernels throws.
   std::byte* use(std::int64_t record);
@@ -42,6 +43,7 @@ class MappedRecords {
   struct Used {
     std::int64_t record;
     std::unique_ptr<DeviceKernels::Mark> done;  ///< null: more may be queued
+    bool changed;
   };
   void close();
   void let_go_oldest();
@@ -53,6 +55,7 @@ class MappedRecords {
   std::vector<std::byte*> places_;               ///< of each record, where they stay
   std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
   std::byte* current_ = nullptr;                 ///< of the last one in `used_`
+  bool changes_ = true;                          ///< this pass does
   bool is_used_ = false;                         ///< a record that stays where it lies, since `passed_`
   std::unique_ptr<DeviceKernels::Mark> passed_;  ///< behind the last pass; null: nobody need wait for it
 };

@@ -14,7 +14,7 @@ inline std::vector<std::span<std::byte>> places_of(StateRecords& records) {
   std::vector<std::span<std::byte>> places;
   for (std::int64_t record = 0; record < records.records(); ++record) {
     places.push_back(records.hold(record));
-    records.let_go(record);
+    records.let_go(record, /*changed=*/true);
   }
   return places;
 }

@@ -55,9 +55,9 @@ std::span<std::byte> StateRecords::hold(std::int64_t record) {
   return bytes;
 }
 
-void StateRecords::let_go(std::int64_t record) {
+void StateRecords::let_go(std::int64_t record, bool changed) {
   const std::lock_guard lock(mutex_);
-  throw_if_error(tier_->put(record));
+  throw_if_error(changed ? tier_->put(record) : tier_->release(record));
 }
 
 void StateRecords::start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) {

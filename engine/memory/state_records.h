@@ -53,10 +53,10 @@ class StateRecords {
   void settle() {
     for (const auto& [owner, settle_one] : before_visits_) settle_one();
   }
-  /// The record's memory, as many bytes as it has, until it is let go, after which it counts as changed. In a pass its next records
-  /// are read ahead. Between the two nobody visits it. Throws as `visit`. REQUIRES: no more are held than the tier allows.
+  /// The record's memory, as many bytes as it has, until it is let go. In a pass its next records are read ahead. Between the two nobody
+  /// visits it. Throws as `visit`. REQUIRES: no more are held than the tier allows.
   std::span<std::byte> hold(std::int64_t record);
-  void let_go(std::int64_t record);
+  void let_go(std::int64_t record, bool changed);
 
   /// Begins to copy a record to `memory`, which is as large; see RecordTier::start_copy. Passes do not notice.
   void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);

@@ -62,9 +62,9 @@ StateStream::Coming StateStream::bring(std::int64_t record, std::int64_t use, st
   return {record, kernels_.upload({&piece, 1}, &last_before(use, record))};
 }
 
-void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue) {
+void StateStream::pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue) {
   const std::int64_t use = uses_;
-  const std::span<std::byte> bytes = are_in_files_ ? hold(record) : places_[static_cast<std::size_t>(record)];
+  const std::span<std::byte> bytes = are_in_files_ ? hold(record, changes) : places_[static_cast<std::size_t>(record)];
   if (!ahead_.empty() && ahead_.front().record != record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(record, use, bytes));
   ahead_.front().mark->join();
@@ -81,10 +81,10 @@ void StateStream::pass_through(std::int64_t record, c10::function_ref<void(std::
 }
 
 /// In files.
-std::span<std::byte> StateStream::hold(std::int64_t record) {
+std::span<std::byte> StateStream::hold(std::int64_t record, bool changes) {
   if (static_cast<std::int64_t>(leaving_.size()) == slots_.count) let_go_oldest();
   const std::span<std::byte> bytes = records_->hold(record);
-  leaving_.push_back(record);
+  leaving_.push_back({record, changes});
   return bytes;
 }
 
@@ -102,11 +102,12 @@ void StateStream::end_pass() {
 }
 
 void StateStream::let_go_oldest() {
-  const std::int64_t record = leaving_.front(), use = last_use_[static_cast<std::size_t>(record)];
+  const auto [record, changed] = leaving_.front();
+  const std::int64_t use = last_use_[static_cast<std::size_t>(record)];
   back_[slot_of(use)]->wait();
   settled_ = use + 1;
   leaving_.pop_front();
-  records_->let_go(record);
+  records_->let_go(record, changed);
 }
 
 void StateStream::settle() {
@@ -124,7 +125,7 @@ double StateStream::measure(std::int64_t least_bytes) {
   const std::int64_t before = streamed_bytes_;
   const auto begin = std::chrono::steady_clock::now();
   for (std::int64_t record = 0; record < records_->records() && streamed_bytes_ - before < least_bytes; ++record) {
-    pass_through(record, [](std::byte*) {});
+    pass_through(record, /*changes=*/true, [](std::byte*) {});
   }
   settle();
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

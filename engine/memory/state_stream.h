@@ -47,8 +47,9 @@ class StateStream {
   /// was announced before and none of it has gone through, nothing happens (StateRecords::begin_pass).
   void begin_pass(std::span<const std::int64_t> order);
   /// Calls `queue` with the record's bytes on the GPU; what it queues on the current stream finds them there, and what it leaves
-  /// there goes back. Throws as StateRecords::visit, and what DeviceKernels throws.
-  void pass_through(std::int64_t record, c10::function_ref<void(std::byte*)> queue);
+  /// there goes back. `changes`: else it leaves what it found, which goes back too, since marks count on it, but not to the disk. Throws as
+  /// StateRecords::visit, and what DeviceKernels throws.
+  void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
   void end_pass();
 
   /// Waits until all records are back. Throws likewise.
@@ -78,7 +79,7 @@ class StateStream {
   Coming bring(std::int64_t record, std::int64_t use, std::span<const std::byte> bytes) const;
   void bring_ahead();
   void give_up_ahead();
-  std::span<std::byte> hold(std::int64_t record);
+  std::span<std::byte> hold(std::int64_t record, bool changes);
   void let_go_oldest();
 
   const std::shared_ptr<StateRecords> records_;
@@ -90,11 +91,16 @@ class StateStream {
   std::int64_t settled_ = 0;                         ///< of those, the ones whose copies back are known to have passed
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< by slot: of its last use
   std::vector<std::int64_t> last_use_;                      ///< of each record; -1: none
-  std::deque<std::int64_t> leaving_;                        ///< records in files that are not put yet, oldest first
-  std::vector<std::span<std::byte>> places_;                ///< of each record in pinned memory
-  std::vector<std::int64_t> order_;                         ///< of this pass, where records are in pinned memory
-  std::size_t passed_ = 0;                                  ///< of `order_`
-  std::deque<Coming> ahead_;  ///< of `order_` from `passed_` on, for the uses from `uses_` on
+  /// A record in files that is not let go yet.
+  struct Leaving {
+    std::int64_t record;
+    bool changed;
+  };
+  std::deque<Leaving> leaving_;               ///< oldest first
+  std::vector<std::span<std::byte>> places_;  ///< of each record in pinned memory
+  std::vector<std::int64_t> order_;           ///< of this pass, where records are in pinned memory
+  std::size_t passed_ = 0;                    ///< of `order_`
+  std::deque<Coming> ahead_;                  ///< of `order_` from `passed_` on, for the uses from `uses_` on
   std::int64_t streamed_bytes_ = 0;
 };
 

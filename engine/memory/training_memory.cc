@@ -173,18 +173,18 @@ std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int 
 
 /// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
 /// that a GPU copies from and to.
-std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
                                         const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
                                         const std::string& kind, const AlignedMemory::Give& give = nullptr) {
-  FileTierOptions options = tier_options(std::move(records), pool, offload, paths, rank);
-  options.read_ahead = options.write_behind = static_cast<int>(offload.queue_depth);
+  FileTierOptions options = tier_options(std::move(records), pool, plan.input().offload, paths, rank);
+  options.read_ahead = options.write_behind = static_cast<int>(plan.queue_depth());
   options.most_held = static_cast<int>(pool.held);
   options.memory = give;
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   DurableTier* const durable_files = durable ? files.get() : nullptr;
-  auto tier = std::make_shared<StateRecords>(std::move(files), offload.queue_depth, durable_files);
+  auto tier = std::make_shared<StateRecords>(std::move(files), plan.queue_depth(), durable_files);
   if (durable) durable->protect(*tier, kind);
   return logged(std::move(tier), rank);
 }
@@ -211,7 +211,7 @@ constexpr const char kLessCopies[] =
     "offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.
-std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
                                            const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
                                            const DurableFiles* durable, const std::string& kind) {
   const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
@@ -219,7 +219,7 @@ std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool&
     return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give), /*read_ahead=*/0),
                   rank);
   }
-  return make_tier(std::move(records), pool, offload, paths, rank, durable, kind, give);
+  return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give);
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
@@ -233,7 +233,7 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records = make_records(std::move(added), pool, plan.input().offload, paths, rank, kernels, durable, "states");
+  auto records = make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "states");
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
@@ -262,8 +262,7 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records =
-      make_records(std::move(added), pool, plan.input().offload, paths, rank, kernels, durable, "parameters");
+  auto records = make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "parameters");
   for (FlatGroup* group : groups) {
     if (group->parameter_chunks.records() > 0) group->parameters_below = records;
   }
@@ -394,10 +393,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   // OuterSteps has its own.
   const MemoryPlan::OuterNumel& outer = plan.outer_numel();
   const std::int64_t outer_states = input.outer.has_outer_optimizer() ? 2 * 4 * outer.part : 0;
-  const std::int64_t scratch = use[MemoryCategory::kStaging] - plan.matrix_bytes() - 4 * outer.staging();
+  const std::int64_t scratch =
+      use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.weight_copy_bytes() - 4 * outer.staging();
   memory.optimizer = Arena::plain("optimizer", use[MemoryCategory::kOptimizer] - outer_states, device);
   memory.scratch = Arena::plain("scratch", scratch, device);
   memory.matrices = Arena::plain("matrices", plan.matrix_bytes(), device);
+  memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);
   memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
   memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
@@ -442,7 +443,7 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kBuckets] = buckets.bytes();
   use[MemoryCategory::kMasters] = masters.taken();
   use[MemoryCategory::kOptimizer] = optimizer.taken();
-  use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes();
+  use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   use[MemoryCategory::kFeedback] = feedback.bytes();
   use[MemoryCategory::kRecords] = record_slots.bytes();
@@ -467,6 +468,12 @@ namespace {
 /// The CPU updates what lies in the host's memory, and nothing else.
 void expect_step_on_host(const MemoryPlan& plan) {
   if (plan.can_step_on_host()) return;
+  if (plan.passes_twice()) {
+    throw Error(
+        ExitCode::kConfig,
+        "/offload/step: \"cpu\" updates each element once its gradient is there, and this optimizer.type goes over "
+        "masters and moments twice. hint: take \"gpu\"");
+  }
   if (plan.has_whole_records()) {
     throw Error(ExitCode::kConfig,
                 "/offload/step: \"cpu\" updates a GPU's parameters where they lie, in its memory or its host's, and "
@@ -535,7 +542,11 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.offload = strategy.offload;
   input.offload.paths.clear();
   if (scene.offloaded_step) input.offload.step = *scene.offloaded_step;
+  // A program's rule is called where the model is, unless the strategy says something else.
+  const bool stays_on_gpu = scene.is_queued && type == OptimizerType::kOwn;
+  if (stays_on_gpu && input.offload.step == OffloadedStep::kAuto) input.offload.step = OffloadedStep::kGpu;
   input.updates_in_backward = strategy.optimizer.in_backward;
+  if (strategy.memory.limit_bytes > 0 && !input.offload.queue_depth) input.offload.queue_depth = kQueueDepth;
   input.copies_checkpoints = strategy.checkpoint.async;
   input.is_durable = strategy.durable.every > 0;
   input.compression = strategy.compression;

@@ -24,6 +24,7 @@ class GradientStore;
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;      ///< where they are exchanged (MemoryPlan::matrices)
+  Arena weight_copy;   ///< MemoryPlan::weight_copy_bytes
   Arena feedback;      ///< MemoryCategory::kFeedback
   Arena checkpoint;    ///< of the host: what an asynchronous save writes
   Arena record_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)

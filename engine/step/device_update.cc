@@ -1,7 +1,7 @@
 #include "engine/step/device_update.h"
 
 #include <algorithm>
-#include <numeric>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -69,14 +69,15 @@ DeviceUpdate::DeviceUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   });
   if (matrices_ && !is_muon()) steps_.resize(parameters_);
   if (strategy.optimizer.type == OptimizerType::kOwn) {
-    own_ = std::make_unique<OwnDeviceUpdate>(parameters_, strategy, own_rules, rates, kernels, device.device);
+    own_ = std::make_unique<OwnDeviceUpdate>(groups_.size(), parameters_, strategy, own_rules, rates, kernels,
+                                             device.device);
   }
   fill_groups(tables, table_memory);
   fill_group_numbers(tables, table_memory);
   fill_matrices(tables, table_memory);
-  if (adapts_layers(strategy.optimizer.type)) fill_layers(units);
+  if (adapts_layers(strategy.optimizer.type)) make_layers(units, memory);
   if (plan.steps_on_host()) {
-    host_ = std::make_unique<HostUpdate>(units, strategy, memory, kernels, rates);
+    host_ = std::make_unique<HostUpdate>(units, strategy, memory, own_rules, kernels, rates);
     if (!gradients_) direction_ = Direction::kBackward;  // in which gradients come
   }
   if (stream_ && !stream_->are_in_files()) report_speed(axes);
@@ -125,7 +126,26 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   return run;
 }
 
-/// Where parameters begin; and what is launched in one piece, but for parameters in records, of which nobody knows yet where they are.
+/// The view's momenta, or of lamb moments and weights; what is written takes the place of the gradients.
+DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view) const {
+  const OptimizerSlice slice = optimizer_slice(*group.group, view);
+  const std::span<float> place = gradients_of(*group.group, slice);
+  DeviceRun run = group.run;
+  if (is_muon()) {
+    run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, place);
+  } else {
+    run.rule = StepRule::kLamb;
+    run.direction = place.data();
+    run.arguments = rules_.arguments(slice);
+    run.arguments.average = {};
+  }
+  run.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
+  run.stream = slice.stream;
+  run.first_element = slice.first_element;
+  return run;
+}
+
+/// Where parameters begin.
 void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
   std::vector<StepGroup> groups;
   for (Group& g : groups_) {
@@ -137,8 +157,7 @@ void DeviceUpdate::fill_groups(StepTables& tables, DeviceTables& memory) {
       const auto offset = static_cast<std::uint64_t>(layout.extent(i).offset);
       begins.push_back({static_cast<std::uint32_t>(offset / kParameterAlign), parameter++});
     }
-    g.run.begins = memory.put<ParameterBegin>(begins);  // which those of its records get with it
-    if (!g.group->parameters_below) g.run = run_of(g, states_in_memory(*g.group, run_in_memory(*g.group)));
+    g.run.begins = memory.put<ParameterBegin>(begins);
   }
   tables.parameters = static_cast<int>(parameters_);
   tables.groups = static_cast<int>(groups_.size());
@@ -169,39 +188,36 @@ void DeviceUpdate::fill_group_numbers(StepTables& tables, DeviceTables& memory) 
   tables.group_number = memory.put<std::uint32_t>(number);
 }
 
-/// Of muon's first pass.
-void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) {
+/// Of muon.
+void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const {
   if (!is_muon()) return;
   std::vector<std::uint8_t> is_matrix;
-  for (Group& g : groups_) {
-    is_matrix.insert(is_matrix.end(), g.run.parameters, g.is_of_matrices() ? 1 : 0);
-    if (!g.is_of_matrices()) continue;
-    const OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, run_in_memory(*g.group)));
-    g.directions = g.run;
-    g.directions.arguments =
-        matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, gradients_of(*g.group, slice));
-    g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
-  }
+  for (const Group& g : groups_) is_matrix.insert(is_matrix.end(), g.run.parameters, g.is_of_matrices() ? 1 : 0);
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
+/// Some of its weights, which then are copied where their norms are wanted.
+bool DeviceUpdate::weights_below(const Group& group) const {
+  const FlatGroup& flat = *group.group;
+  return plan_.weights_below(plan_.input().units[static_cast<std::size_t>(flat.unit->index)].groups[flat.index]);
+}
+
 /// Of lamb and lars.
-void DeviceUpdate::fill_layers(const std::vector<std::unique_ptr<Unit>>& units) {
+void DeviceUpdate::make_layers(const std::vector<std::unique_ptr<Unit>>& units, const TrainingMemory& memory) {
+  const RuleOptimizer bare(sgd_without_states(strategy_.optimizer), EmaConfig());  // whose slices have weights alone
   std::vector<QueuedLayers::Part> parts;
-  for (Group& g : groups_) {
-    parts.push_back({g.group, g.run});
-    if (!makes_lamb_directions()) continue;
-    const OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, run_in_memory(*g.group)));
-    g.directions = g.run;
-    g.directions.rule = StepRule::kLamb;
-    g.directions.takes_direction = false;
-    g.directions.direction = gradients_of(*g.group, slice).data();
-    g.directions.arguments = rules_.arguments(slice);
-    g.directions.arguments.clip_value = static_cast<float>(strategy_.gradient_clip_value);
-    g.directions.arguments.average = {};
+  for (const Group& g : groups_) {
+    OptimizerSlice slice = optimizer_slice(*g.group, states_in_memory(*g.group, g.group->optimizer_part));
+    slice.states = {};
+    DeviceRun run;
+    run.arguments.gradient = gradients_of(*g.group, slice).data();
+    const bool is_copied = weights_below(g);
+    if (!is_copied) run.arguments = bare.arguments(slice);
+    parts.push_back({g.group, run, is_copied});
   }
-  layers_ = std::make_unique<QueuedLayers>(units, parts, plan_.input().placement.optimizer, *axes_,
-                                           makes_lamb_directions(), kernels_, device_);
+  layers_ =
+      std::make_unique<QueuedLayers>(units, parts, plan_.input().placement.optimizer, *axes_, makes_lamb_directions(),
+                                     reinterpret_cast<float*>(memory.weight_copy.data()), kernels_, device_);
 }
 
 void DeviceUpdate::swap_averages() {
@@ -209,90 +225,152 @@ void DeviceUpdate::swap_averages() {
     host_->fetch_parameters();
     host_->begin(std::vector<char>(parameters_));
   }
-  pass_over_all([&](const DeviceRun& run) { kernels_.swap_averages(run, tables_); },
-                [&](std::size_t group) { host_->swap_averages(group); });
+  pass_over_all(
+      [&](std::size_t group, const StateView& view) { kernels_.swap_averages(run_of(groups_[group], view), tables_); },
+      [&](std::size_t group) { host_->swap_averages(group); });
 }
 
-/// Calls `launch(run)` for all runs, each of which the device reaches then, or `on_host(group)` for those of a group that the host
-/// updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the last ones
-/// are in memory still.
+/// In the direction of the pass.
+std::vector<DeviceUpdate::Turn> DeviceUpdate::turns(Which which, bool prepares) const {
+  std::vector<Turn> order;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const bool is_wanted = which == Which::kAll || groups_[i].is_of_matrices() == (which == Which::kMatrices);
+    if (is_wanted) order.push_back({i, prepares});
+  }
+  if (direction_ == Direction::kBackward) std::ranges::reverse(order);
+  return order;
+}
+
+/// Of those that train.
+std::vector<DeviceUpdate::Turn> DeviceUpdate::turns_of(std::span<const int> units) const {
+  std::vector<Turn> order;
+  for (const int unit : units) {
+    const auto first = std::ranges::lower_bound(groups_, unit, {}, index_of_unit);
+    for (auto group = first; group != groups_.end() && index_of_unit(*group) == unit; ++group)
+      order.push_back({static_cast<std::size_t>(group - groups_.begin())});
+  }
+  return order;
+}
+
+/// Of a step.
+std::vector<DeviceUpdate::Turn> DeviceUpdate::first_pass() const {
+  if (!is_muon()) return turns(Which::kAll, /*prepares=*/layers_ != nullptr);
+  std::vector<Turn> order = elements_come_last_ ? std::vector<Turn>() : turns(Which::kElements);
+  std::ranges::copy(turns(Which::kMatrices, /*prepares=*/true), std::back_inserter(order));
+  return order;
+}
+
+/// Announces the records that a pass goes through. Directions of matrices need no parameters, and norms of weights do not change them, nor
+/// the states of lars.
+void DeviceUpdate::begin_records(std::span<const Turn> turns) {
+  const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
+    order_.clear();
+    for (const auto& [group, prepares] : turns) {
+      const FlatGroup& flat = *groups_[group].group;
+      if (kind == StateKind::kParameters && prepares && is_muon()) continue;
+      append_records(flat, kind, flat.optimizer_part, direction_, order_);
+    }
+    return order_;
+  };
+  if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
+  const bool only_reads = layers_ && !turns.empty() && turns.front().prepares;
+  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters), !only_reads);
+}
+
+void DeviceUpdate::end_records() {
+  if (stream_) stream_->end_pass();
+  if (mapped_) mapped_->end_pass();
+}
+
+/// Calls `visit` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for those. `view_of(piece)`
+/// has their masters and states.
+template <class ViewOf, class Visit>
+void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, const ViewOf& view_of,
+                                const Visit& visit) {
+  if (!group.parameters_below || !with_parameters) return visit(view_of(run));
+  for_each_parameter_piece(group, run, direction_, [&](const ParameterPiece& piece) {
+    StateView view = view_of(piece.run);
+    if (piece.record != ParameterPiece::kNoRecord)
+      point_at_parameters(view, group, mapped_->use(piece.record) + piece.offset);
+    visit(view);
+  });
+}
+
+/// What of this rank's optimizer part has its masters and states in the device's memory.
+template <class Visit>
+void DeviceUpdate::visit_memory(const FlatGroup& group, bool with_parameters, const Visit& visit) {
+  visit_pieces(
+      group, run_in_memory(group), with_parameters, [&](Extent run) { return states_in_memory(group, run); }, visit);
+}
+
+/// The rest, record by record, each of which the device reaches then. `changes`: `visit` does so.
+template <class Visit>
+void DeviceUpdate::visit_records(const FlatGroup& group, bool with_parameters, bool changes, const Visit& visit) {
+  if (!stream_) return;
+  const RecordLayout& records = group.records;
+  for (std::int64_t i = 0; i < records.records(); ++i) {
+    const std::int64_t nth = direction_ == Direction::kForward ? i : records.records() - 1 - i;
+    const std::int64_t chunk = records.first_record() + nth;
+    stream_->pass_through(group.first_record + nth, changes, [&](std::byte* there) {
+      const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, there); };
+      visit_pieces(group, run_of_chunk(group, chunk), with_parameters, view_of, visit);
+    });
+  }
+}
+
+/// A group's part in the first pass of those that go over state twice, which goes forward.
+void DeviceUpdate::prepare(std::size_t index) {
+  const Group& g = groups_[index];
+  const FlatGroup& flat = *g.group;
+  const bool copies_weights = layers_ && weights_below(g);
+  const auto visit = [&](const StateView& view) {
+    if (is_muon()) {
+      const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
+      kernels_.muon_directions(directions_of(g, view), momentum, tables_);
+    }
+    if (makes_lamb_directions()) kernels_.update(directions_of(g, view), tables_);
+    if (copies_weights)
+      kernels_.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
+  };
+  const bool with_parameters = !is_muon(), changes = is_muon() || makes_lamb_directions();
+  visit_memory(flat, with_parameters, visit);
+  visit_records(flat, with_parameters, changes, visit);
+  if (copies_weights) layers_->add_copied(index);
+}
+
+/// Calls `launch(group, view)` for all that the device updates, each of which it reaches then, or `on_host(group)` for those of a group that
+/// the host updates, and publishes what became of the groups. Those in files are gone through in the other direction each time, since the
+/// last ones are in memory still.
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over_all(const Launch& launch, const OnHost& on_host) {
-  const std::vector<std::size_t> order = groups_in_order();
-  announce_records(order);
-  for (const std::size_t group : order) pass_over_group(group, launch, on_host);
+  const std::vector<Turn> order = turns(Which::kAll);
+  begin_records(order);
+  for (const Turn& turn : order) pass_over_group(turn.group, launch, on_host);
   finish();
   if (alternates()) direction_ = direction_ == Direction::kForward ? Direction::kBackward : Direction::kForward;
 }
 
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host) {
-  const bool forward = direction_ == Direction::kForward;
   const Group& g = groups_[index];
-  const RecordLayout& records = g.group->records;
-  const auto launch_in_memory = [&] {
-    const bool has_places = !g.group->parameters_below && !gradients_ && !strategy_.optimizer.in_backward;
-    if (has_places) return launch(g.run);
-    launch_pieces(g, run_in_memory(*g.group), launch, [&](Extent run) { return states_in_memory(*g.group, run); });
-  };
-  const bool comes_first = forward || host_;  // the device computes while the host does
+  const auto visit = [&](const StateView& view) { launch(index, view); };
+  const bool memory_first = direction_ == Direction::kForward || host_;  // the device computes while the host does
   hold_gradients(g);
-  if (comes_first) launch_in_memory();
+  if (memory_first) visit_memory(*g.group, /*with_parameters=*/true, visit);
   if (host_) on_host(index);
-  for (std::int64_t c = records.first_record(); stream_ && c < records.chunks(); ++c) {
-    const std::int64_t chunk = forward ? c : records.first_record() + records.chunks() - 1 - c;
-    stream_->pass_through(g.group->first_record + chunk - records.first_record(), [&](std::byte* there) {
-      launch_pieces(g, run_of_chunk(*g.group, chunk), launch,
-                    [&](Extent run) { return states_in_record(*g.group, chunk, run, there); });
-    });
-  }
-  if (!comes_first) launch_in_memory();
+  visit_records(*g.group, /*with_parameters=*/true, /*changes=*/true, visit);
+  if (!memory_first) visit_memory(*g.group, /*with_parameters=*/true, visit);
   publisher_.publish(*g.group);
 }
 
-/// Of groups of matrices, or of all others: as pass_over_all, of what lies in the device's memory.
 template <class Launch>
-void DeviceUpdate::pass_over_groups(bool of_matrices, const Launch& launch) {
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    if (groups_[i].is_of_matrices() == of_matrices) pass_over_group(i, launch, [](std::size_t) {});
-  }
+void DeviceUpdate::pass_over(std::span<const Turn> turns, const Launch& launch) {
+  for (const Turn& turn : turns) pass_over_group(turn.group, launch, [](std::size_t) {});
 }
 
 void DeviceUpdate::finish() {
   publisher_.finish();
-  if (stream_) stream_->end_pass();
-  if (mapped_) mapped_->end_pass();
-}
-
-/// Of a pass over all of them.
-std::vector<std::size_t> DeviceUpdate::groups_in_order() const {
-  std::vector<std::size_t> order(groups_.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  if (direction_ == Direction::kBackward) std::ranges::reverse(order);
-  return order;
-}
-
-/// Those that train.
-std::vector<std::size_t> DeviceUpdate::groups_of(std::span<const int> units) const {
-  std::vector<std::size_t> order;
-  for (const int unit : units) {
-    const auto first = std::ranges::lower_bound(groups_, unit, {}, index_of_unit);
-    for (auto group = first; group != groups_.end() && index_of_unit(*group) == unit; ++group)
-      order.push_back(static_cast<std::size_t>(group - groups_.begin()));
-  }
-  return order;
-}
-
-/// Calls `launch` for the pieces of `run` whose parameters lie in one place. `view_of(piece)` has their masters and states.
-template <class Launch, class ViewOf>
-void DeviceUpdate::launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of) {
-  if (!group.group->parameters_below) return launch(run_of(group, view_of(run)));
-  for_each_parameter_piece(*group.group, run, direction_, [&](const ParameterPiece& piece) {
-    StateView view = view_of(piece.run);
-    if (piece.record != ParameterPiece::kNoRecord)
-      point_at_parameters(view, *group.group, mapped_->use(piece.record) + piece.offset);
-    launch(run_of(group, view));
-  });
+  end_records();
 }
 
 /// Of what the device updates.
@@ -305,8 +383,8 @@ void DeviceUpdate::begin_gradients() {
   if (!gradients_) return;
   updates_ = true;
   std::vector<int> order;
-  for (const std::size_t i : groups_in_order()) {
-    const Group& group = groups_[i];
+  for (const Turn& turn : turns(Which::kAll)) {
+    const Group& group = groups_[turn.group];
     const int unit = index_of_unit(group);
     if (needs_gradients(group) && (order.empty() || order.back() != unit)) order.push_back(unit);
   }
@@ -332,21 +410,9 @@ bool DeviceUpdate::alternates() const {
   return !host_ && !gradients_ && (reads_states || reads_parameters);
 }
 
-void DeviceUpdate::announce_records(std::span<const std::size_t> order) {
-  const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
-    order_.clear();
-    for (const std::size_t i : order) {
-      const FlatGroup& group = *groups_[i].group;
-      append_records(group, kind, group.optimizer_part, direction_, order_);
-    }
-    return order_;
-  };
-  if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
-  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters));
-}
-
 void DeviceUpdate::expect(std::span<const int> order) {
-  announce_records(strategy_.optimizer.in_backward ? groups_of(order) : groups_in_order());
+  if (passes_twice()) direction_ = Direction::kForward;
+  begin_records(strategy_.optimizer.in_backward ? turns_of(order) : first_pass());
   if (host_) host_->expect(/*sums_of_step=*/true);
 }
 
@@ -360,34 +426,39 @@ void DeviceUpdate::forget() {
 
 void DeviceUpdate::update_unit(const Unit& unit) {
   const int index = unit.index;
-  for (const std::size_t group : groups_of({&index, 1})) {
-    pass_over_group(
-        group, [&](const DeviceRun& run) { kernels_.update(run, tables_); }, [](std::size_t) {});
-  }
+  const std::vector<Turn> order = turns_of({&index, 1});
+  if (!own_) return pass_over(order, [&](std::size_t g, const StateView& view) { launch_update(g, view); });
+  const std::optional<Decided> decided = wait_for_decision();
+  if (decided) begin_own(order, *decided);
+  pass_over(order, [&](std::size_t g, const StateView& view) { launch_own(g, view, decided); });
 }
 
 UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
   const int index = unit.index;
-  const std::vector<std::size_t> groups = groups_of({&index, 1});
+  const std::vector<Turn> turns = turns_of({&index, 1});
   UnitRequest request;
   request.unit = index;
-  request.first_group = static_cast<std::uint32_t>(groups.front());
-  request.groups = static_cast<std::uint32_t>(groups.size());
-  const Group &first = groups_[groups.front()], &last = groups_[groups.back()];
+  request.first_group = static_cast<std::uint32_t>(turns.front().group);
+  request.groups = static_cast<std::uint32_t>(turns.size());
+  const Group &first = groups_[turns.front().group], &last = groups_[turns.back().group];
   request.first_parameter = first.first_parameter;
   request.parameters = last.first_parameter + last.run.parameters - first.first_parameter;
   return request;
 }
 
+void DeviceUpdate::launch_update(std::size_t group, const StateView& view) {
+  kernels_.update(run_of(groups_[group], view), tables_);
+}
+
 void DeviceUpdate::update() {
   if (matrices_) return is_muon() ? update_by_muon() : update_matrices_by_rule();
-  if (own_) return update_by_own_rule();
   if (layers_) adapt_layers();
-  const std::optional<UpdateRates> rates = begin_on_host();
+  const std::optional<Decided> decided = decision_for_host();
   begin_gradients();
-  pass_over_all([&](const DeviceRun& run) { kernels_.update(run, tables_); },
+  pass_over_all([&](std::size_t group,
+                    const StateView& view) { own_ ? launch_own(group, view, decided) : launch_update(group, view); },
                 [&](std::size_t group) {
-                  if (rates) host_->update(group, *rates);
+                  if (decided) host_->update(group, decided->rates);
                 });
   let_gradients_go();
   updates_ = false;
@@ -395,30 +466,41 @@ void DeviceUpdate::update() {
 
 /// Before all are updated.
 void DeviceUpdate::adapt_layers() {
-  for (const Group& g : groups_) {
-    if (makes_lamb_directions()) kernels_.update(g.directions, tables_);
-  }
+  direction_ = Direction::kForward;
+  const std::vector<Turn> order = first_pass();
+  begin_records(order);
+  for (const Turn& turn : order) prepare(turn.group);
+  end_records();
   layers_->agree(request(), tables_);
+  if (alternates()) direction_ = Direction::kBackward;
 }
 
-/// Elements, then matrices, of which those without gradients are zeros.
+/// As Update::update_with_matrices. Matrices without gradients are zeros.
 void DeviceUpdate::update_by_muon() {
-  const auto update = [&](const DeviceRun& run) { kernels_.update(run, tables_); };
-  pass_over_groups(false, update);
-  const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
-  for (const Group& g : groups_) {
-    if (g.is_of_matrices()) kernels_.muon_directions(g.directions, momentum, tables_);
-  }
+  const auto update = [&](std::size_t group, const StateView& view) { launch_update(group, view); };
+  direction_ = Direction::kForward;
+  const std::vector<Turn> first = first_pass();
+  begin_records(first);
+  for (const Turn& turn : first)
+    turn.prepares ? prepare(turn.group) : pass_over_group(turn.group, update, [](std::size_t) {});
+  end_records();
+  if (alternates()) direction_ = Direction::kBackward;
+  std::vector<Turn> second = turns(Which::kMatrices);
+  if (elements_come_last_) std::ranges::copy(turns(Which::kElements), std::back_inserter(second));
+  // All of it is queued, while the host may have to wait for records before others begin.
   matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
-  pass_over_groups(true, update);
+  begin_records(second);
+  pass_over(second, update);
   finish();
+  direction_ = Direction::kForward;
+  elements_come_last_ = alternates() && !elements_come_last_;
 }
 
 /// Elements come first: while the device updates them, the host queues what becomes of the matrices. Skipped steps, too, meet the other
 /// ranks where values are made known.
 void DeviceUpdate::update_matrices_by_rule() {
   const std::optional<Decided> decided = wait_for_decision();
-  pass_over_groups(false, [&](const DeviceRun& run) { kernels_.update(run, tables_); });
+  pass_over(turns(Which::kElements), [&](std::size_t group, const StateView& view) { launch_update(group, view); });
   if (decided) {
     for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
     matrices_->exchange([&](std::size_t matrix) -> MatrixUpdate::Numbers {
@@ -426,8 +508,8 @@ void DeviceUpdate::update_matrices_by_rule() {
       return MatrixUpdate::numbers_of(rates_, decided->rates, group, steps_[parameter], decided->used[parameter] != 0);
     });
   }
-  pass_over_groups(true, [&](const DeviceRun& run) {
-    if (decided) kernels_.assign_weights(run, tables_);
+  pass_over(turns(Which::kMatrices), [&](std::size_t group, const StateView& view) {
+    if (decided) kernels_.assign_weights(run_of(groups_[group], view), tables_);
   });
   finish();
 }
@@ -445,26 +527,27 @@ std::optional<DeviceUpdate::Decided> DeviceUpdate::wait_for_decision() const {
   return decided;
 }
 
-/// Where the host updates.
-std::optional<UpdateRates> DeviceUpdate::begin_on_host() {
-  if (!host_) return std::nullopt;
-  host_->fetch_parameters();
-  const std::optional<Decided> decided = wait_for_decision();
-  if (!decided) return std::nullopt;
-  host_->begin(decided->used);
-  return decided->rates;
+/// Where the host makes updates, or queues those of a program's rule: it waits for the decision, and begins.
+std::optional<DeviceUpdate::Decided> DeviceUpdate::decision_for_host() {
+  if (!host_ && !own_) return std::nullopt;
+  if (host_) host_->fetch_parameters();
+  std::optional<Decided> decided = wait_for_decision();
+  if (!decided) return decided;
+  if (host_) host_->begin(decided->used);
+  if (own_) begin_own(turns(Which::kAll), *decided);
+  return decided;
 }
 
-/// Skipped steps, too, meet the other ranks where values are made known.
-void DeviceUpdate::update_by_own_rule() {
-  const std::optional<Decided> decided = wait_for_decision();
-  const auto update = [&](const DeviceRun& run) {
-    if (!decided) return;
-    const Group& g = groups_[run.group];
-    own_->update(*g.group, g.first_parameter, decided->used, run, states_in_memory(*g.group, run_in_memory(*g.group)),
-                 decided->rates, tables_);
-  };
-  pass_over_all(update, [](std::size_t) {});
+void DeviceUpdate::begin_own(std::span<const Turn> turns, const Decided& decided) {
+  for (const Turn& turn : turns) {
+    const Group& g = groups_[turn.group];
+    own_->begin(turn.group, *g.group, g.first_parameter, decided.used);
+  }
+}
+
+/// Skipped steps, too, take records there and back, and meet the other ranks where values are made known.
+void DeviceUpdate::launch_own(std::size_t group, const StateView& view, const std::optional<Decided>& decided) {
+  if (decided) own_->update(group, *groups_[group].group, run_of(groups_[group], view), view, decided->rates, tables_);
 }
 
 void DeviceUpdate::resume(std::span<const std::int64_t> steps) {

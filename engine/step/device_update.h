@@ -35,13 +35,14 @@ namespace tessera {
 /// skipped takes back what it brought. Or the host updates them where they lie (HostUpdate): then it waits for the device's decision.
 /// Parameters in records of the host are changed there in either case (MappedRecords).
 ///
-/// Under lamb and lars ranks agree on each parameter's norms before its rate is known (QueuedLayers). lamb's directions take the place of the
-/// gradients by then, and what follows is a step of SGD.
+/// Some rules go over state twice. A first pass *prepares* a group: under lamb and muon directions take the place of its gradients, and under
+/// lamb and lars norms of its weights are added up. What follows is an update, under lamb and muon by SGD. Where records are in files, the
+/// second pass goes backward, and finds the last ones of the first in memory; the order is Update's, and so is what moves.
 ///
-/// A program's own rule is called for what the device has, once the host has waited for its decision (OwnDeviceUpdate).
+/// Under lamb and lars ranks agree on each parameter's norms between the passes, and its rate is known (QueuedLayers). Under muon owners make
+/// directions of matrices orthogonal there (MatrixUpdate): of all matrices, used or not, since the host does not know which are.
 ///
-/// Under muon, directions of matrices take the place of their gradients, owners make them orthogonal (MatrixUpdate), and what comes back is
-/// what an update by SGD takes. All matrices are exchanged, used or not, since the host does not know which are.
+/// A program's own rule is called for what the device reaches, once the host has waited for its decision (OwnDeviceUpdate).
 ///
 /// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). The rule gets
 /// numbers: so the host waits for the device's decision before that.
@@ -50,9 +51,7 @@ class DeviceUpdate {
   struct Group {
     FlatGroup* group;
     std::uint32_t first_parameter;  ///< among those of all groups
-    DeviceRun run;                  ///< of this rank's optimizer part, as much of it as lies in the device's memory
-    /// Of matrices: momenta, with the gradient's place for what becomes orthogonal. Under lamb: moments, with that place for directions.
-    DeviceRun directions = {};
+    DeviceRun run;                  ///< what all runs of it have
 
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
@@ -98,34 +97,53 @@ class DeviceUpdate {
  private:
   void fill_groups(StepTables& tables, DeviceTables& memory);
   void fill_group_numbers(StepTables& tables, DeviceTables& memory) const;
-  void fill_matrices(StepTables& tables, DeviceTables& memory);
-  void fill_layers(const std::vector<std::unique_ptr<Unit>>& units);
+  void fill_matrices(StepTables& tables, DeviceTables& memory) const;
+  void make_layers(const std::vector<std::unique_ptr<Unit>>& units, const TrainingMemory& memory);
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return rules_.rule() == StepRule::kLamb; }
   void report_speed(const MeshAxes& axes) const;
-  std::vector<std::size_t> groups_in_order() const;
-  std::vector<std::size_t> groups_of(std::span<const int> units) const;
+  /// What a pass does with which group.
+  struct Turn {
+    std::size_t group;
+    bool prepares = false;
+  };
+  bool passes_twice() const { return is_muon() || layers_; }
+  bool weights_below(const Group& group) const;
+  enum class Which { kAll, kElements, kMatrices };
+  std::vector<Turn> turns(Which which, bool prepares = false) const;
+  std::vector<Turn> turns_of(std::span<const int> units) const;
+  std::vector<Turn> first_pass() const;
   DeviceRun run_of(const Group& group, const StateView& view) const;
-  void announce_records(std::span<const std::size_t> order);
+  DeviceRun directions_of(const Group& group, const StateView& view) const;
+  void begin_records(std::span<const Turn> turns);
+  void end_records();
+  template <class Visit>
+  void visit_memory(const FlatGroup& group, bool with_parameters, const Visit& visit);
+  template <class Visit>
+  void visit_records(const FlatGroup& group, bool with_parameters, bool changes, const Visit& visit);
+  template <class ViewOf, class Visit>
+  void visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, const ViewOf& view_of,
+                    const Visit& visit);
+  void prepare(std::size_t index);
   template <class Launch, class OnHost>
   void pass_over_all(const Launch& launch, const OnHost& on_host);
   template <class Launch, class OnHost>
   void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
-  template <class Launch, class ViewOf>
-  void launch_pieces(const Group& group, Extent run, const Launch& launch, const ViewOf& view_of);
+  template <class Launch>
+  void pass_over(std::span<const Turn> turns, const Launch& launch);
   void update_by_muon();
   void update_matrices_by_rule();
-  template <class Launch>
-  void pass_over_groups(bool of_matrices, const Launch& launch);
   void adapt_layers();
-  void update_by_own_rule();
+  void launch_update(std::size_t group, const StateView& view);
   /// What the device decided of the step, and who is used: [parameter].
   struct Decided {
     UpdateRates rates;
     std::vector<char> used;
   };
   std::optional<Decided> wait_for_decision() const;
-  std::optional<UpdateRates> begin_on_host();
+  std::optional<Decided> decision_for_host();
+  void begin_own(std::span<const Turn> turns, const Decided& decided);
+  void launch_own(std::size_t group, const StateView& view, const std::optional<Decided>& decided);
   void begin_gradients();
   bool needs_gradients(const Group& group) const;
   void hold_gradients(const Group& group);
@@ -159,6 +177,7 @@ class DeviceUpdate {
   bool updates_ = false;                              ///< the pass under way is an update
   Unit* held_ = nullptr;                              ///< whose gradients are open
   Direction direction_ = Direction::kForward;         ///< of the next pass over records in files
+  bool elements_come_last_ = false;                   ///< in the next step of muon, behind matrices
   std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
 };
 

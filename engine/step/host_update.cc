@@ -29,11 +29,13 @@ std::byte* parameter_on_gpu(const FlatGroup& group, Extent part) {
 std::size_t host_update_threads() { return static_cast<std::size_t>(at::get_num_threads()); }
 
 HostUpdate::HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy,
-                       const TrainingMemory& memory, DeviceKernels& kernels, const LearningRates& rates)
+                       const TrainingMemory& memory, const OwnRules& own_rules, DeviceKernels& kernels,
+                       const LearningRates& rates)
     : memory_(memory.host_copies),
       gradients_(memory.device_gradients),
       kernels_(kernels),
-      elements_(strategy, {}, rates),
+      elements_(strategy, own_rules, rates),
+      threads_(own_rules.elements ? 1 : host_update_threads()),
       parameter_records_(memory.parameter_records ? places_of(*memory.parameter_records)
                                                   : std::vector<std::span<std::byte>>()) {
   const std::vector<std::span<std::byte>> places = places_of(*memory.state_records);
@@ -190,8 +192,7 @@ void HostUpdate::pass_over(Group& group, Visit visit) {
   if (group.sent) group.sent->wait();
   if (!parameter_records_.empty()) read_->wait();  // gathers of an evaluation, say, read them
   cut(group);
-  on_threads(pieces_.size(), host_update_threads(),
-             [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
+  on_threads(pieces_.size(), threads_, [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
 }
 
 /// What a run left as it was is not sent: nobody may have brought it here.

@@ -36,7 +36,7 @@ class HostUpdate {
  public:
   /// `kernels`, what the units have, and `rates` outlive this. REQUIRES: MemoryPlan::steps_on_host.
   HostUpdate(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const TrainingMemory& memory,
-             DeviceKernels& kernels, const LearningRates& rates);
+             const OwnRules& own_rules, DeviceKernels& kernels, const LearningRates& rates);
   /// Waits for what is under way; a failure is logged.
   ~HostUpdate();
   HostUpdate(const HostUpdate&) = delete;
@@ -99,6 +99,7 @@ class HostUpdate {
   const std::shared_ptr<DeviceGradients> gradients_;  ///< null where none lie below the GPU's memory
   DeviceKernels& kernels_;
   const ElementUpdate elements_;
+  const std::size_t threads_;
   std::vector<std::span<std::byte>> parameter_records_;  ///< where each lies; empty where none does
   std::vector<Group> groups_;               ///< that train, in the order of units; without records: `part` is empty
   std::vector<std::size_t> first_of_unit_;  ///< [unit + 1], into groups_
@@ -111,7 +112,8 @@ class HostUpdate {
   HostStepBytes copied_;
 };
 
-/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads).
+/// On how many threads the CPU updates what lies in a GPU's host's memory: LibTorch's, 8 at most (on_threads). A rule of the program's is
+/// called by one.
 std::size_t host_update_threads();
 /// The most elements that one of them takes at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

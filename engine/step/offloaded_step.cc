@@ -12,6 +12,7 @@
 #include "runtime/base/on_threads.h"
 #include "runtime/base/state_dtype.h"
 #include "runtime/border/throw.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/arena.h"
 
 namespace tessera {
@@ -161,8 +162,13 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
     if (control.rank() == 0)
       log_info("offload.step auto: masters and moments in the host's memory are updated by " + choice);
   };
+  if (strategy.optimizer.type == OptimizerType::kOwn) {
+    tell("the GPU, which computes a program's rule there. hint: \"cpu\" has the rule called with tensors of the host");
+    return OffloadedStep::kGpu;
+  }
   if (!on_gpu.can_step_on_host()) {
     tell(strategy.optimizer.in_backward ? "the GPU, as units are updated in backward"
+         : on_gpu.passes_twice()        ? "the GPU, as " + name_of(strategy.optimizer.type) + " goes over them twice"
          : on_gpu.has_whole_records()   ? "the GPU, since parameters lie in files"
                                         : "the GPU, since some elements have only one of the two there");
     return OffloadedStep::kGpu;

@@ -30,24 +30,29 @@ at::Tensor aligned(at::Tensor values) {
 
 }  // namespace
 
-OwnDeviceUpdate::OwnDeviceUpdate(std::size_t parameters, const Strategy& strategy, const OwnRules& own_rules,
-                                 const LearningRates& rates, DeviceKernels& kernels, c10::Device device)
-    : elements_(strategy, own_rules, rates), kernels_(kernels), device_(device), steps_(parameters) {}
+OwnDeviceUpdate::OwnDeviceUpdate(std::size_t groups, std::size_t parameters, const Strategy& strategy,
+                                 const OwnRules& own_rules, const LearningRates& rates, DeviceKernels& kernels,
+                                 c10::Device device)
+    : elements_(strategy, own_rules, rates), kernels_(kernels), device_(device), steps_(parameters), runs_(groups) {}
 
 const OwnOptimizer& OwnDeviceUpdate::optimizer_of(const UpdateRun& run) const {
   return dynamic_cast<const OwnOptimizer&>(elements_.optimizer_of(run));
 }
 
-void OwnDeviceUpdate::update(const FlatGroup& group, std::size_t first_parameter, std::span<const char> used,
-                             const DeviceRun& run, const StateView& view, const UpdateRates& rates,
-                             const StepTables& tables) {
+void OwnDeviceUpdate::begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used) {
+  runs_[index].clear();
+  elements_.find_runs(group, group.optimizer_part, used.subspan(first), steps_.data() + first, runs_[index]);
+}
+
+void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
+                             const UpdateRates& rates, const StepTables& tables) {
   const Unrecorded unrecorded;
-  runs_.clear();
-  elements_.find_runs(group, view.run, used.subspan(first_parameter), steps_.data() + first_parameter, runs_);
   const OptimizerSlice slice = optimizer_slice(group, view);
-  for (const UpdateRun& own : runs_) {
-    const auto first = static_cast<std::size_t>(own.extent.offset - view.run.offset);
-    const auto count = static_cast<std::size_t>(own.extent.numel);
+  for (const UpdateRun& own : runs_[index]) {
+    const Extent extent = intersect(own.extent, view.run);
+    if (extent.numel == 0) continue;
+    const auto first = static_cast<std::size_t>(extent.offset - view.run.offset);
+    const auto count = static_cast<std::size_t>(extent.numel);
     const DeviceRun part = part_of(run, first, count);
     if (!own.is_updated) {
       kernels_.assign_weights(part, tables);  // of averages alone

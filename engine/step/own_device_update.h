@@ -17,17 +17,19 @@ namespace tessera {
 /// the host has to know what the device decided before it queues an update.
 class OwnDeviceUpdate {
  public:
-  /// `parameters`: how many train. `rates`, `kernels` outlive this.
-  OwnDeviceUpdate(std::size_t parameters, const Strategy& strategy, const OwnRules& own_rules,
+  /// `groups`, `parameters`: how many train. `rates`, `kernels` outlive this.
+  OwnDeviceUpdate(std::size_t groups, std::size_t parameters, const Strategy& strategy, const OwnRules& own_rules,
                   const LearningRates& rates, DeviceKernels& kernels, c10::Device device);
 
   /// The slice as RuleOptimizer takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
-  /// Queues the update of a group, whose first parameter is the `first`th of all that train. `run`: its part in the device's memory, `view`
-  /// the same. `used`: of all parameters that train, who takes part in this step. Throws as OwnOptimizer::step.
-  void update(const FlatGroup& group, std::size_t first, std::span<const char> used, const DeviceRun& run,
-              const StateView& view, const UpdateRates& rates, const StepTables& tables);
+  /// The step of a group, the `index`th of all that train, whose first parameter is the `first`th of those. `used`: of all parameters that
+  /// train, who takes part in it, which counts for them.
+  void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
+  /// Queues the update of a piece of the group. `run`: the piece, which the device reaches; `view` the same. Throws as OwnOptimizer::step.
+  void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
+              const UpdateRates& rates, const StepTables& tables);
   /// Step::resume: of each parameter, in how many steps it took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }
 
@@ -37,8 +39,8 @@ class OwnDeviceUpdate {
   const ElementUpdate elements_;
   DeviceKernels& kernels_;
   const c10::Device device_;
-  std::vector<std::int64_t> steps_;  ///< applied, by parameter that trains
-  std::vector<UpdateRun> runs_;
+  std::vector<std::int64_t> steps_;           ///< applied, by parameter that trains
+  std::vector<std::vector<UpdateRun>> runs_;  ///< of this step: [group]
 };
 
 }  // namespace tessera

@@ -25,9 +25,14 @@ NormTables tables_of(std::span<const NormBuffer> buffers, double* sums, DeviceTa
 }  // namespace
 
 QueuedLayers::QueuedLayers(const std::vector<std::unique_ptr<Unit>>& units, std::span<const Part> parts,
-                           AxisPlacement optimizer, const MeshAxes& axes, bool of_directions, DeviceKernels& kernels,
-                           ComputeDevice device)
-    : kernels_(kernels), device_(device), world_(axes.world), memory_(device.device) {
+                           AxisPlacement optimizer, const MeshAxes& axes, bool of_directions, float* copy,
+                           DeviceKernels& kernels, ComputeDevice device)
+    : kernels_(kernels),
+      device_(device),
+      world_(axes.world),
+      memory_(device.device),
+      copy_(copy),
+      copied_(parts.size()) {
   const std::vector<int> ranks_with_parts = owners_of_parts(optimizer, axes);
   const NormTotals totals = norm_totals(units, ranks_with_parts.size());
   const auto kinds = static_cast<std::size_t>(of_directions ? 2 : 1), ranks = static_cast<std::size_t>(world_->size());
@@ -64,6 +69,13 @@ void QueuedLayers::add_weights(std::span<const Part> parts) {
   };
   for (const Part& part : parts) {
     const StepArguments& a = part.run.arguments;
+    if (part.is_copied) {
+      add_together();
+      const NormBuffer buffer = buffer_of(part, copy_);
+      copied_[static_cast<std::size_t>(&part - parts.data())] = tables_of({&buffer, 1}, sums, memory_);
+      sums += sums_of(buffer);
+      continue;
+    }
     if (a.weights != WeightFormat::kSplitBF16) {
       together.push_back(buffer_of(part, a.master));
       continue;
@@ -85,6 +97,8 @@ void QueuedLayers::add_directions(std::span<const Part> parts) {
   for (const Part& part : parts) buffers.push_back(buffer_of(part, part.run.arguments.gradient));
   norms_.push_back(tables_of(buffers, message_ + tables_.most_sums, memory_));
 }
+
+void QueuedLayers::add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
 void QueuedLayers::agree(const StepRequest& request, const StepTables& tables) {
   if (tables_.most_sums == 0) return;  // nothing trains

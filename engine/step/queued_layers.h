@@ -16,18 +16,25 @@ namespace tessera {
 /// LayerNorms and LayerwiseUpdate are on the CPU, bit for bit.
 class QueuedLayers {
  public:
-  /// What this rank has of a group in the device's memory: its optimizer part.
+  /// This rank's optimizer part of a group.
   struct Part {
     const FlatGroup* group;
-    DeviceRun run;  ///< weights; and the gradient's place, which has directions where they are made
+    DeviceRun run;   ///< weights; and the gradient's place, which has directions where they are made
+    bool is_copied;  ///< some weights lie below the device's memory: all are copied before they are added up
   };
 
-  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any. `kernels` outlive this.
+  /// `parts`: of all groups that train, in the order of units. `of_directions`: whether there are any. `copy`: MemoryPlan::weight_copy_bytes
+  /// of the device's memory. `kernels` outlive this.
   QueuedLayers(const std::vector<std::unique_ptr<Unit>>& units, std::span<const Part> parts, AxisPlacement optimizer,
-               const MeshAxes& axes, bool of_directions, DeviceKernels& kernels, ComputeDevice device);
+               const MeshAxes& axes, bool of_directions, float* copy, DeviceKernels& kernels, ComputeDevice device);
 
-  /// Collective. Weights are as the step finds them, and directions are made. `request`, `tables`: of a step that is decided, whose
-  /// constants become those of the second pass. Throws tessera::Error.
+  /// Where the weights of a part go that is copied, from its first element on: one part after the other.
+  float* copy() const { return copy_; }
+  /// They are there, as far as kernels are queued: adds them up. `part`: among all.
+  void add_copied(std::size_t part);
+
+  /// Collective. Weights are as the step finds them, those that are copied are added up, and directions are made. `request`, `tables`: of a
+  /// step that is decided, whose constants become those of the second pass. Throws tessera::Error.
   void agree(const StepRequest& request, const StepTables& tables);
 
  private:
@@ -38,7 +45,9 @@ class QueuedLayers {
   const ComputeDevice device_;
   const std::shared_ptr<Collectives> world_;
   DeviceTables memory_;
-  std::vector<NormTables> norms_;  ///< of this rank's parts
+  float* const copy_;
+  std::vector<NormTables> norms_;   ///< of this rank's parts, but for weights that are copied
+  std::vector<NormTables> copied_;  ///< [part]: of those
   LayerTables tables_;
   double* message_ = nullptr;   ///< [kinds][most_sums]: this rank's
   double* messages_ = nullptr;  ///< of all ranks

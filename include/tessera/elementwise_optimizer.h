@@ -21,7 +21,9 @@ namespace tessera {
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<SignDescent>());
 ///
 /// Parameters, gradients and states are sharded, offloaded, saved in checkpoints and averaged (Strategy::ema) as those of the rules
-/// that are there. On a GPU the tensors are its own, and Engine::step waits for the device once before it calls the rule.
+/// that are there. On a GPU the tensors are its own, wherever its state lies, and Engine::step waits for the device once before it calls
+/// the rule; with optimizer.in_backward the rule is called unit by unit from Engine::backward, on LibTorch's thread for that device, which
+/// waits once a unit. With offload.step "cpu" the rule gets tensors of the host.
 class ElementwiseOptimizer {
  public:
   static constexpr std::size_t kMostStates = 3;

@@ -176,6 +176,9 @@ enum class OffloadedStep {
   kGpu,   ///< "gpu": each step brings their records to the GPU and takes them back
 };
 
+/// Of what moves, records that are read ahead, and as many that are written behind, where a strategy leaves it open: as a rule, and at most.
+constexpr std::int64_t kQueueDepth = 8, kMostQueueDepth = 32;
+
 /// Training state on tiers below memory. It is private to the run: files have no name and go with it, but where steps are durable
 /// (DurableConfig).
 struct OffloadConfig {
@@ -186,8 +189,9 @@ struct OffloadConfig {
   std::vector<std::string> paths;       ///< directories for tier "nvme"; records are spread over them, by their speed
   std::int64_t record_bytes = 2 << 20;  ///< "record": what is read and written with one operation
   std::int64_t cache_bytes = 0;         ///< "cache": memory of a rank for records that stay from step to step
-  std::int64_t queue_depth = 8;         ///< records that are read ahead, and as many that are written behind
-  bool verify = false;                  ///< records are hashed, and compared when they come back
+  /// Records that are read ahead, and as many that are written behind. Where it is left out the plan chooses (MemoryPlan::queue_depth).
+  std::optional<std::int64_t> queue_depth;
+  bool verify = false;                        ///< records are hashed, and compared when they come back
   OffloadedStep step = OffloadedStep::kAuto;  ///< of masters and moments on tier kHost
   /// What forward keeps for backward: kMemory, kHost or kNvme.
   Tier activations = Tier::kMemory;

@@ -132,7 +132,10 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
     if (is_infinite != 0) d.not_finite_unit = unit.unit + 1;
     return;
   }
-  if (threadIdx.x == 0) d.gradient_scale = static_cast<float>(1.0 / request.microbatches);
+  if (threadIdx.x == 0) {
+    d.gradient_scale = static_cast<float>(1.0 / request.microbatches);
+    d.lr = lr;
+  }
   for (unsigned i = threadIdx.x; i < unit.parameters; i += blockDim.x) {
     t.used[unit.first_parameter + i] = unit.used[i] > 0.0f ? 1 : 0;
   }

@@ -21,7 +21,7 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 
 /// Begins the update of a unit whose gradients are summed, while backward goes on:
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr) of its parameters
-/// and the gradients' scale, 1 / microbatches. Where a gradient of it is not finite, or ranks differ, this step's updates end instead: it
+/// and in the decision the gradients' scale, 1 / microbatches, and lr. Where a gradient of it is not finite, or ranks differ, this step's updates end instead: it
 /// is skipped from here on, and so is what follows it.
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);

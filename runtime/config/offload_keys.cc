@@ -152,7 +152,7 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = R"("cpu")",
        .doc = "Who updates masters and moments on tier host. The bits are the same. What stays in the GPU's memory is "
               "updated there. \"cpu\" needs an element's masters and moments on the same side: both tiers host, with "
-              "one fraction.",
+              "one fraction, and is not for muon, lamb and lars, which go over them twice.",
        .cost =
            "cpu: of this rank's part on the tier, gradients (4 bytes a parameter) go to the host and new parameters to "
            "the GPU; fp32 parameters and the upper halves of split masters go to the host too. So much more memory of "
@@ -233,14 +233,16 @@ std::vector<StrategyKey> offload_keys() {
        .cost = "The memory.",
        .only_if = with_state_in_files()},
       {.pointer = "/offload/queue_depth",
-       .field = integer_field(AT(offload.queue_depth)),
+       .field = optional_integer_field(AT(offload.queue_depth)),
        .range = {1, 32},
        .unit = "records",
-       .default_json = "8",
+       .default_json = "null",
        .example_json = "4",
        .doc =
            "Records that are read ahead of the update, and as many that are written behind it, of a GPU's state both "
-           "between disk and host and between host and GPU; of activations likewise. "
+           "between disk and host and between host and GPU; of activations likewise. null: 8; but with "
+           "\"in_backward\" and without \"memory.limit\" as many as the update of the largest unit moves, from 8 to "
+           "32, so that backward need not wait for them (8 of activations). "
            "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
        .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: one more "
                "activation on its way out, and "

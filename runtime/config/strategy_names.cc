@@ -254,7 +254,8 @@ const std::vector<Named<OffloadedStep>>& offloaded_steps() {
   static const std::vector<Named<OffloadedStep>> list = {
       {OffloadedStep::kAuto, "auto",
        "cpu or gpu: what takes less time by what is measured when the Engine is made, the same on all ranks; the log "
-       "says which, with the figures. gpu where cpu is refused, cpu where only its plan fits memory.limit, and gpu "
+       "says which, with the figures. gpu where cpu is refused and for a rule of the program's (own), cpu where only "
+       "its plan fits memory.limit, and gpu "
        "with \"durable\" and a "
        "tier auto, where nothing may depend on measuring. Else a "
        "plan that is made without the GPU is that of gpu"},

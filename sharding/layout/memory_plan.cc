@@ -42,10 +42,12 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
   if (input_.units.empty() || std::none_of(input_.units.begin() + 1, input_.units.end(), trains))
     input_.offload.gradients = Tier::kMemory;
+  queue_depth_ = chosen_queue_depth();
   plan_parameters();
   plan_gradients();
   plan_parameter_records();
   plan_optimizer();
+  plan_weight_copy();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
   if (input_.copies_checkpoints) plan_checkpoint();
@@ -254,6 +256,9 @@ void MemoryPlan::plan_optimizer() {
   const Cache cache{input_.offload.cache_bytes - parameter_records_.cached * parameter_records_.record_bytes};
   state_records_ =
       input_.is_queued ? plan_streamed_pool(record_bytes, cache) : plan_pool(record_bytes, cache, slots_of_queue());
+  for (std::size_t i = 0; state_records_.device_slots > 0 && i < record_bytes.size(); ++i) {
+    streamed_bytes_ += record_bytes[i] * (input_.updates_twice || of_matrices[i] ? 2 : 1);
+  }
   if (state_records_.pinned_bytes > 0) return;  // nothing of it is read from a disk
   UpdatedRecords updated;
   const EvenSpread cached = state_records_.cache();

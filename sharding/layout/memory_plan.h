@@ -182,6 +182,11 @@ class MemoryPlan {
   RecordLayout records_of(const GroupShape& group) const;
   /// And this rank's part of its parameters. Without records where they are in memory.
   Chunks parameter_chunks_of(const GroupShape& group) const;
+  /// The most records that the update of a unit moves: of parameters in files, or of masters and states.
+  std::int64_t most_records_of_a_unit() const;
+  /// Records of parameters, and of masters and states, that are read ahead, and as many that are written behind: OffloadConfig::queue_depth, or
+  /// where it is left out kQueueDepth; with updates in backward those of a unit, kMostQueueDepth at most.
+  std::int64_t queue_depth() const { return queue_depth_; }
   /// With outer steps (SyncConfig): this rank's part of all masters, of which each outer state has as many (of
   /// MemoryCategory::kOptimizer); the largest group, whole, for their way over the replicate axis, and this rank's part of the largest
   /// fragment's outer gradients, with streaming_diloco (both of kStaging).
@@ -191,7 +196,8 @@ class MemoryPlan {
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Bytes of them that a step copies to the GPU which trains, and copies back; 0 on the CPU, and where the host's CPU updates them.
+  /// Bytes of them that a step copies to the GPU which trains, and copies back, in all its passes; 0 on the CPU, and where the host's CPU
+  /// updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
   bool steps_on_host() const { return steps_on_host_; }
@@ -200,10 +206,19 @@ class MemoryPlan {
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
-  /// Whether the CPU could: they are whole, no parameters lie in files, and units are updated after backward.
-  bool can_step_on_host() const {
-    return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward;
+  /// Whether updates go over all state twice (lamb, lars), or over that of matrices (muon).
+  bool passes_twice() const {
+    return input_.updates_twice || (input_.matrix_work.is_muon && !matrices_.batches().empty());
   }
+  /// Whether the CPU could: they are whole, no parameters lie in files, and units are updated after backward, in one pass.
+  bool can_step_on_host() const {
+    return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
+           !passes_twice();
+  }
+  /// Whether a group's masters, or some of them, lie below memory, as such or as parameters.
+  bool weights_below(const GroupShape& group) const;
+  /// Of a GPU, under rules that want norms of weights: for a copy of those of the largest group that has some below, fp32.
+  std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
   /// memory, which it would need a slot of its own for.
   const RecordPool& gradient_records() const { return gradient_records_; }
@@ -225,6 +240,7 @@ class MemoryPlan {
   /// Of what a commit (DurableConfig) writes from memory: this rank's parts of parameters, masters and states, one behind the other, and
   /// cached records. `image_bytes` of them in all.
   const RecordPool& image_records() const { return image_records_; }
+  std::int64_t image_queue_depth() const { return input_.offload.queue_depth.value_or(kQueueDepth); }
   std::int64_t image_bytes() const { return image_bytes_; }
   const DiskUse& disk() const { return disk_; }
   /// Of all kinds; not those of tier "host".
@@ -245,6 +261,7 @@ class MemoryPlan {
   std::int64_t most_ahead() const;
   std::int64_t bytes_ahead() const;
   void plan_optimizer();
+  void plan_weight_copy();
   void plan_parameter_records();
   void plan_checkpoint();
   void plan_activations();
@@ -262,7 +279,9 @@ class MemoryPlan {
                                std::int64_t more);
   void plan_host_step();
   /// Slots for one record that is used, for those that are read ahead, and for those that are written behind.
-  std::int64_t slots_of_queue() const { return 2 * input_.offload.queue_depth + 1; }
+  static std::int64_t slots_of(std::int64_t queue_depth) { return 2 * queue_depth + 1; }
+  std::int64_t slots_of_queue() const { return slots_of(queue_depth_); }
+  std::int64_t chosen_queue_depth() const;
   /// Records that updates go through: those of what is updated element by element, and those of matrices.
   struct UpdatedRecords {
     std::vector<std::int64_t> elements, matrices;  ///< bytes of each that moves
@@ -285,8 +304,9 @@ class MemoryPlan {
   OuterNumel outer_numel_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
   HostStepBytes host_step_, gradient_copies_;
-  std::int64_t host_copies_bytes_ = 0;
+  std::int64_t host_copies_bytes_ = 0, weight_copy_bytes_ = 0;
   bool steps_on_host_ = false;
+  std::int64_t queue_depth_ = kQueueDepth;
   DiskUse disk_;
 };
 

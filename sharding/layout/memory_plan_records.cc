@@ -19,6 +19,29 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
+std::int64_t MemoryPlan::most_records_of_a_unit() const {
+  const bool has_parameters = input_.offload.parameters.tier == Tier::kNvme;  // others stay where they are updated
+  std::int64_t most = 0;
+  for (const UnitShape& unit : input_.units) {
+    std::int64_t states = 0, parameters = 0;
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable) continue;
+      states += records_of(group).records();
+      if (has_parameters) parameters += parameter_chunks_of(group).records();
+    }
+    most = std::max({most, states, parameters});
+  }
+  return most;
+}
+
+std::int64_t MemoryPlan::chosen_queue_depth() const {
+  if (input_.offload.queue_depth) return *input_.offload.queue_depth;
+  // Where units come from a GPU's host, records come two ahead, whatever room they have.
+  const bool gives_way = input_.is_queued && parameters_below();
+  if (!input_.updates_in_backward || gives_way) return kQueueDepth;
+  return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth);
+}
+
 RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t slots) {
   RecordPool pool;
   if (bytes.empty()) return pool;
@@ -65,16 +88,11 @@ RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes
   const bool on_host = input_.offload.masters.tier == Tier::kHost || input_.offload.moments.tier == Tier::kHost;
   const bool stays = on_host && input_.offload.step == OffloadedStep::kCpu;
   const std::int64_t under_way = std::min(slots_of_queue(), std::ssize(bytes));
-  RecordPool pool =
-      on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * input_.offload.queue_depth);
+  RecordPool pool = on_host ? pinned_pool(bytes) : plan_files_of_gpu(bytes, cache, under_way, 2 * queue_depth_);
   pool.device_slots = stays ? 0 : under_way;
   use_[MemoryCategory::kRecords] += pool.device_bytes();
   use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
-  if (stays) {
-    plan_host_step();
-  } else {
-    streamed_bytes_ = sum(bytes);
-  }
+  if (stays) plan_host_step();
   return pool;
 }
 
@@ -99,6 +117,25 @@ void MemoryPlan::plan_host_step() {
     }
   }
   use_[MemoryCategory::kHostRecords] += host_copies_bytes_;
+}
+
+bool MemoryPlan::weights_below(const GroupShape& group) const {
+  const RecordLayout records = records_of(group);
+  return records.masters_in_memory() < records.numel() ||
+         (holds_masters(input_.master, group.dtype) && parameter_chunks_of(group).records() > 0);
+}
+
+void MemoryPlan::plan_weight_copy() {
+  if (!input_.is_queued || !input_.updates_twice) return;
+  constexpr std::int64_t kLine = 16;
+  std::int64_t most = 0;
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (group.trainable && weights_below(group)) most = std::max(most, records_of(group).numel());
+    }
+  }
+  weight_copy_bytes_ = (most + kLine - 1) / kLine * kLine * 4;
+  use_[MemoryCategory::kStaging] += weight_copy_bytes_;
 }
 
 bool MemoryPlan::has_whole_records() const {
@@ -184,7 +221,7 @@ RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes
     return pool;
   }
   const std::int64_t held = std::min(slots_of_queue(), std::ssize(bytes));
-  const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * input_.offload.queue_depth);
+  const RecordPool pool = plan_files_of_gpu(bytes, cache, held, 2 * queue_depth_);
   for (const UnitShape& unit : input_.units) {
     std::int64_t in_files = 0;
     for (const GroupShape& group : unit.groups) {
@@ -277,7 +314,7 @@ void MemoryPlan::plan_image() {
     bytes.push_back(in_pages(std::min(left, input_.offload.record_bytes)));
   }
   const std::int64_t before = disk_.bytes;
-  image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of_queue());
+  image_records_ = plan_pool(bytes, /*cache=*/{}, slots_of(image_queue_depth()));
   if (input_.is_queued) {  // memory that the GPU copies to
     use_[MemoryCategory::kRecords] -= image_records_.memory_bytes();
     use_[MemoryCategory::kHostRecords] += image_records_.memory_bytes();
@@ -293,7 +330,7 @@ void MemoryPlan::plan_activations() {
   if (offload.activations != Tier::kNvme) return;
   const std::int64_t piece = in_pages(offload.record_bytes);
   use_[input_.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] +=
-      (2 * offload.queue_depth + 1) * piece;
+      (2 * offload.queue_depth.value_or(kQueueDepth) + 1) * piece;
 }
 
 std::vector<const RecordPool*> MemoryPlan::pools_in_files() const {

@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "sharding/layout/placement.h"
-#include "sharding/timing/reduction_cost.h"
+#include "sharding/timing/form_cost.h"
 
 namespace tessera {
 
@@ -65,10 +65,10 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   Unit& unit = this->unit(index);
   unit.is_posted = true;
   for (const GroupShape& group : shape(index).groups) {
-    const std::int64_t part = bytes_on_wire(plan_.input().gathers, group.dtype,
-                                            owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel);
-    const CallCost cost =
-        plan_.input().placement.shared ? links.cost(links.small, ranks, 0) : links.all_gather_cost(ranks, part);
+    const std::int64_t part = owned({.shard = true}, plan_.input().mesh, group.layout.numel()).numel;
+    const CallCost cost = plan_.input().placement.shared
+                              ? links.cost(links.small, ranks, 0)
+                              : all_gather_in(plan_.input().gathers, group.dtype, part, links, ranks);
     const int call = writer.post(Channel::kGather, cost, "all_gather", index);
     unit.calls.push_back(call);
     if (!links.gathers_in_background) writer.wait(call, Spending::kGather);

@@ -22,6 +22,19 @@ OperationFit read_fit(MeasuredFields& links, std::string_view key) {
   return fit;
 }
 
+CodingFit read_coding(MeasuredFields& links) {
+  CodingFit coding;
+  if (auto fields = links.object("coding")) {
+    coding.lossless_s_per_byte = fields->number("lossless_s_per_byte");
+    coding.int8_s_per_byte = fields->number("int8_s_per_byte");
+    coding.int4_s_per_byte = fields->number("int4_s_per_byte");
+    coding.load = fields->number("load");
+    if (coding.load > 1) fields->wrong("load", "must be a number from 0 to 1");
+    fields->finish();
+  }
+  return coding;
+}
+
 Links read(MeasuredFields fields) {
   Links links;
   links.transport = fields.text("transport");
@@ -32,10 +45,18 @@ Links read(MeasuredFields fields) {
   links.all_reduce = read_fit(fields, "all_reduce");
   links.small = read_fit(fields, "small");
   links.cpu_s_per_byte = fields.number("cpu_s_per_byte");
+  links.coding = read_coding(fields);
   links.reduces_in_background = fields.boolean("reduces_in_background");
   links.gathers_in_background = fields.boolean("gathers_in_background");
   fields.finish();
   return links;
+}
+
+nlohmann::ordered_json json_of(const CodingFit& coding) {
+  return {{"lossless_s_per_byte", coding.lossless_s_per_byte},
+          {"int8_s_per_byte", coding.int8_s_per_byte},
+          {"int4_s_per_byte", coding.int4_s_per_byte},
+          {"load", coding.load}};
 }
 
 nlohmann::ordered_json json_of(const OperationFit& fit) {
@@ -45,13 +66,13 @@ nlohmann::ordered_json json_of(const OperationFit& fit) {
 }  // namespace
 
 CallCost operator+(const CallCost& a, const CallCost& b) {
-  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s, a.sent_bytes + b.sent_bytes};
+  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s, a.sent_bytes + b.sent_bytes, a.coding_s + b.coding_s};
 }
 
 CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const {
   if (of_ranks < 2) return {};
   const double messages = static_cast<double>(of_ranks - 1) / static_cast<double>(ranks - 1);
-  return {fit.alpha_s * messages, fit.beta_s_per_byte * static_cast<double>(sent_bytes), sent_bytes};
+  return {fit.alpha_s * messages, fit.beta_s_per_byte * static_cast<double>(sent_bytes), sent_bytes, 0};
 }
 
 namespace {
@@ -98,6 +119,7 @@ std::string to_json(const Links& links) {
                                        {"all_reduce", json_of(links.all_reduce)},
                                        {"small", json_of(links.small)},
                                        {"cpu_s_per_byte", links.cpu_s_per_byte},
+                                       {"coding", json_of(links.coding)},
                                        {"reduces_in_background", links.reduces_in_background},
                                        {"gathers_in_background", links.gathers_in_background}};
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -13,6 +13,8 @@ namespace tessera {
 struct CallCost {
   double latency_s = 0, transfer_s = 0;
   std::int64_t sent_bytes = 0;
+  /// Of a core, meanwhile: in which a rank writes what it sends in fewer bits, and reads what comes (CodingFit).
+  double coding_s = 0;
   double seconds() const { return latency_s + transfer_s; }
 };
 CallCost operator+(const CallCost& a, const CallCost& b);
@@ -23,6 +25,14 @@ struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
+};
+
+/// What it costs to send numbers in a form that takes fewer bits: seconds of a core in which a byte of fp32 is written so and read back.
+struct CodingFit {
+  double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
+  /// Of such a second, what compute beside it loses: 0 where a core is idle, 1 where all are busy.
+  double load = 0;
+  friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
 
 /// What was measured of a group's transport, on one axis of the mesh.
@@ -47,6 +57,7 @@ struct OperationFit {
 ///       "reduce_scatter": {...}, "all_reduce": {...},
 ///       "small": {...},                                             an all-gather of a few bytes (the agreement)
 ///       "cpu_s_per_byte": 1e-10,
+///       "coding": {"lossless_s_per_byte": 2e-10, "int8_s_per_byte": 6e-11, "int4_s_per_byte": 6e-11, "load": 1},
 ///       "reduces_in_background": true,
 ///       "gathers_in_background": true
 ///     }
@@ -57,6 +68,7 @@ struct Links {
   /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy; 0 where transport work has a
   /// core of its own.
   double cpu_s_per_byte = 0;
+  CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
   /// Collectives::gathers_in_background. Not so in shared memory: there the call is over when it returns.
   bool gathers_in_background = true;

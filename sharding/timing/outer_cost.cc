@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "sharding/layout/placement.h"
-#include "sharding/timing/reduction_cost.h"
+#include "sharding/timing/form_cost.h"
 
 namespace tessera {
 namespace {
@@ -31,11 +31,12 @@ PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
 CallCost sum_cost(const PlanInput& input, std::int64_t numel, const Links& links) {
   const bool compresses = input.outer.has_outer_optimizer() && links.reduces_in_background;
   const std::int64_t others = input.replicas - 1, part = (numel + others) / input.replicas;
-  const auto bytes_in = [&](WireForm form) {
-    return bytes_on_wire(compresses ? form : WireForm::kPlain, DType::kF32, part);
-  };
-  const std::int64_t bytes = others * (bytes_in(input.compression.gradients) + bytes_in(input.compression.sums));
-  return links.cost(links.all_reduce, input.replicas, bytes);
+  const WireForm gradients = compresses ? input.compression.gradients : WireForm::kPlain;
+  const CallCost sums =
+      all_gather_in(compresses ? input.compression.sums : WireForm::kPlain, DType::kF32, part, links, input.replicas);
+  const std::int64_t bytes = others * bytes_on_wire(gradients, DType::kF32, part) + sums.sent_bytes;
+  return with_coding(links.cost(links.all_reduce, input.replicas, bytes),
+                     others * coding_seconds(links.coding, gradients, DType::kF32, part) + sums.coding_s);
 }
 
 }  // namespace

@@ -33,7 +33,8 @@ struct PredictedStep {
   double compute_s = 0;  ///< forward and backward of all microbatches
   double update_s = 0;   ///< of this rank's part
   double rest_s = 0;     ///< StepProfile::rest_seconds
-  double stretch_s = 0;  ///< by which these three take longer since transport takes cores (Links::cpu_s_per_byte)
+  double stretch_s =
+      0;  ///< by which these three take longer since transport takes cores (Links::cpu_s_per_byte, CodingFit)
   double exposed_gather_s = 0;     ///< waiting for parameters
   double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
   double exposed_publish_s = 0;    ///< waiting for updated values, behind the update and inside it
@@ -58,7 +59,7 @@ struct PredictedStep {
 /// after sync.start_step.
 ///
 /// **Not in it**: disks; the exchange of matrices (`left_out` says so); saves, commits and broadcasts of buffers; what
-/// ranks compute for compressed gradients; a wire that both axes share, or that another job uses; operators that read
+/// ranks compute for methods of compression (fewer bits are in it: CodingFit); a wire that both axes share, or that another job uses; operators that read
 /// several units at once; what is first in a run: the first step, the first gradients, a change of the parameters that
 /// are used.
 ///

@@ -4,6 +4,7 @@
 #include "sharding/layout/factor_layout.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
+#include "sharding/timing/form_cost.h"
 
 namespace tessera {
 namespace {
@@ -24,9 +25,12 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
                         SentAs sums) {
   const std::int64_t part = part_of(numel, ranks), others = ranks - 1;
   std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
-  if (is_cut) return links.cost(links.reduce_scatter, ranks, bytes);
-  bytes += others * bytes_on_wire(sums.form, sums.dtype, part);
-  return links.cost(links.all_reduce, ranks, bytes);
+  double coding_s = others * coding_seconds(links.coding, contribution.form, contribution.dtype, part);
+  if (is_cut) return with_coding(links.cost(links.reduce_scatter, ranks, bytes), coding_s);
+  const CallCost sent_on = all_gather_in(sums.form, sums.dtype, part, links, ranks);
+  bytes += sent_on.sent_bytes;
+  coding_s += sent_on.coding_s;
+  return with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s);
 }
 
 CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {
@@ -61,17 +65,6 @@ CallCost method_cost(const CompressionConfig& compression, const GroupShape& gro
 }
 
 }  // namespace
-
-std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel) {
-  constexpr std::int64_t kBlock = 256;
-  const std::int64_t plain = numel * static_cast<std::int64_t>(size_of(dtype));
-  if (form == WireForm::kLossless)
-    return dtype == DType::kF32 ? plain * 853 / 1000 : dtype == DType::kBF16 ? plain * 7 / 10 : plain;
-  const bool is_rounded = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-  if (!is_lossy(form) || !is_rounded) return plain;
-  const std::int64_t codes = form == WireForm::kInt8 ? numel : (numel + 1) / 2;
-  return (numel + kBlock - 1) / kBlock * kF32Bytes + (codes + 3) / 4 * 4;
-}
 
 CallCost shard_reduction_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links) {
   const PlanInput& input = plan.input();

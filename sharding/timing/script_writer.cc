@@ -26,7 +26,8 @@ int ScriptWriter::post(Channel channel, const CallCost& cost, const char* what, 
   if (channel == Channel::kWorld || is_meeting(channel)) return number;
   const Axis axis = channel == Channel::kReplicate ? Axis::kReplicate : Axis::kShard;
   count(axis, cost);
-  const double taken = links(axis).cpu_s_per_byte * static_cast<double>(cost.sent_bytes);
+  const Links& links = this->links(axis);
+  const double taken = links.cpu_s_per_byte * static_cast<double>(cost.sent_bytes) + links.coding.load * cost.coding_s;
   if (taken > 0 && cost.transfer_s > 0) call.load = std::min(taken / cost.transfer_s, 1.0);
   return number;
 }

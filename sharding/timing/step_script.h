@@ -37,7 +37,7 @@ constexpr std::size_t kSpendings = 7;
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;
-  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 (Links::cpu_s_per_byte).
+  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 (Links::cpu_s_per_byte, CodingFit).
   double load = 0;
   const char* what = "";
   int unit = -1;

@@ -1,7 +1,7 @@
 #include "sharding/timing/update_script.h"
 
 #include "sharding/layout/placement.h"
-#include "sharding/timing/reduction_cost.h"
+#include "sharding/timing/form_cost.h"
 
 namespace tessera {
 namespace {
@@ -69,14 +69,13 @@ void UpdateScript::publish(const GroupShape& group, int unit) {
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   if (placement.optimizer.replicate && replicas > 1) {
     const std::int64_t numel = owned(placement.optimizer, input.mesh, group.layout.numel()).numel;
-    const CallCost cost = writer_.links(Axis::kReplicate)
-                              .all_gather_cost(replicas, bytes_on_wire(input.replica_gathers, group.dtype, numel));
+    const CallCost cost =
+        all_gather_in(input.replica_gathers, group.dtype, numel, writer_.links(Axis::kReplicate), replicas);
     writer_.call(Channel::kReplicate, cost, Spending::kPublish, "publish", unit);
   }
   if (!placement.optimizer.shard || placement.parameters.shard || shards == 1) return;
   const Links& links = writer_.links(Axis::kShard);
-  const CallCost cost =
-      links.all_gather_cost(shards, bytes_on_wire(input.gathers, group.dtype, group.layout.numel() / shards));
+  const CallCost cost = all_gather_in(input.gathers, group.dtype, group.layout.numel() / shards, links, shards);
   const int call = writer_.post(Channel::kGather, cost, "publish", unit);
   if (publishes_behind_) return behind_[static_cast<std::size_t>(unit)].push_back(call);
   if (!links.gathers_in_background) return writer_.wait(call, Spending::kPublish);

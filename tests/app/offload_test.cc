@@ -81,6 +81,7 @@ TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
   EXPECT_GT(std::stoi("0" + wanted), 1);
   EXPECT_EQ(said(wanted, "true"), "");
   EXPECT_EQ(said("1", "false"), "");
+  EXPECT_EQ(said("null", "true"), "") << "it is chosen";
 }
 
 TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {

@@ -11,7 +11,6 @@
 #include "device_runs.h"
 #include "emulated_gpu.h"
 #include "runtime/comm/shared/run_ranks.h"
-#include "tessera/error.h"
 #include "tests/support/own_adamw.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"
@@ -103,12 +102,11 @@ TEST(DeviceOwn, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
 }
 
 /// What an Engine with `rule` on a GPU says, at once or in a step.
-std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = nullptr) {
+std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule) {
   const EmulatedGpus gpus;
   return error_of([&] {
     run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
-      Strategy strategy = with_own(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
-      if (adjust) adjust(strategy);
+      const Strategy strategy = with_own(strategy_of(ShardingStrategy::kFullShard, DType::kF32, 1));
       Session session(mesh, strategy, kTwoBlocks, OwnRules::of(rule));
       session.train(0).wait();
     });
@@ -126,22 +124,6 @@ TEST(DeviceOwn, MistakesAreNamed) {
     void update(Elements& e) const override { e.parameters = e.parameters.to(at::kMeta); }
   };
   EXPECT_THAT(error_with(std::make_shared<Elsewhere>()), HasSubstr("on meta"));
-}
-
-TEST(DeviceOwn, WhatIsNotBuiltIsRefusedByName) {
-  const auto rule = std::make_shared<OwnAdamW>();
-  const Adjust below[] = {[](Strategy& s) { s.offload.parameters.tier = Tier::kHost; },
-                          [](Strategy& s) { s.offload.gradients = Tier::kHost; },
-                          [](Strategy& s) { s.offload.masters.tier = Tier::kHost; },
-                          [](Strategy& s) { s.offload.moments.tier = Tier::kHost; }};
-  for (const Adjust& adjust : below)
-    EXPECT_THAT(error_with(rule, adjust), HasSubstr("/optimizer/type: own of a GPU wants"));
-  EXPECT_THAT(error_with(rule,
-                         [](Strategy& s) {
-                           s.gradient_clipping = 0;
-                           s.optimizer.in_backward = true;
-                         }),
-              HasSubstr("/optimizer/in_backward: a GPU's own rule"));
 }
 
 }  // namespace

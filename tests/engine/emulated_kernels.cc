@@ -101,11 +101,13 @@ class EmulatedKernels : public DeviceKernels {
   }
   void update(const DeviceRun& run, const StepTables& tables) override {
     expect_on_device(run);
+    if (run.direction) expect_pinned(run.direction, false, "where directions go");
     const std::lock_guard lock(gpu);
     check(cuda::update_step(run, tables, nullptr));
   }
   void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                        const StepTables& tables) override {
+    expect_on_device(run);
     const std::lock_guard lock(gpu);
     check(cuda::muon_directions(run, constants, tables, nullptr));
   }
@@ -115,6 +117,7 @@ class EmulatedKernels : public DeviceKernels {
   }
   void read_weights(const DeviceRun& run, float* masters) override {
     expect_on_device(run);
+    expect_pinned(masters, false, "a copy of weights");
     const std::lock_guard lock(gpu);
     check(cuda::read_weights(run, masters, nullptr));
   }

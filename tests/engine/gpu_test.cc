@@ -505,6 +505,64 @@ TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
   }
 }
 
+/// Rules that go over state twice, and a program's own, in backward too.
+TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
+  struct Lying {
+    Tier parameters, states;
+    std::int64_t queue_depth;
+    bool in_backward = false;
+  };
+  using enum Tier;
+  constexpr Lying kLying[] = {{kMemory, kHost, 1},
+                              {kHost, kHost, 4},
+                              {kMemory, kNvme, 4},
+                              {kNvme, kNvme, 2},
+                              {kHost, kHost, 2, /*in_backward=*/true}};
+  const std::pair<const char*, OptimizerConfig> rules[] = {
+      {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
+      {"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
+      {"lars",
+       {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .momentum = 0.9, .trust_coefficient = 0.02}},
+      {"own", {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1}}};
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      on_ranks(ranks, [&](int rank, int port) {
+        const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+        std::string wrong;
+        for (const auto& [name, config] : rules) {
+          const bool is_own = config.type == OptimizerType::kOwn;
+          TrainOptions options = options_of();
+          if (is_own) options.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
+          Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
+          strategy.optimizer = config;
+          if (is_own) strategy.gradient_clipping = 0;
+          const Trained in_memory = train_on(mesh, strategy, options);
+          for (const Lying& lying : kLying) {
+            if (lying.in_backward && !is_own) continue;
+            strategy.optimizer.in_backward = lying.in_backward;
+            OffloadConfig& offload = strategy.offload;
+            offload = {};
+            offload.parameters.tier = lying.parameters;
+            offload.moments.tier = lying.states;
+            if (dtype != DType::kF32) offload.masters.tier = lying.states;
+            if (lying.states == kHost) offload.step = OffloadedStep::kGpu;
+            offload.record_bytes = 4096;
+            offload.queue_depth = lying.queue_depth;
+            if (lying.states == kNvme) offload.paths = {std::filesystem::temp_directory_path().string()};
+            const std::string what = std::string(name) + ", case " + std::to_string(&lying - kLying);
+            const Trained trained = train_on(mesh, strategy, options);
+            wrong += difference(trained, in_memory, what);
+            for (const StepResult& step : trained.steps) {
+              if (!(step.planned == step.allocated)) wrong += what + ": allocated is not planned; ";
+            }
+          }
+        }
+        return wrong;
+      });
+    }
+  }
+}
+
 /// CUDA cuts small pieces from larger ones.
 TEST_F(Gpu, PinnedMemoryBeginsAtAPageWhateverItsSize) {
   on_ranks(1, [](int, int) -> std::string {

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ constexpr Formats kFormats[] = {{},
                                 {DType::kBF16, DType::kBF16, StateDType::k8Bit},
                                 {DType::kF32, DType::kBF16, StateDType::kBF16}};
 
-void put_on_disk(Strategy& s, std::int64_t record_bytes, std::int64_t queue_depth) {
+void put_on_disk(Strategy& s, std::int64_t record_bytes, std::optional<std::int64_t> queue_depth) {
   if (s.mixed_precision.param != DType::kF32) s.offload.masters = {Tier::kNvme, 1.0};
   s.offload.moments = {Tier::kNvme, 1.0};
   s.offload.paths = {std::filesystem::temp_directory_path().string()};
@@ -143,6 +144,25 @@ TEST(UpdateInBackward, MovesThePlansBytes) {
       };
       Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust), kWide);
       expect_planned_disk_traffic(session, "records of " + std::to_string(records.bytes));
+    });
+  }
+}
+
+/// A queue that is left open is as long as a unit has records; but of memory that has a limit it takes no more than it must.
+TEST(UpdateInBackward, TheQueueThatThePlanChoosesMovesItsBytesToo) {
+  for (const std::int64_t limit : {0, 1 << 30}) {
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      const Adjust adjust = [&](Strategy& s) {
+        with({}, true)(s);
+        put_on_disk(s, 4096, std::nullopt);
+        s.memory.limit_bytes = limit;
+      };
+      Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjust),
+                      {.vocab = 16, .width = 32, .hidden = 128, .blocks = 3});
+      const std::int64_t records = session.engine.plan().use[MemoryCategory::kRecords] / 4096;
+      EXPECT_EQ(records == 2 * kQueueDepth + 1, limit > 0) << records;
+      EXPECT_GE(records, 2 * kQueueDepth + 1);
+      expect_planned_disk_traffic(session, "a queue of " + std::to_string(records));
     });
   }
 }

@@ -57,6 +57,28 @@ TEST(MemoryPlan, NothingIsReducedLaterOverTwoAxesOrAlone) {
   EXPECT_EQ(MemoryPlan(input_of(1024, 12, {1, 1, 0, 0})).reduction_lag(), 0);
 }
 
+// Of 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
+TEST(MemoryPlan, AQueueThatIsLeftOpenHoldsTheRecordsOfAUnit) {
+  struct Case {
+    std::int64_t block_records, depth;
+  };
+  for (const Case& c : {Case{3, kQueueDepth}, Case{8, 8}, Case{13, 13}, Case{32, 32}, Case{40, kMostQueueDepth}}) {
+    PlanInput input = input_of(c.block_records * 7936 - 1024, 4, {1, 2, 0, 0});
+    input.mesh = {1, 1, 0, 0};
+    input.offload.moments.tier = Tier::kNvme;
+    input.offload.record_bytes = 64 << 10;
+    EXPECT_EQ(MemoryPlan(input).queue_depth(), kQueueDepth) << "all are read ahead behind backward";
+    input.updates_in_backward = true;
+    const MemoryPlan plan(input);
+    EXPECT_EQ(plan.most_records_of_a_unit(), c.block_records);
+    EXPECT_EQ(plan.queue_depth(), c.depth);
+    const std::int64_t all = plan.state_records().records;
+    EXPECT_EQ(plan.state_records().slots, std::min(2 * c.depth + 1, all));
+    input.offload.queue_depth = 5;
+    EXPECT_EQ(MemoryPlan(input).queue_depth(), 5);
+  }
+}
+
 TEST(MemoryPlan, GradientsOnDiskNeedSlotsOfUnitsAndTheRootsOwn) {
   PlanInput input = input_of(kMiB, 12, {1, 2, 0, 0});
   input.offload.moments.tier = Tier::kNvme;

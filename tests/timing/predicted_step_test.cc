@@ -188,6 +188,21 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
+/// On a machine whose cores are busy.
+TEST(PredictedStep, PackingTakesCoresFromCompute) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
+  timed.links.shard = links_for(0.5);
+  timed.input.gathers = WireForm::kLossless;
+  const PredictedStep unmeasured = timed.predicted();
+  timed.links.shard.coding.lossless_s_per_byte = 0.2 * timed.links.shard.all_gather.beta_s_per_byte;
+  EXPECT_EQ(timed.predicted().seconds, unmeasured.seconds) << "a core is idle";
+  timed.links.shard.coding.load = 1;
+  const PredictedStep busy = timed.predicted();
+  EXPECT_EQ(busy.compute_s, unmeasured.compute_s);
+  EXPECT_GT(busy.stretch_s, 0);
+  EXPECT_GT(busy.seconds, unmeasured.seconds);
+}
+
 TEST(PredictedStep, CompressionSavesTheWiresTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(3);

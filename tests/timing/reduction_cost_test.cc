@@ -2,21 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/comm/sum/wire_codec.h"
 #include "sharding/layout/factor_layout.h"
 #include "tests/timing/timed_plans.h"
 
 namespace tessera::testing {
 namespace {
-
-TEST(ReductionCost, LossyFormsAreAsLongAsTheCodecMakesThem) {
-  for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
-    for (std::int64_t numel = 0; numel < 1100; ++numel)
-      EXPECT_EQ(bytes_on_wire(form, DType::kF32, numel),
-                static_cast<std::int64_t>(encoded_bytes(form, static_cast<std::size_t>(numel))));
-  }
-  EXPECT_EQ(bytes_on_wire(WireForm::kPlain, DType::kBF16, 100), 200);
-}
 
 constexpr std::int64_t kNumel = 1 << 20;
 
@@ -45,6 +35,20 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
   timed.input.compressed_shard_part = 1;
   const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
+}
+
+/// A rank writes its contributions to the others and reads theirs; then it writes its own sums once, and reads those of the others.
+TEST(ReductionCost, FewerBitsTakeACoreToo) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
+  timed.input.compressed_shard_part = 1;
+  timed.input.compression = {.gradients = WireForm::kInt8, .sums = WireForm::kLossless};
+  timed.links.shard = links_of(1e-12);
+  timed.links.shard.coding = {.lossless_s_per_byte = 3e-10, .int8_s_per_byte = 1e-10};
+  const CallCost cost = cost_of(timed);
+  EXPECT_NEAR(cost.coding_s, 4.0 * kNumel / 4 * (3 * 1e-10 + 2 * 3e-10), 1e-12);
+  EXPECT_EQ(cost.transfer_s, cost.coding_s) << "longer than the wire's";
+  timed.links.shard.all_reduce.beta_s_per_byte = 1;
+  EXPECT_EQ(cost_of(timed).transfer_s, static_cast<double>(cost.sent_bytes)) << "which goes on meanwhile";
 }
 
 TEST(ReductionCost, FactorsAndLargestElementsAreCounted) {

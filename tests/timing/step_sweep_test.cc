@@ -48,7 +48,8 @@ double change(const RandomPlan& plan, const TimedPlan& other) {
 
 /// Whether transport takes cores, which it does only while they are busy: so it matters what meets what.
 bool takes_cores(const TimedPlan& timed) {
-  return timed.links.shard.cpu_s_per_byte > 0 || timed.links.replicate.cpu_s_per_byte > 0;
+  const auto takes = [](const Links& links) { return links.cpu_s_per_byte > 0 || links.coding.load > 0; };
+  return takes(timed.links.shard) || takes(timed.links.replicate);
 }
 
 /// Whether gathers and reductions can meet on a wire.

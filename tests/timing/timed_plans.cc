@@ -24,6 +24,11 @@ Links any_links(std::mt19937_64& random) {
   Links links = links_of(any_seconds(random, 1e-11, 1e-7), alpha);
   links.all_reduce.beta_s_per_byte *= 1.3;
   if (any(random, 0, 3) == 0) links.cpu_s_per_byte = links.all_gather.beta_s_per_byte * any_seconds(random, 0.01, 2);
+  if (any(random, 0, 2) == 0) {
+    const double per_byte = links.all_gather.beta_s_per_byte;
+    links.coding = {per_byte * any_seconds(random, 0.01, 2), per_byte * any_seconds(random, 0.01, 2),
+                    per_byte * any_seconds(random, 0.01, 2), any_seconds(random, 0.01, 1)};
+  }
   const std::int64_t way = any(random, 0, 3);
   links.reduces_in_background = way < 2;
   links.gathers_in_background = way == 1 || way == 2;

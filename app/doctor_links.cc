@@ -18,13 +18,19 @@ namespace {
 
 std::string table_of(const LinkSpeed& speed) {
   using Align = TextTable::Align;
-  TextTable table(
-      {{"operation"}, {"a rank sends", Align::kRight}, {"ms", Align::kRight}, {"by the fit", Align::kRight}});
+  TextTable table({{"operation"},
+                   {"a rank sends", Align::kRight},
+                   {"ms", Align::kRight},
+                   {"by the fit", Align::kRight},
+                   {"beside compute", Align::kRight}});
   for (const MeasuredOperation& operation : speed.operations) {
     const AlphaBeta fit{operation.fit.alpha_s, operation.fit.beta_s_per_byte};
-    for (const TimedBytes& point : operation.points) {
+    for (std::size_t i = 0; i < operation.points.size(); ++i) {
+      const TimedBytes& point = operation.points[i];
+      const bool has_busy = i < operation.busy_points.size();
       table.add_row({operation.name, format_bytes(point.bytes), number_text(1e3 * point.seconds, "%.3f"),
-                     number_text(1e3 * fit.seconds_of(1, point.bytes), "%.3f")});
+                     number_text(1e3 * fit.seconds_of(1, point.bytes), "%.3f"),
+                     has_busy ? number_text(1e3 * operation.busy_points[i].seconds, "%.3f") : ""});
     }
   }
   return table.to_string();

@@ -216,13 +216,30 @@ class Runner:
         return strategy | contender.more
 
     def links(self, rate):
-        """What `tessera doctor --links` measures between the hosts, as text."""
+        """What `tessera doctor --links` measures: {"links": between the hosts}, and "links-inside" one where it has several ranks; as text."""
         with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "links.json"
+            file, inside = pathlib.Path(folder) / "links.json", pathlib.Path(folder) / "inside.json"
             code, _, said = lab(self.hosts, self.ranks_per_host, rate, 180, [self.binary, "doctor", "--links", file])
             if code != 0:
                 raise Failed(f"the links could not be measured, exit code {code}: {without_paths(said.strip())}")
-            return file.read_text()
+            found = {"links": file.read_text()}
+            if self.ranks_per_host > 1:
+                self._said_by([self.binary, "launch", "-n", self.ranks_per_host, "--", self.binary, "doctor", "--links", inside],
+                              "the links of a host could not be measured")
+                found["links-inside"] = inside.read_text()
+            return found
+
+    @staticmethod
+    def _said_by(words, what):
+        """What a command writes, which takes a minute at most; `what` is wrong where it fails."""
+        try:
+            done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"})
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{what}: not over after 60 s") from None
+        if done.returncode != 0:
+            raise Failed(f"{what}, exit code {done.returncode}: {without_paths(done.stderr.strip())}")
+        return done.stdout
 
     def profile(self, contender):
         """What `tessera train --profile` measures, as text: of one of as many ranks as the hosts have, each alone, side by side,
@@ -242,19 +259,16 @@ class Runner:
             return (folder / "profile.0").read_text()
 
     def predicted(self, contender, links, profile):
-        """Seconds of a step by `tessera plan`."""
+        """Seconds of a step by `tessera plan`. `links`: as the method of that name."""
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             files = {"model": json.dumps(self.work.model), "strategy": json.dumps(self._strategy(contender)),
-                     "links": links, "profile": profile}
+                     "profile": profile} | links
             words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
             for name, text in files.items():
                 (folder / name).write_text(text)
                 words += [f"--{name}", folder / name]
-            done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
-            if done.returncode != 0:
-                raise Failed(f"no prediction, exit code {done.returncode}: {without_paths(done.stderr.strip())}")
-            return json.loads(done.stdout)["step"]["seconds"]
+            return json.loads(self._said_by(words, "no prediction"))["step"]["seconds"]
 
     def _run_alone(self, contender, command, rate):
         environment = {} if contender.family == "tessera" else ranks.rank_environments(1)[0]

@@ -109,7 +109,8 @@ std::string words_of_gathers(const PlanInput& input) {
 
 /// Where units are updated in backward and their records are more than are read ahead: what would hide them. Empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
-  if (!plan.input().updates_in_backward || !plan.input().offload.queue_depth) return "";
+  const bool gives_way = plan.input().is_queued && plan.parameters_below();  // as MemoryPlan::queue_depth
+  if (!plan.input().updates_in_backward || gives_way) return "";
   const std::int64_t depth = plan.queue_depth();
   const std::int64_t records = plan.most_records_of_a_unit(), wanted = std::min(records, kMostQueueDepth);
   if (wanted <= depth) return "";

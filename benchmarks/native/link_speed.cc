@@ -33,6 +33,11 @@ double thread_seconds() {
 
 std::int64_t nanoseconds(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
 
+AlphaBeta fit_of(const std::vector<TimedBytes>& points) {
+  const AlphaBeta fit = fit_alpha_beta(points);
+  return {std::max(0.0, fit.alpha_s), std::max(0.0, fit.beta_s_per_byte)};
+}
+
 /// Measures, with buffers of its own.
 class LinkMeter {
  public:
@@ -55,8 +60,8 @@ class LinkMeter {
     links.hosts = options_.hosts;
     links.reduces_in_background = reduce_.reduces_in_background();
     links.gathers_in_background = gather_.gathers_in_background();
-    TESSERA_ASSIGN_OR_RETURN(MeasuredOperation small,
-                             measure("small", {ranks_ * kSmallBytes}, 1, &LinkMeter::all_gather));
+    TESSERA_ASSIGN_OR_RETURN(MeasuredOperation small, measure("small", {ranks_ * kSmallBytes}, 1,
+                                                              &LinkMeter::all_gather, /*in_background=*/false));
     links.small = {.alpha_s = small.points.front().seconds, .beta_s_per_byte = 0};
     const std::pair<const char*, OperationFit*> kinds[] = {{"all_gather", &links.all_gather},
                                                            {"reduce_scatter", &links.reduce_scatter},
@@ -64,7 +69,9 @@ class LinkMeter {
     const Call calls[] = {&LinkMeter::all_gather, &LinkMeter::reduce_scatter, &LinkMeter::all_reduce};
     for (std::size_t i = 0; i < std::size(kinds); ++i) {
       const auto& [name, fit] = kinds[i];
-      TESSERA_ASSIGN_OR_RETURN(MeasuredOperation operation, measure(name, sizes(), i == 2 ? 2 : 1, calls[i]));
+      TESSERA_ASSIGN_OR_RETURN(MeasuredOperation operation,
+                               measure(name, sizes(), i == 2 ? 2 : 1, calls[i],
+                                       i == 0 ? links.gathers_in_background : links.reduces_in_background));
       *fit = operation.fit;
       speed.operations.push_back(std::move(operation));
     }
@@ -120,28 +127,59 @@ class LinkMeter {
     TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(since(first)));
     const int times = std::clamp(static_cast<int>(options_.seconds / std::max(once, 1e-6)), kFewest, kMost);
+    TESSERA_ASSIGN_OR_RETURN(const double median, median_of(call, bytes, times));
+    return agreed(median);
+  }
+  absl::StatusOr<double> median_of(Call call, std::int64_t bytes, int times) {
     Samples samples;
     for (int i = 0; i < times; ++i) {
       const auto begin = Clock::now();
       TESSERA_RETURN_IF_ERROR((this->*call)(bytes));
       samples.ns.push_back(nanoseconds(since(begin)));
     }
-    return agreed(samples.median_s());
+    return samples.median_s();
   }
 
-  /// `times`: how often a rank sends what others have of a buffer.
+  /// The same while this thread computes, by another one. `seconds`: of a call.
+  absl::StatusOr<double> busy_median_of(Call call, std::int64_t bytes, double seconds) {
+    constexpr int kFewest = 5, kMost = 100;
+    constexpr std::int64_t kShort = 200;
+    const int times = std::clamp(static_cast<int>(options_.seconds / seconds), kFewest, kMost);
+    TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
+    absl::StatusOr<double> median = 0;
+    std::atomic<bool> ends = false;
+    std::thread other([&] {
+      median = median_of(call, bytes, times);
+      ends = true;
+    });
+    while (!ends) compute(kShort);
+    other.join();
+    TESSERA_RETURN_IF_ERROR(median.status());
+    return agreed(*median);
+  }
+
+  /// `times`: how often a rank sends what others have of a buffer. `in_background`: measures it beside compute, too.
   absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
-                                            Call call) {
-    MeasuredOperation operation{name, {}, {}};
+                                            Call call, bool in_background) {
+    MeasuredOperation operation;
+    operation.name = name;
     for (const std::int64_t bytes : buffers) {
       const std::vector<TimedBytes>& points = operation.points;
       if (points.size() > 1 && points.back().seconds > kLongCall) break;  // and the next would take eight times as long
       TESSERA_ASSIGN_OR_RETURN(const double seconds, median_of(call, bytes));
-      operation.points.push_back({times * (bytes / ranks_ * (ranks_ - 1)), seconds});
+      const std::int64_t sent = times * (bytes / ranks_ * (ranks_ - 1));
+      operation.points.push_back({sent, seconds});
+      if (!in_background) continue;
+      TESSERA_ASSIGN_OR_RETURN(const double busy, busy_median_of(call, bytes, seconds));
+      operation.busy_points.push_back({sent, busy});
     }
     if (operation.points.size() < 2) return operation;
-    const AlphaBeta fit = fit_alpha_beta(operation.points);
-    operation.fit = {std::max(0.0, fit.alpha_s), std::max(0.0, fit.beta_s_per_byte)};
+    const AlphaBeta fit = fit_of(operation.points);
+    operation.fit = {fit.alpha_s, fit.beta_s_per_byte};
+    if (operation.busy_points.empty()) return operation;
+    const AlphaBeta busy = fit_of(operation.busy_points);
+    operation.fit.busy_alpha_s = busy.alpha_s;
+    operation.fit.busy_beta_s_per_byte = busy.beta_s_per_byte;
     return operation;
   }
 

@@ -18,10 +18,11 @@ struct LinkSpeedOptions {
   double seconds = 0.5;  ///< for each operation and size, about; at least three calls are made
 };
 
-/// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took.
+/// Calls of one operation: bytes that a rank sends, and the median of the seconds that they took; and of those that they took while all
+/// ranks computed, where the transport goes on by itself.
 struct MeasuredOperation {
   const char* name = "";
-  std::vector<TimedBytes> points;
+  std::vector<TimedBytes> points, busy_points;
   OperationFit fit;
 };
 

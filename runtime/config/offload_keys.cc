@@ -242,7 +242,7 @@ std::vector<StrategyKey> offload_keys() {
            "Records that are read ahead of the update, and as many that are written behind it, of a GPU's state both "
            "between disk and host and between host and GPU; of activations likewise. null: 8; but with "
            "\"in_backward\" and without \"memory.limit\" as many as the update of the largest unit moves, from 8 to "
-           "32, so that backward need not wait for them (8 of activations). "
+           "16, so that backward hardly waits for them (8 of activations). "
            "On tier host: activations that are brought back ahead of backward, and as many on their way out.",
        .cost = "Memory: two records each, of parameters, of states and of activations. On tier host: one more "
                "activation on its way out, and "

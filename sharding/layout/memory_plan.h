@@ -185,7 +185,7 @@ class MemoryPlan {
   /// The most records that the update of a unit moves: of parameters in files, or of masters and states.
   std::int64_t most_records_of_a_unit() const;
   /// Records of parameters, and of masters and states, that are read ahead, and as many that are written behind: OffloadConfig::queue_depth, or
-  /// where it is left out kQueueDepth; with updates in backward those of a unit, kMostQueueDepth at most.
+  /// where it is left out kQueueDepth; with updates in backward those of a unit, half of kMostQueueDepth at most: who has the memory may say more.
   std::int64_t queue_depth() const { return queue_depth_; }
   /// With outer steps (SyncConfig): this rank's part of all masters, of which each outer state has as many (of
   /// MemoryCategory::kOptimizer); the largest group, whole, for their way over the replicate axis, and this rank's part of the largest

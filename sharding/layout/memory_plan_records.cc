@@ -39,7 +39,7 @@ std::int64_t MemoryPlan::chosen_queue_depth() const {
   // Where units come from a GPU's host, records come two ahead, whatever room they have.
   const bool gives_way = input_.is_queued && parameters_below();
   if (!input_.updates_in_backward || gives_way) return kQueueDepth;
-  return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth);
+  return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
 }
 
 RecordPool MemoryPlan::plan_pool(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t slots) {

@@ -48,7 +48,7 @@ CallCost with_coding(CallCost cost, double coding_s) {
 CallCost all_gather_in(WireForm form, DType dtype, std::int64_t numel, const Links& links, int ranks) {
   if (ranks < 2) return {};
   return with_coding(links.all_gather_cost(ranks, bytes_on_wire(form, dtype, numel)),
-                     coding_seconds(links.coding, form, dtype, numel) * ranks / 2);
+                     coding_seconds(links.coding, form, dtype, numel) * links.coding.of_gathers * ranks / 2);
 }
 
 }  // namespace tessera

@@ -17,6 +17,8 @@ OperationFit read_fit(MeasuredFields& links, std::string_view key) {
   if (auto fields = links.object(key)) {
     fit.alpha_s = fields->number("alpha_s");
     fit.beta_s_per_byte = fields->number("beta_s_per_byte");
+    fit.busy_alpha_s = fields->number("busy_alpha_s");
+    fit.busy_beta_s_per_byte = fields->number("busy_beta_s_per_byte");
     fields->finish();
   }
   return fit;
@@ -60,19 +62,27 @@ nlohmann::ordered_json json_of(const CodingFit& coding) {
 }
 
 nlohmann::ordered_json json_of(const OperationFit& fit) {
-  return {{"alpha_s", fit.alpha_s}, {"beta_s_per_byte", fit.beta_s_per_byte}};
+  return {{"alpha_s", fit.alpha_s},
+          {"beta_s_per_byte", fit.beta_s_per_byte},
+          {"busy_alpha_s", fit.busy_alpha_s},
+          {"busy_beta_s_per_byte", fit.busy_beta_s_per_byte}};
 }
 
 }  // namespace
 
 CallCost operator+(const CallCost& a, const CallCost& b) {
-  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s, a.sent_bytes + b.sent_bytes, a.coding_s + b.coding_s};
+  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s,         a.sent_bytes + b.sent_bytes,
+          a.coding_s + b.coding_s,   a.busy_latency_s + b.busy_latency_s, a.busy_transfer_s + b.busy_transfer_s};
 }
 
 CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const {
   if (of_ranks < 2) return {};
   const double messages = static_cast<double>(of_ranks - 1) / static_cast<double>(ranks - 1);
-  return {fit.alpha_s * messages, fit.beta_s_per_byte * static_cast<double>(sent_bytes), sent_bytes, 0};
+  const auto bytes = static_cast<double>(sent_bytes);
+  CallCost cost{fit.alpha_s * messages, fit.beta_s_per_byte * bytes, sent_bytes};
+  cost.busy_latency_s = fit.busy_alpha_s * messages;
+  cost.busy_transfer_s = fit.busy_beta_s_per_byte * bytes;
+  return cost;
 }
 
 namespace {
@@ -88,7 +98,9 @@ Links Links::of_group(int of_ranks, int of_hosts, int groups) const {
   const double measured = given_away(hosts) / given_away(ranks);  // bytes of a host, of those that beta is of
   const double wanted = groups * given_away(of_hosts) / given_away(of_ranks);
   for (OperationFit* fit : {&of_group.all_gather, &of_group.reduce_scatter, &of_group.all_reduce})
-    fit->beta_s_per_byte *= wanted / measured;
+    for (double* beta : {&fit->beta_s_per_byte, &fit->busy_beta_s_per_byte}) *beta *= wanted / measured;
+  of_group.coding.of_reductions = static_cast<double>(of_hosts - 1) / (of_ranks - 1);
+  of_group.coding.of_gathers = static_cast<double>(of_hosts) / of_ranks;
   return of_group;
 }
 

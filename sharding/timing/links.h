@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -15,7 +16,10 @@ struct CallCost {
   std::int64_t sent_bytes = 0;
   /// Of a core, meanwhile: in which a rank writes what it sends in fewer bits, and reads what comes (CodingFit).
   double coding_s = 0;
+  /// Where ranks compute meanwhile (OperationFit); what is less than when they do not counts as that.
+  double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
+  double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
 };
 CallCost operator+(const CallCost& a, const CallCost& b);
 
@@ -24,6 +28,9 @@ CallCost operator+(const CallCost& a, const CallCost& b);
 struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
+  /// The same while ranks compute beside it: where no core is idle, what moves the bytes waits for one. What is less than when they do not
+  /// counts as that.
+  double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
 
@@ -32,6 +39,9 @@ struct CodingFit {
   double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
   /// Of such a second, what compute beside it loses: 0 where a core is idle, 1 where all are busy.
   double load = 0;
+  /// Of what ranks would write and read that send to all others: where ranks of a host add up and gather in its memory first
+  /// (Links::of_group), in a reduction and in an all-gather. Not in the file.
+  double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
 
@@ -53,7 +63,8 @@ struct CodingFit {
 ///       "transport": "gloo",                                        of Collectives::transport
 ///       "ranks": 4,                                                 measured with so many, from 2 to 1048576
 ///       "hosts": 2,                                                 on so many hosts, at most `ranks`
-///       "all_gather": {"alpha_s": 2e-4, "beta_s_per_byte": 8e-10},  bytes are those that one rank sends
+///       "all_gather": {"alpha_s": 2e-4, "beta_s_per_byte": 8e-10,   bytes are those that one rank sends
+///                      "busy_alpha_s": 5e-4, "busy_beta_s_per_byte": 1e-9},
 ///       "reduce_scatter": {...}, "all_reduce": {...},
 ///       "small": {...},                                             an all-gather of a few bytes (the agreement)
 ///       "cpu_s_per_byte": 1e-10,
@@ -80,7 +91,8 @@ struct Links {
 
   /// Of a group of `of_ranks` ranks on `of_hosts` hosts, where a host's ranks are of `groups` such groups that make their calls at the same
   /// time, and so share its link. Ranks of a host sum and gather in its memory first, so what a call of N bytes sends from a host is
-  /// groups (of_hosts - 1)/of_hosts N (twice that in an all-reduce); beta, which is of what a rank would send alone, follows. Links that
+  /// groups (of_hosts - 1)/of_hosts N (twice that in an all-reduce); beta, which is of what a rank would send alone, follows, and so does what is
+  /// written in fewer bits. Links that
   /// were measured on one host stay as they are, and so do alpha and cpu_s_per_byte. REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 

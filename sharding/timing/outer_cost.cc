@@ -56,7 +56,7 @@ OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& lin
       const std::int64_t part = owned(optimizer, input.mesh, group.layout.numel()).numel;
       const CallCost sum = sum_cost(input, part, links.replicate);
       add(all.replicate, sum);
-      sums_s[unit % sums_s.size()] += sum.seconds();
+      sums_s[unit % sums_s.size()] += streams ? sum.busy_seconds() : sum.seconds();
       if (!gathers) continue;
       const CallCost gather = links.shard.all_gather_cost(input.mesh.shard_size, kF32Bytes * part);
       add(all.shard, gather);

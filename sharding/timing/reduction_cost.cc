@@ -25,7 +25,8 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
                         SentAs sums) {
   const std::int64_t part = part_of(numel, ranks), others = ranks - 1;
   std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
-  double coding_s = others * coding_seconds(links.coding, contribution.form, contribution.dtype, part);
+  double coding_s = static_cast<double>(others) * links.coding.of_reductions *
+                    coding_seconds(links.coding, contribution.form, contribution.dtype, part);
   if (is_cut) return with_coding(links.cost(links.reduce_scatter, ranks, bytes), coding_s);
   const CallCost sent_on = all_gather_in(sums.form, sums.dtype, part, links, ranks);
   bytes += sent_on.sent_bytes;

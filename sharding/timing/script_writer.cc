@@ -20,7 +20,7 @@ void ScriptWriter::work(Spending spending, double seconds, const char* what, int
 
 int ScriptWriter::post(Channel channel, const CallCost& cost, const char* what, int unit) {
   const auto number = static_cast<int>(script_.calls.size());
-  WireCall& call = script_.calls.emplace_back(WireCall{channel, cost, 0, what, unit});
+  WireCall& call = script_.calls.emplace_back(WireCall{channel, cost, 0, 0, what, unit});
   script_.instructions.push_back({Instruction::Kind::kPost, Spending::kCompute, 0, number, what, unit});
   if (channel == Channel::kWorld) script_.agreement = script_.agreement + cost;
   if (channel == Channel::kWorld || is_meeting(channel)) return number;
@@ -28,7 +28,9 @@ int ScriptWriter::post(Channel channel, const CallCost& cost, const char* what, 
   count(axis, cost);
   const Links& links = this->links(axis);
   const double taken = links.cpu_s_per_byte * static_cast<double>(cost.sent_bytes) + links.coding.load * cost.coding_s;
-  if (taken > 0 && cost.transfer_s > 0) call.load = std::min(taken / cost.transfer_s, 1.0);
+  if (cost.transfer_s == 0) return number;
+  call.drag = std::max(0.0, cost.busy_transfer_s / cost.transfer_s - 1);
+  call.load = std::min(taken / cost.transfer_s, 1 + call.drag);
   return number;
 }
 

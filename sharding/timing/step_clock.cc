@@ -105,7 +105,7 @@ void StepClock::reset() {
     line.version = 0;
   }
   for (Wire& wire : wires_) {
-    wire.active = 0;
+    wire.active = wire.working = 0;
     wire.load = wire.busy_s = 0;
   }
 }
@@ -137,6 +137,7 @@ void StepClock::go_on(int number) {
       rank.speed = speed_of(number);
       rank.is_stretched = rank.speed != 1;
       rank.since_s = rank.began_s = now_s_;
+      count_working(number, true);
       return push_rank(number);
     }
     Line& line = line_of(next.call, number);
@@ -148,10 +149,11 @@ void StepClock::go_on(int number) {
       rank.state = State::kWaiting;
       rank.call = next.call;
       rank.began_s = now_s_;
-      return;
+      return count_working(number, false);
     }
   }
   rank.state = State::kOver;
+  count_working(number, false);
   rank.times.end_s = now_s_;
   ++over_;
 }

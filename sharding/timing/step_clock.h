@@ -38,7 +38,8 @@ struct RankTimes {
 /// moving, each moves at half the speed. Latencies are not shared. The replicate axis has a wire of its own.
 ///
 /// **Cores.** While bytes move, a rank works at 1 - load of its speed (WireCall::load, both wires' added up), at least
-/// 0.
+/// 0. And while some rank of the group works, bytes move at 1 / (1 + drag) of theirs (WireCall::drag), and
+/// a latency passes as CallCost::busy_latency_s says.
 ///
 /// **More time can be less.** A gather and a reduction that meet on a wire slow each other. So what delays a gather
 /// that nobody waits for yet can speed up a reduction that is waited for, and the step (R. Graham, "Bounds on
@@ -76,7 +77,8 @@ class StepClock {
     std::size_t next = 0;  ///< instruction
     double work_s = 0, left_s = 0, speed = 1, since_s = 0, began_s = 0;
     bool is_stretched = false;
-    int call = -1;  ///< that it waits for
+    bool is_counted = false;  ///< among those that work on its wires
+    int call = -1;            ///< that it waits for
     std::uint32_t version = 0;
     RankTimes times;
   };
@@ -94,7 +96,7 @@ class StepClock {
   struct Wire {
     Axis axis = Axis::kShard;
     std::vector<int> lines, members;
-    int active = 0;
+    int active = 0, working = 0;  ///< calls that are under way; members that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
   /// Of a rank, or behind those of a line. Outdated where its version is not the one it was made for.
@@ -117,12 +119,14 @@ class StepClock {
   void settle_rank(int rank);
   double speed_of(int rank) const;
 
+  double latency_speed(const Line& line) const;
   void begin_next(Line& line);
   void move_on(int line);
   void end_call(int line);
   void settle_line(int line, double speed);
   void share(Wire& wire);
   void count_active(Wire& wire, int change);
+  void count_working(int rank, bool works);
 
   const StepScript& script_;
   const int replicas_, shards_;

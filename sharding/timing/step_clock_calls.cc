@@ -1,6 +1,7 @@
 // The calls of a StepClock: when they begin, how they share a wire, and whom their ends set free.
 
 #include <algorithm>
+#include <utility>
 
 #include "sharding/timing/step_clock.h"
 
@@ -11,14 +12,23 @@ std::size_t index(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
+/// A latency that is longer while ranks work passes in its seconds; while none does, faster.
+double StepClock::latency_speed(const Line& line) const {
+  constexpr double kAtOnce = 1e12;
+  const CallCost& cost = call_of(line).cost;
+  if (line.wire < 0 || cost.busy_latency_s <= cost.latency_s || wires_[index(line.wire)].working > 0) return 1;
+  return cost.latency_s > 0 ? cost.busy_latency_s / cost.latency_s : kAtOnce;
+}
+
 /// Begins the channel's next call if all have come to it, and the last one has ended.
 void StepClock::begin_next(Line& line) {
   if (line.is_active || line.next == line.arrived.size() ||
       line.arrived[line.next] < static_cast<int>(line.members.size()))
     return;
   line.is_active = true;
-  line.left_s = call_of(line).cost.latency_s;
-  line.speed = 1;
+  const CallCost& cost = call_of(line).cost;
+  line.left_s = line.wire < 0 ? cost.latency_s : std::max(cost.latency_s, cost.busy_latency_s);
+  line.speed = latency_speed(line);
   line.since_s = line.began_s = now_s_;
   if (line.wire >= 0) count_active(wires_[index(line.wire)], 1);
   push_line(static_cast<int>(&line - lines_.data()));
@@ -66,16 +76,19 @@ void StepClock::end_call(int number) {
   begin_next(line);
 }
 
-/// Some line of the wire has begun to move bytes, or has ended.
+/// Some line of the wire has begun to move bytes, or has ended; or the first of its ranks works, or the last one does no longer.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);
   double load = 0;
   for (const int number : wire.lines) {
-    if (!is_moving(number)) continue;
-    const double speed = 1.0 / static_cast<double>(moving);
+    const Line& line = lines_[index(number)];
+    if (line.is_active && !line.is_moving) settle_line(number, latency_speed(line));
+    if (!line.is_moving) continue;
+    const WireCall& call = call_of(lines_[index(number)]);
+    const double speed = 1.0 / static_cast<double>(moving) / (wire.working > 0 ? 1 + call.drag : 1);
     settle_line(number, speed);
-    load += speed * call_of(lines_[index(number)]).load;
+    load += speed * call.load;
   }
   if (load == wire.load) return;
   wire.load = load;
@@ -89,6 +102,18 @@ void StepClock::settle_line(int number, double speed) {
   line.since_s = now_s_;
   line.speed = speed;
   push_line(number);
+}
+
+/// A rank that goes from one piece of work to the next works on.
+void StepClock::count_working(int number, bool works) {
+  Rank& rank = ranks_[index(number)];
+  if (std::exchange(rank.is_counted, works) == works) return;
+  for (const int wire : {number / shards_, replicas_ + number % shards_}) {
+    Wire& at = wires_[index(wire)];
+    const bool worked = at.working > 0;
+    at.working += works ? 1 : -1;
+    if (worked != (at.working > 0)) share(at);
+  }
 }
 
 void StepClock::count_active(Wire& wire, int change) {

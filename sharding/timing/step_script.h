@@ -37,8 +37,9 @@ constexpr std::size_t kSpendings = 7;
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;
-  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 (Links::cpu_s_per_byte, CodingFit).
+  /// Seconds of compute that a second of the transfer takes from a rank, 0 to 1 + drag (Links::cpu_s_per_byte, CodingFit).
   double load = 0;
+  double drag = 0;  ///< by what share the transfer takes longer while a rank of the group works (OperationFit)
   const char* what = "";
   int unit = -1;
 };

@@ -81,7 +81,8 @@ TEST_F(OffloadCommand, UpdatesInBackwardSayWhichQueueDepthHidesThem) {
   EXPECT_GT(std::stoi("0" + wanted), 1);
   EXPECT_EQ(said(wanted, "true"), "");
   EXPECT_EQ(said("1", "false"), "");
-  EXPECT_EQ(said("null", "true"), "") << "it is chosen";
+  constexpr int kMostChosen = 16;
+  EXPECT_EQ(said("null", "true"), std::stoi("0" + wanted) > kMostChosen ? wanted : "");
 }
 
 TEST_F(OffloadCommand, ADiskThatFailsEndsAllRanksAndNamesTheParameter) {

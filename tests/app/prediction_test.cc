@@ -61,6 +61,11 @@ TEST_F(Prediction, FollowsFromWhatWasMeasured) {
 
   EXPECT_EQ(links.at("ranks"), 2);
   EXPECT_EQ(links.at("transport"), "gloo");
+  for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce"})
+    EXPECT_GT(links.at(operation).at("busy_beta_s_per_byte").get<double>() +
+                  links.at(operation).at("busy_alpha_s").get<double>(),
+              0);
+  EXPECT_GT(links.at("coding").at("int8_s_per_byte").get<double>(), 0);
   for (const char* kind : {"NO_SHARD", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}) {
     const json plan = json::parse(run(world("plan", strategy(kind), "2", {"--json"})).out);
     const json& step = plan.at("step");

@@ -62,7 +62,7 @@ TEST(MemoryPlan, AQueueThatIsLeftOpenHoldsTheRecordsOfAUnit) {
   struct Case {
     std::int64_t block_records, depth;
   };
-  for (const Case& c : {Case{3, kQueueDepth}, Case{8, 8}, Case{13, 13}, Case{32, 32}, Case{40, kMostQueueDepth}}) {
+  for (const Case& c : {Case{3, kQueueDepth}, Case{8, 8}, Case{13, 13}, Case{16, 16}, Case{40, kMostQueueDepth / 2}}) {
     PlanInput input = input_of(c.block_records * 7936 - 1024, 4, {1, 2, 0, 0});
     input.mesh = {1, 1, 0, 0};
     input.offload.moments.tier = Tier::kNvme;

@@ -38,6 +38,8 @@ TEST(FormCost, ARankWritesItsPartOnceAndReadsThoseOfTheOthers) {
   EXPECT_DOUBLE_EQ(of_two.transfer_s, of_two.coding_s);
   EXPECT_EQ(of_two.sent_bytes, bytes_on_wire(WireForm::kInt8, DType::kF32, 1024));
   EXPECT_DOUBLE_EQ(all_gather_in(WireForm::kInt8, DType::kF32, 1024, links, 6).coding_s, 3 * 4096 * 1e-6);
+  links.hosts = 2;
+  EXPECT_DOUBLE_EQ(all_gather_in(WireForm::kInt8, DType::kF32, 1024, links.of_group(6, 2, 1), 6).coding_s, 4096 * 1e-6);
   EXPECT_EQ(all_gather_in(WireForm::kPlain, DType::kF32, 1024, links, 2).coding_s, 0);
   EXPECT_EQ(all_gather_in(WireForm::kInt8, DType::kF32, 1024, links, 1).seconds(), 0);
 }

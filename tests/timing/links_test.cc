@@ -12,7 +12,7 @@ namespace {
 
 Links some_links() {
   Links links{.transport = "hierarchical(host, gloo)", .ranks = 4, .hosts = 2};
-  links.all_gather = {1.0 / 3, 8e-10};
+  links.all_gather = {1.0 / 3, 8e-10, 0.5, 1e-9};
   links.reduce_scatter = {0, std::numeric_limits<double>::denorm_min()};
   links.all_reduce = {1e9, 0.1};
   links.small = {1e-5, 0};
@@ -66,11 +66,11 @@ TEST(Links, EveryRefusalNamesFileLineAndKey) {
   EXPECT_EQ(refusal("\"ranks\": 4", "\"ranks\": 18446744073709551615"),
             "links.json:3:12: /ranks: must be an integer from 2 to 1048576, got 18446744073709551615");
   EXPECT_EQ(refusal("\"gathers_in_background\": false", "\"gathers_in_background\": 0"),
-            "links.json:29:28: /gathers_in_background: must be true or false, got 0");
-  EXPECT_EQ(refusal("\"load\": 0.5", "\"load\": 1.5"), "links.json:26:13: /coding/load: must be a number from 0 to 1");
+            "links.json:37:28: /gathers_in_background: must be true or false, got 0");
+  EXPECT_EQ(refusal("\"load\": 0.5", "\"load\": 1.5"), "links.json:34:13: /coding/load: must be a number from 0 to 1");
   EXPECT_EQ(refusal("\"small\"", "\"smal\""),
             "links.json:1:1: /small: is needed, but not there\n"
-            "links.json:17:3: /smal: unknown key; did you mean \"small\"?");
+            "links.json:23:3: /smal: unknown key; did you mean \"small\"?");
   EXPECT_EQ(refusal("\"hierarchical(host, gloo)\"", "\"\""),
             "links.json:2:16: /transport: must be a string that is not empty, got the string \"\"");
 }
@@ -98,9 +98,13 @@ TEST(Links, RanksOfAHostShareItsLink) {
   EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
   EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
   EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
+  // Numbers are written in fewer bits for the other host alone: of 3/4 of a buffer a rank's half of 1/2; and a part is read from one peer.
+  EXPECT_DOUBLE_EQ(four.coding.of_reductions, 0.25 / 0.75);
+  EXPECT_DOUBLE_EQ(four.coding.of_gathers, 0.5);
   // Measured with two ranks a host, it says the same.
   Links two_each = four;
   two_each.ranks = 4;
+  two_each.coding = {};
   EXPECT_DOUBLE_EQ(two_each.of_group(4, 2, 1).all_reduce.beta_s_per_byte, four.all_reduce.beta_s_per_byte);
   EXPECT_DOUBLE_EQ(two_each.of_group(2, 2, 2).all_reduce.beta_s_per_byte, 16e-9);
   // Of one host nothing is known between two.
@@ -119,6 +123,10 @@ TEST(Links, AlphaGrowsWithThePeersAndBetaWithTheBytes) {
   EXPECT_DOUBLE_EQ(links.cost(links.all_gather, 10, 1000).latency_s, 3 * links.all_gather.alpha_s);
   EXPECT_EQ(links.cost(links.all_gather, 10, 1000).transfer_s, four.transfer_s);
   EXPECT_EQ(links.cost(links.all_gather, 1, 1000).seconds(), 0);
+  EXPECT_DOUBLE_EQ(four.busy_seconds(), links.all_gather.busy_alpha_s + 1e-9 * 1000);
+  EXPECT_DOUBLE_EQ(links.cost(links.all_gather, 10, 1000).busy_latency_s, 3 * links.all_gather.busy_alpha_s);
+  const CallCost reduction = links.cost(links.reduce_scatter, 4, 1000);
+  EXPECT_EQ(reduction.busy_seconds(), reduction.seconds()) << "no less than when nobody computes";
   EXPECT_EQ(links.all_gather_cost(5, 100).sent_bytes, 400);
 }
 

@@ -188,6 +188,23 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
+/// A gather that is all beside compute takes the longer time, and one that is waited for the shorter.
+TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
+  timed.links.shard = links_for(1);
+  timed.input.prefetch = 0;
+  const PredictedStep waited = timed.predicted();
+  timed.links.shard.all_gather.busy_beta_s_per_byte = 3 * timed.links.shard.all_gather.beta_s_per_byte;
+  EXPECT_EQ(timed.predicted().seconds, waited.seconds) << "nobody computes beside a gather";
+  timed.links.shard = links_for(1);
+  timed.input.prefetch = 1;
+  const PredictedStep hidden = timed.predicted();
+  timed.links.shard.all_gather.busy_beta_s_per_byte = 3 * timed.links.shard.all_gather.beta_s_per_byte;
+  const PredictedStep dragged = timed.predicted();
+  EXPECT_GT(dragged.exposed_gather_s, hidden.exposed_gather_s);
+  EXPECT_EQ(dragged.shard.transfer_s, hidden.shard.transfer_s);
+}
+
 /// On a machine whose cores are busy.
 TEST(PredictedStep, PackingTakesCoresFromCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);

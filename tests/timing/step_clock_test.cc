@@ -18,8 +18,8 @@ struct Script {
     script.instructions.push_back({Instruction::Kind::kWork, spending, seconds, -1, "work", -1});
     return *this;
   }
-  Script& post(Channel channel, double latency_s, double transfer_s, double load = 0) {
-    script.calls.push_back({channel, {latency_s, transfer_s, 0}, load, "call", -1});
+  Script& post(Channel channel, double latency_s, double transfer_s, double load = 0, double drag = 0) {
+    script.calls.push_back({channel, {latency_s, transfer_s, 0}, load, drag, "call", -1});
     script.instructions.push_back(
         {Instruction::Kind::kPost, Spending::kCompute, 0, static_cast<int>(script.calls.size()) - 1, "call", -1});
     return *this;
@@ -68,6 +68,32 @@ TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   EXPECT_EQ(times.stretch_s, 2);
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).work(10)).end_s, 14);
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).post(Channel::kReplicate, 0, 4, 1).work(10)).end_s, 14);
+}
+
+/// Half of a second's bytes in each second of work, also from one piece to the next, and then the rest.
+TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
+  const Script script = Script().post(Channel::kGather, 0.25, 2, 0, /*drag=*/1).work(0.75).work(0.5).wait(0);
+  EXPECT_DOUBLE_EQ(alone(script).end_s, 1.25 + (2 - 0.5));
+  const Script all = Script().post(Channel::kGather, 0, 2, 0, 1).work(5).wait(0).work(1);
+  EXPECT_DOUBLE_EQ(alone(all).end_s, 6);
+  const Script waited = Script().work(1).post(Channel::kGather, 0, 2, 0, 1).wait(0);
+  EXPECT_DOUBLE_EQ(alone(waited).end_s, 3);
+}
+
+/// A latency as well, which is not bytes on the wire: what shares it does not wait for it.
+TEST(StepClock, CallsBeginLaterWhileARankWorks) {
+  Script script = Script().post(Channel::kGather, 0.5, 1).post(Channel::kReduce, 0, 1.5).work(1.5).wait(1).wait(0);
+  script.script.calls[0].cost.busy_latency_s = 2;
+  // [0, 1.5] the reduction, and 3/4 of the latency; [1.5, 1.625] the rest of it; then its bytes.
+  EXPECT_DOUBLE_EQ(alone(script).end_s, 1.625 + 1);
+  script.script.calls[0].cost.latency_s = 0;
+  EXPECT_NEAR(alone(script).end_s, 1.5 + 1, 1e-9);
+}
+
+/// What nobody waits for goes on behind the step.
+TEST(StepClock, ARankMayEndBeforeACallDoes) {
+  const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
+  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // half the speed takes half the load
 }
 
 TEST(StepClock, TheWireIsBusyWhileSomeCallIsUnderWay) {

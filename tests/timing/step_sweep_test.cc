@@ -26,6 +26,14 @@ TEST(StepSweep, AStepIsItsParts) {
   }
 }
 
+/// Whether transport takes cores, which it does only while they are busy: so it matters what meets what.
+bool takes_cores(const TimedPlan& timed) {
+  const auto takes = [](const Links& links) {
+    return links.cpu_s_per_byte > 0 || links.coding.load > 0 || links.all_gather.busy_beta_s_per_byte > 0;
+  };
+  return takes(timed.links.shard) || takes(timed.links.replicate);
+}
+
 TEST(StepSweep, AStepIsAsLongAsItsLongestPartAndNoLongerThanAllOfThem) {
   std::mt19937_64 random(12);
   for (int i = 0; i < kPlans; ++i) {
@@ -35,6 +43,10 @@ TEST(StepSweep, AStepIsAsLongAsItsLongestPartAndNoLongerThanAllOfThem) {
     const double slack = close_to(step.seconds);
     EXPECT_GE(step.seconds, std::max({work, shard, replicate, step.shard.busy_s, step.replicate.busy_s}) - slack)
         << plan.text;
+    // Bytes that move beside compute take at most twice as long (any_links).
+    EXPECT_LE(step.seconds, work + 2 * (alone_s(step.shard) + alone_s(step.replicate)) + step.agreement_s + slack)
+        << plan.text;
+    if (takes_cores(plan.timed)) continue;
     EXPECT_LE(step.seconds, work + alone_s(step.shard) + alone_s(step.replicate) + step.agreement_s + slack)
         << plan.text;
   }
@@ -44,12 +56,6 @@ TEST(StepSweep, AStepIsAsLongAsItsLongestPartAndNoLongerThanAllOfThem) {
 double change(const RandomPlan& plan, const TimedPlan& other) {
   const double before = plan.timed.predicted().seconds;
   return (other.predicted().seconds - before) / before;
-}
-
-/// Whether transport takes cores, which it does only while they are busy: so it matters what meets what.
-bool takes_cores(const TimedPlan& timed) {
-  const auto takes = [](const Links& links) { return links.cpu_s_per_byte > 0 || links.coding.load > 0; };
-  return takes(timed.links.shard) || takes(timed.links.replicate);
 }
 
 /// Whether gathers and reductions can meet on a wire.
@@ -67,7 +73,9 @@ TimedPlan with_links(TimedPlan timed, double times_beta, double more_alpha_s) {
   for (Links* links : {&timed.links.shard, &timed.links.replicate}) {
     for (OperationFit* fit : {&links->all_gather, &links->reduce_scatter, &links->all_reduce, &links->small}) {
       fit->beta_s_per_byte *= times_beta;
+      fit->busy_beta_s_per_byte *= times_beta;
       fit->alpha_s += more_alpha_s;
+      fit->busy_alpha_s += more_alpha_s;
     }
   }
   return timed;

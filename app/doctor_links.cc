@@ -58,7 +58,8 @@ std::string text_of(const LinkSpeed& speed) {
                      number_text(1e6 * links.small.alpha_s, "%.0f") + " us";
   if (links.reduces_in_background)
     text += "; a GB on the wire takes " + number_text(1e9 * links.cpu_s_per_byte, "%.2f") +
-            " s from compute beside it, where cores are busy";
+            " s from compute beside it, where cores are busy, and one that is added up " +
+            number_text(1e9 * links.sum_s_per_byte, "%.2f") + " s more";
   text += "\n";
   const bool is_network = links.transport.find("gloo") != std::string::npos;
   return is_network ? text + table_of_forms(speed) : text;

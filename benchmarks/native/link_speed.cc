@@ -75,9 +75,7 @@ class LinkMeter {
       *fit = operation.fit;
       speed.operations.push_back(std::move(operation));
     }
-    if (links.reduces_in_background) {
-      TESSERA_ASSIGN_OR_RETURN(links.cpu_s_per_byte, measure_load());
-    }
+    if (links.reduces_in_background) TESSERA_RETURN_IF_ERROR(measure_loads(links));
     TESSERA_RETURN_IF_ERROR(measure_coding(speed));
     return speed;
   }
@@ -86,10 +84,11 @@ class LinkMeter {
   /// Of a buffer of so many bytes on all ranks together (all_reduce: on each).
   using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
 
-  absl::Status all_gather(std::int64_t bytes) {
+  absl::Status all_gather(std::int64_t bytes) { return start_all_gather(bytes).wait(); }
+  Work start_all_gather(std::int64_t bytes) {
     const std::size_t part = static_cast<std::size_t>(bytes / ranks_);
     std::byte* const full = full_->data();
-    return gather_.all_gather("links", full + static_cast<std::size_t>(gather_.rank()) * part, full, part).wait();
+    return gather_.all_gather("links", full + static_cast<std::size_t>(gather_.rank()) * part, full, part);
   }
   absl::Status reduce_scatter(std::int64_t bytes) {
     return reduce_
@@ -195,25 +194,36 @@ class LinkMeter {
     return seconds;
   }
 
-  /// What a byte on the wire takes from compute beside it.
-  absl::StatusOr<double> measure_load() {
-    const std::int64_t bytes = sizes()[1];
-    TESSERA_ASSIGN_OR_RETURN(const double reduction, median_of(&LinkMeter::all_reduce, bytes));
+  /// What a call takes from compute beside it, in seconds. `start` begins one; it takes about `seconds`.
+  template <class Start>
+  absl::StatusOr<double> measure_load(double seconds, const Start& start) {
     constexpr std::int64_t kTry = 2000;
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
-    // Somewhat longer than the reduction, so that all of it is beside compute.
-    const auto rounds = static_cast<std::int64_t>(1.5 * std::max(reduction, 0.02) / std::max(once, 1e-6) * kTry) + 1;
+    // Somewhat longer than the call, so that all of it is beside compute.
+    const auto rounds = static_cast<std::int64_t>(1.5 * std::max(seconds, 0.02) / std::max(once, 1e-6) * kTry) + 1;
     Samples alone, beside;
     for (int i = 0; i < 7; ++i) {
       TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
       alone.ns.push_back(nanoseconds(compute(rounds)));
       TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
-      Work work = start_all_reduce(bytes);
+      Work work = start();
       beside.ns.push_back(nanoseconds(compute(rounds)));
       TESSERA_RETURN_IF_ERROR(work.wait());
     }
-    const double sent = 2.0 * static_cast<double>(bytes / ranks_ * (ranks_ - 1));
-    return agreed(std::max(0.0, beside.median_s() - alone.median_s()) / sent);
+    return agreed(std::max(0.0, beside.median_s() - alone.median_s()));
+  }
+
+  /// What a byte on the wire takes from compute beside it, by an all-gather; and one that is added up, by what an all-reduce takes more.
+  absl::Status measure_loads(Links& links) {
+    const std::int64_t bytes = sizes()[1];
+    const auto others = static_cast<double>(bytes / ranks_ * (ranks_ - 1));
+    TESSERA_ASSIGN_OR_RETURN(const double gather_s, median_of(&LinkMeter::all_gather, bytes));
+    TESSERA_ASSIGN_OR_RETURN(const double gather, measure_load(gather_s, [&] { return start_all_gather(bytes); }));
+    links.cpu_s_per_byte = gather / others;
+    TESSERA_ASSIGN_OR_RETURN(const double reduce_s, median_of(&LinkMeter::all_reduce, bytes));
+    TESSERA_ASSIGN_OR_RETURN(const double reduce, measure_load(reduce_s, [&] { return start_all_reduce(bytes); }));
+    links.sum_s_per_byte = std::max(0.0, reduce - 2 * gather) / others;
+    return absl::OkStatus();
   }
 
   absl::Status measure_coding(LinkSpeed& speed) {

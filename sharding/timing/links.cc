@@ -47,6 +47,7 @@ Links read(MeasuredFields fields) {
   links.all_reduce = read_fit(fields, "all_reduce");
   links.small = read_fit(fields, "small");
   links.cpu_s_per_byte = fields.number("cpu_s_per_byte");
+  links.sum_s_per_byte = fields.number("sum_s_per_byte");
   links.coding = read_coding(fields);
   links.reduces_in_background = fields.boolean("reduces_in_background");
   links.gathers_in_background = fields.boolean("gathers_in_background");
@@ -71,8 +72,15 @@ nlohmann::ordered_json json_of(const OperationFit& fit) {
 }  // namespace
 
 CallCost operator+(const CallCost& a, const CallCost& b) {
-  return {a.latency_s + b.latency_s, a.transfer_s + b.transfer_s,         a.sent_bytes + b.sent_bytes,
-          a.coding_s + b.coding_s,   a.busy_latency_s + b.busy_latency_s, a.busy_transfer_s + b.busy_transfer_s};
+  CallCost sum = a;
+  sum.latency_s += b.latency_s;
+  sum.transfer_s += b.transfer_s;
+  sum.sent_bytes += b.sent_bytes;
+  sum.coding_s += b.coding_s;
+  sum.sum_s += b.sum_s;
+  sum.busy_latency_s += b.busy_latency_s;
+  sum.busy_transfer_s += b.busy_transfer_s;
+  return sum;
 }
 
 CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const {
@@ -131,6 +139,7 @@ std::string to_json(const Links& links) {
                                        {"all_reduce", json_of(links.all_reduce)},
                                        {"small", json_of(links.small)},
                                        {"cpu_s_per_byte", links.cpu_s_per_byte},
+                                       {"sum_s_per_byte", links.sum_s_per_byte},
                                        {"coding", json_of(links.coding)},
                                        {"reduces_in_background", links.reduces_in_background},
                                        {"gathers_in_background", links.gathers_in_background}};

@@ -16,6 +16,7 @@ struct CallCost {
   std::int64_t sent_bytes = 0;
   /// Of a core, meanwhile: in which a rank writes what it sends in fewer bits, and reads what comes (CodingFit).
   double coding_s = 0;
+  double sum_s = 0;  ///< of compute, that adding up takes from a rank whose cores are busy (Links::sum_s_per_byte)
   /// Where ranks compute meanwhile (OperationFit); what is less than when they do not counts as that.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
@@ -68,6 +69,7 @@ struct CodingFit {
 ///       "reduce_scatter": {...}, "all_reduce": {...},
 ///       "small": {...},                                             an all-gather of a few bytes (the agreement)
 ///       "cpu_s_per_byte": 1e-10,
+///       "sum_s_per_byte": 1e-10,
 ///       "coding": {"lossless_s_per_byte": 2e-10, "int8_s_per_byte": 6e-11, "int4_s_per_byte": 6e-11, "load": 1},
 ///       "reduces_in_background": true,
 ///       "gathers_in_background": true
@@ -76,9 +78,9 @@ struct Links {
   std::string transport = {};
   int ranks = 2, hosts = 1;
   OperationFit all_gather = {}, reduce_scatter = {}, all_reduce = {}, small = {};
-  /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy; 0 where transport work has a
-  /// core of its own.
-  double cpu_s_per_byte = 0;
+  /// Seconds of compute that a byte on the wire takes from a rank whose cores are busy; and that a byte of a peer's fp32 takes more where it is
+  /// added up, in however few bits it came. 0 where transport work has a core of its own.
+  double cpu_s_per_byte = 0, sum_s_per_byte = 0;
   CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
   /// Collectives::gathers_in_background. Not so in shared memory: there the call is over when it returns.
@@ -93,7 +95,7 @@ struct Links {
   /// time, and so share its link. Ranks of a host sum and gather in its memory first, so what a call of N bytes sends from a host is
   /// groups (of_hosts - 1)/of_hosts N (twice that in an all-reduce); beta, which is of what a rank would send alone, follows, and so does what is
   /// written in fewer bits. Links that
-  /// were measured on one host stay as they are, and so do alpha and cpu_s_per_byte. REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
+  /// were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and sum_s_per_byte. REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;

@@ -27,11 +27,15 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
   double coding_s = static_cast<double>(others) * links.coding.of_reductions *
                     coding_seconds(links.coding, contribution.form, contribution.dtype, part);
-  if (is_cut) return with_coding(links.cost(links.reduce_scatter, ranks, bytes), coding_s);
+  const auto with_sum = [&](CallCost cost) {
+    cost.sum_s = links.sum_s_per_byte * links.coding.of_reductions * static_cast<double>(others * part * kF32Bytes);
+    return cost;
+  };
+  if (is_cut) return with_sum(with_coding(links.cost(links.reduce_scatter, ranks, bytes), coding_s));
   const CallCost sent_on = all_gather_in(sums.form, sums.dtype, part, links, ranks);
   bytes += sent_on.sent_bytes;
   coding_s += sent_on.coding_s;
-  return with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s);
+  return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
 CallCost plain_all_reduce(const Links& links, int ranks, std::int64_t numel) {

@@ -27,7 +27,8 @@ int ScriptWriter::post(Channel channel, const CallCost& cost, const char* what, 
   const Axis axis = channel == Channel::kReplicate ? Axis::kReplicate : Axis::kShard;
   count(axis, cost);
   const Links& links = this->links(axis);
-  const double taken = links.cpu_s_per_byte * static_cast<double>(cost.sent_bytes) + links.coding.load * cost.coding_s;
+  const double taken =
+      links.cpu_s_per_byte * static_cast<double>(cost.sent_bytes) + links.coding.load * cost.coding_s + cost.sum_s;
   if (cost.transfer_s == 0) return number;
   call.drag = std::max(0.0, cost.busy_transfer_s / cost.transfer_s - 1);
   call.load = std::min(taken / cost.transfer_s, 1 + call.drag);

@@ -17,6 +17,7 @@ Links some_links() {
   links.all_reduce = {1e9, 0.1};
   links.small = {1e-5, 0};
   links.cpu_s_per_byte = 1e-11;
+  links.sum_s_per_byte = 3e-11;
   links.coding = {2e-10, 1.0 / 7, 0, 0.5};
   links.gathers_in_background = false;
   return links;
@@ -66,8 +67,8 @@ TEST(Links, EveryRefusalNamesFileLineAndKey) {
   EXPECT_EQ(refusal("\"ranks\": 4", "\"ranks\": 18446744073709551615"),
             "links.json:3:12: /ranks: must be an integer from 2 to 1048576, got 18446744073709551615");
   EXPECT_EQ(refusal("\"gathers_in_background\": false", "\"gathers_in_background\": 0"),
-            "links.json:37:28: /gathers_in_background: must be true or false, got 0");
-  EXPECT_EQ(refusal("\"load\": 0.5", "\"load\": 1.5"), "links.json:34:13: /coding/load: must be a number from 0 to 1");
+            "links.json:38:28: /gathers_in_background: must be true or false, got 0");
+  EXPECT_EQ(refusal("\"load\": 0.5", "\"load\": 1.5"), "links.json:35:13: /coding/load: must be a number from 0 to 1");
   EXPECT_EQ(refusal("\"small\"", "\"smal\""),
             "links.json:1:1: /small: is needed, but not there\n"
             "links.json:23:3: /smal: unknown key; did you mean \"small\"?");

@@ -46,6 +46,9 @@ TEST(ReductionCost, FewerBitsTakeACoreToo) {
   timed.links.shard.coding = {.lossless_s_per_byte = 3e-10, .int8_s_per_byte = 1e-10};
   const CallCost cost = cost_of(timed);
   EXPECT_NEAR(cost.coding_s, 4.0 * kNumel / 4 * (3 * 1e-10 + 2 * 3e-10), 1e-12);
+  EXPECT_EQ(cost.sum_s, 0);
+  timed.links.shard.sum_s_per_byte = 1e-9;
+  EXPECT_DOUBLE_EQ(cost_of(timed).sum_s, 3 * kNumel * 1e-9) << "of what comes, in whatever form";
   EXPECT_EQ(cost.transfer_s, cost.coding_s) << "longer than the wire's";
   timed.links.shard.all_reduce.beta_s_per_byte = 1;
   EXPECT_EQ(cost_of(timed).transfer_s, static_cast<double>(cost.sent_bytes)) << "which goes on meanwhile";

@@ -29,7 +29,8 @@ TEST(StepSweep, AStepIsItsParts) {
 /// Whether transport takes cores, which it does only while they are busy: so it matters what meets what.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
-    return links.cpu_s_per_byte > 0 || links.coding.load > 0 || links.all_gather.busy_beta_s_per_byte > 0;
+    return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||
+           links.all_gather.busy_beta_s_per_byte > 0;
   };
   return takes(timed.links.shard) || takes(timed.links.replicate);
 }

@@ -23,6 +23,7 @@ Links any_links(std::mt19937_64& random) {
   const double alpha = any(random, 0, 2) == 0 ? 0 : any_seconds(random, 1e-6, 1e-3);
   Links links = links_of(any_seconds(random, 1e-11, 1e-7), alpha);
   links.all_reduce.beta_s_per_byte *= 1.3;
+  if (any(random, 0, 3) == 0) links.sum_s_per_byte = links.all_reduce.beta_s_per_byte * any_seconds(random, 0.01, 2);
   if (any(random, 0, 3) == 0) links.cpu_s_per_byte = links.all_gather.beta_s_per_byte * any_seconds(random, 0.01, 2);
   if (any(random, 0, 3) == 0) {
     for (OperationFit* fit : {&links.all_gather, &links.reduce_scatter, &links.all_reduce})

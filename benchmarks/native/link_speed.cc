@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -194,23 +195,36 @@ class LinkMeter {
     return seconds;
   }
 
-  /// What a call takes from compute beside it, in seconds. `start` begins one; it takes about `seconds`.
-  template <class Start>
-  absl::StatusOr<double> measure_load(double seconds, const Start& start) {
+  /// So many rounds of `compute` as take about `seconds` on the slowest rank.
+  absl::StatusOr<std::int64_t> rounds_of(double seconds) {
     constexpr std::int64_t kTry = 2000;
     TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
-    // Somewhat longer than the call, so that all of it is beside compute.
-    const auto rounds = static_cast<std::int64_t>(1.5 * std::max(seconds, 0.02) / std::max(once, 1e-6) * kTry) + 1;
+    return static_cast<std::int64_t>(seconds / std::max(once, 1e-6) * kTry) + 1;
+  }
+
+  /// What compute loses, in seconds, to what `begin` sets going, which returns how to end it; medians of so many times alone and beside it.
+  template <class Begin>
+  absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
     Samples alone, beside;
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < times; ++i) {
       TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
       alone.ns.push_back(nanoseconds(compute(rounds)));
       TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
-      Work work = start();
+      auto end = begin();
       beside.ns.push_back(nanoseconds(compute(rounds)));
-      TESSERA_RETURN_IF_ERROR(work.wait());
+      TESSERA_RETURN_IF_ERROR(end());
     }
-    return agreed(std::max(0.0, beside.median_s() - alone.median_s()));
+    return std::max(0.0, beside.median_s() - alone.median_s());
+  }
+
+  /// What a call takes from compute beside it, in seconds. `start` begins one; it takes about `seconds`.
+  template <class Start>
+  absl::StatusOr<double> measure_load(double seconds, const Start& start) {
+    // Somewhat longer than the call, so that all of it is beside compute.
+    TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(1.5 * std::max(seconds, 0.02)));
+    const auto begin = [&] { return [work = std::make_shared<Work>(start())] { return work->wait(); }; };
+    TESSERA_ASSIGN_OR_RETURN(const double lost, lost_beside(rounds, /*times=*/7, begin));
+    return agreed(lost);
   }
 
   /// What a byte on the wire takes from compute beside it, by an all-gather; and one that is added up, by what an all-reduce takes more.
@@ -243,33 +257,28 @@ class LinkMeter {
 
   /// What compute loses to a thread that writes and reads int8 beside it, of the seconds that the thread has a core.
   absl::StatusOr<double> measure_coding_load() {
-    constexpr std::size_t kNumel = std::size_t{64} << 10;
-    constexpr std::int64_t kTry = 2000;
-    constexpr double kSeconds = 0.1;
-    TESSERA_ASSIGN_OR_RETURN(const double once, agreed(compute(kTry)));
-    const auto rounds = static_cast<std::int64_t>(kSeconds / std::max(once, 1e-6) * kTry) + 1;
-    CodecRun codec(kNumel);
-    Samples alone, beside, coding;
-    for (int i = 0; i < kLoadRounds; ++i) {
-      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
-      alone.ns.push_back(nanoseconds(compute(rounds)));
-      TESSERA_RETURN_IF_ERROR(gather_.barrier("links").wait());
-      std::atomic<bool> ends = false;
-      double on_a_core = 0;
-      std::thread coder([&] {
+    TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
+    CodecRun codec(std::size_t{64} << 10);
+    Samples coding;
+    std::atomic<bool> ends = false;
+    double on_a_core = 0;
+    const auto begin = [&] {
+      ends = false;
+      auto coder = std::make_shared<std::thread>([&] {
         while (!ends) codec.there_and_back(WireForm::kInt8);
         on_a_core = thread_seconds();
       });
-      beside.ns.push_back(nanoseconds(compute(rounds)));
-      ends = true;
-      coder.join();
-      coding.ns.push_back(nanoseconds(on_a_core));
-    }
-    const double lost = std::max(0.0, beside.median_s() - alone.median_s());
+      return [&, coder] {
+        ends = true;
+        coder->join();
+        coding.ns.push_back(nanoseconds(on_a_core));
+        return absl::OkStatus();
+      };
+    };
+    TESSERA_ASSIGN_OR_RETURN(const double lost, lost_beside(rounds, /*times=*/5, begin));
     return agreed(std::min(lost / std::max(coding.median_s(), 1e-9), 1.0));
   }
 
-  static constexpr int kLoadRounds = 5;
   Collectives& gather_;
   Collectives& reduce_;
   const LinkSpeedOptions options_;

@@ -411,7 +411,7 @@ bool DeviceUpdate::alternates() const {
 }
 
 void DeviceUpdate::expect(std::span<const int> order) {
-  if (passes_twice()) direction_ = Direction::kForward;
+  if (plan_.passes_twice()) direction_ = Direction::kForward;
   begin_records(strategy_.optimizer.in_backward ? turns_of(order) : first_pass());
   if (host_) host_->expect(/*sums_of_step=*/true);
 }

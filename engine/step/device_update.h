@@ -107,7 +107,6 @@ class DeviceUpdate {
     std::size_t group;
     bool prepares = false;
   };
-  bool passes_twice() const { return is_muon() || layers_; }
   bool weights_below(const Group& group) const;
   enum class Which { kAll, kElements, kMatrices };
   std::vector<Turn> turns(Which which, bool prepares = false) const;

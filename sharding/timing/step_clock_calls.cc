@@ -85,7 +85,7 @@ void StepClock::share(Wire& wire) {
     const Line& line = lines_[index(number)];
     if (line.is_active && !line.is_moving) settle_line(number, latency_speed(line));
     if (!line.is_moving) continue;
-    const WireCall& call = call_of(lines_[index(number)]);
+    const WireCall& call = call_of(line);
     const double speed = 1.0 / static_cast<double>(moving) / (wire.working > 0 ? 1 + call.drag : 1);
     settle_line(number, speed);
     load += speed * call.load;

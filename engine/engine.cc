@@ -250,6 +250,7 @@ TrafficCounts Engine::traffic() const {
   const TrainingMemory& memory = state_->memory;
   if (memory.parameter_records) add(memory.parameter_records->counters());
   if (memory.state_records) add(memory.state_records->counters());
+  if (memory.tensor_state_records) add(memory.tensor_state_records->counters());
   if (memory.gradient_records) add(memory.gradient_records->counters());
   if (memory.device_gradients) {
     add(memory.device_gradients->counters());

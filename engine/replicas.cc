@@ -52,7 +52,10 @@ std::uint64_t hash_of_state_of(const FlatGroup& group, std::size_t i) {
   Hash hash;
   for_each_tensor_state(group, i, [&](const TensorState&, Extent place) {
     const Extent own = intersect(place, group.tensor_state_part);
-    if (own.numel > 0) hash.add(group.device, group.tensor_state_at(own.offset), own.numel * 4);
+    if (own.numel == 0) return;
+    visit_tensor_states(group, StateUse::kRead, [&](const TensorStatesView& view) {
+      hash.add(view.place, view.at(own.offset), own.numel * 4);
+    });
   });
   const Extent part = group.trainable ? intersect(group.layout.extent(i), group.optimizer_part) : Extent{};
   if (part.numel <= 0) return hash.value();

@@ -325,7 +325,7 @@ absl::Status FileTier::return_to(std::string_view where) {
   for (Slot& slot : slots_.span()) {
     if (slot.record >= 0) slot_of(slot.record) = 0;
     slot.record = -1;
-    slot.write = 0;  // it has ended, and nobody wants its record again
+    slot.was_put = false;  // the write has ended, and nobody wants its record again
   }
   return two_places_.return_to(where, written_, checksums_);
 }
@@ -367,18 +367,22 @@ bool FileTier::holds(std::int64_t record) const {
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
 
-// The slot to use for another record: of the free ones the one that was put or released first. The `write_behind` last
-// writes count as under way even if they have ended, so what is read and what is hit does not depend on the disk's speed.
+bool FileTier::is_past_write_behind(const Slot& slot) const {
+  return slot.order + static_cast<std::uint64_t>(options_.write_behind) <= order_;
+}
+
+// The slot to use for another record: of the free ones the one that was put or released first. A write counts as under way until
+// `write_behind` records were put or released after it, even if it has ended, so what is read and what is hit does not depend on the
+// disk's speed.
 //
 // There is one. A get finds at most `most_held - 1` slots held and `read_ahead` fetched; a fetch at most `most_held` held and
 // `read_ahead - 1` fetched; and `write_behind` are being written. Where there are fewer slots than that, there is one for
 // each record, so one has none yet.
 std::size_t FileTier::next_free() const {
-  const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   std::size_t best = slots_.span().size();
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.state != SlotState::kFree || (slot.write != 0 && slot.write + behind > writes_)) continue;
+    if (slot.state != SlotState::kFree || (slot.was_put && !is_past_write_behind(slot))) continue;
     if (best == slots_.span().size() || slot.order < slots_[best].order) best = i;
   }
   return best;
@@ -390,8 +394,8 @@ std::size_t FileTier::reuse_slot(std::int64_t record) {
   if (slot.record >= 0) slot_of(slot.record) = 0;
   slot = Slot{.record = record,
               .order = slot.order,
-              .write = 0,
               .state = SlotState::kFree,
+              .was_put = false,
               .reading = false,
               .was_read = false,
               .unverified = false,
@@ -490,7 +494,7 @@ absl::Status FileTier::bring_in(std::size_t index) {
   if (slot.state == SlotState::kFetched) --fetched_;
   TESSERA_RETURN_IF_ERROR(end_read(index));
   TESSERA_RETURN_IF_ERROR(verify(index));
-  slot.write = 0;  // it has ended; if the record is released, the slot can be reused
+  slot.was_put = false;  // the write has ended; if the record is released, the slot can be reused
   slot.state = SlotState::kHeld;
   ++held_;
   return absl::OkStatus();
@@ -514,6 +518,7 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<s
   }
   const std::size_t index = as_size(slot_of(record) - 1);
   slots_[index].order = ++order_;
+  TESSERA_RETURN_IF_ERROR(end_writes_behind());
   if (changed) return start_write(index, checksum);
   slots_[index].state = SlotState::kFree;
   return absl::OkStatus();
@@ -528,18 +533,21 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   written_[which] = 1;
   if (has_checksums(options_)) checksums_[which] = checksum ? *checksum : checksum_of_slot(index);
   if (!options_.durable.empty()) two_places_.place_to_write(which);
-  slot.write = ++writes_;
-  // In the order of their numbers, whichever ends first (next_free).
-  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
-    if (slots_[i].state == SlotState::kWriting &&
-        slots_[i].write + static_cast<std::uint64_t>(options_.write_behind) <= writes_)
-      TESSERA_RETURN_IF_ERROR(end_write(i));
-  }
+  slot.was_put = true;
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;
   TESSERA_RETURN_IF_ERROR(hand_over(slot.record, request(IoKind::kWrite, index)));
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
+}
+
+// Those that count no more (next_free), whichever of all ends first.
+absl::Status FileTier::end_writes_behind() {
+  for (std::size_t i = 0; i < slots_.span().size(); ++i) {
+    if (slots_[i].state == SlotState::kWriting && is_past_write_behind(slots_[i]))
+      TESSERA_RETURN_IF_ERROR(end_write(i));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status FileTier::end_write(std::size_t index) {

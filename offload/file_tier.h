@@ -122,8 +122,8 @@ class FileTier final : public RecordTier, public DurableTier {
   struct Slot {
     std::int64_t record;  ///< -1: none
     std::uint64_t order;  ///< when it was put or released last: the lowest free one is used next
-    std::uint64_t write;  ///< number of its last write; 0: none
     SlotState state;
+    bool was_put;     ///< last, and not used since: its write may be under way, or count so
     bool reading;     ///< the read has not ended, as far as we know
     bool was_read;    ///< from disk, for a `get` that is still to come
     bool unverified;  ///< was_read, and its checksum has not been looked at
@@ -180,6 +180,8 @@ class FileTier final : public RecordTier, public DurableTier {
   std::uint64_t checksum_of_slot(std::size_t slot) const;
   absl::Status start_write(std::size_t slot, std::optional<std::uint64_t> checksum);
   absl::Status end_write(std::size_t slot);
+  bool is_past_write_behind(const Slot& slot) const;
+  absl::Status end_writes_behind();
   absl::Status end_writes_that_are_done();
   std::size_t reuse_slot(std::int64_t record);
   absl::Status bring_in(std::size_t slot);
@@ -208,8 +210,8 @@ class FileTier final : public RecordTier, public DurableTier {
   std::vector<Copy> copies_;                       ///< that have not ended, oldest first
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
-  std::uint64_t order_ = 0, writes_ = 0;  ///< the last numbers given
-  TierCounters counters_;                 ///< all but wait_seconds
+  std::uint64_t order_ = 0;  ///< the last number given
+  TierCounters counters_;    ///< all but wait_seconds
   absl::Status failure_;
   absl::Status sync_failure_;  ///< of a sync on any thread, which the next end_writes is behind
 };

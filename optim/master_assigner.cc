@@ -13,8 +13,8 @@ OptimizerConfig sgd_without_states(const OptimizerConfig& config) {
 MasterAssigner::MasterAssigner(const OptimizerConfig& config, const EmaConfig& ema, InstructionSet set)
     : elements_(sgd_without_states(config), ema, set), loops_(step_loops(set)) {}
 
-void MasterAssigner::read(const OptimizerSlice& slice, float* masters) const {
-  loops_.read_weights(elements_.arguments(slice), masters);
+void MasterAssigner::read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const {
+  loops_.read_weights(part_of(elements_.arguments(slice), begin, count), masters);
 }
 
 void MasterAssigner::step(const StepScalars& scalars, const OptimizerSlice& slice) const {

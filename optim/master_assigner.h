@@ -20,8 +20,8 @@ class MasterAssigner final : public Optimizer {
   /// The slice as loops and kernels take it.
   StepArguments arguments(const OptimizerSlice& slice) const { return elements_.arguments(slice); }
   const RuleOptimizer& elements() const { return elements_; }
-  /// Writes the slice's masters to `masters` [n].
-  void read(const OptimizerSlice& slice, float* masters) const;
+  /// Writes the masters of `count` elements of the slice, from its `begin`th on, to `masters` [count].
+  void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
   /// `slice.gradient` are the new masters. Of the scalars only `step` counts.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }

@@ -53,7 +53,7 @@ struct TensorState {
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
 /// Of shard, master and state, a part may lie below memory (`parameter_chunks`, `records`); then the pointers are to the
-/// first elements, which are in memory. `engine/memory/state_views.h` reaches both.
+/// first elements, which are in memory. Of tensor_state all does or nothing. `engine/memory/state_views.h` reaches both.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup {
@@ -89,7 +89,9 @@ struct FlatGroup {
   TensorStates tensor_states;                    ///< GroupShape::tensor_states
   std::vector<TensorState> tensor_state_shapes;  ///< of each of their layout
   Extent tensor_state_part;                      ///< of their buffer
-  float* tensor_state = nullptr;
+  float* tensor_state = nullptr;                 ///< null while it lies below memory
+  std::int64_t tensor_state_record = -1;         ///< all of this rank's part; -1: in memory
+  std::shared_ptr<StateRecords> tensor_states_below;
 
   /// Its parts and memory only: nothing that ties it to the module or to a unit.
   FlatGroup without_module() const;

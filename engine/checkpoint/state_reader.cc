@@ -116,18 +116,22 @@ absl::Status StateReader::read_state(const MatchedParameter& parameter, std::siz
 absl::Status StateReader::read_tensor_states(const MatchedParameter& parameter) {
   const FlatGroup& group = *parameter.group;
   absl::Status status;
-  for_each_tensor_state(group, parameter.index, [&](const TensorState& state, Extent place) {
+  const auto read = [&](const TensorStatesView& view, const TensorState& state, Extent place) {
     const SavedState& saved = *matched_.states[states_.place_of(state)];
     const std::int64_t size = element_bytes(dtype_of_state(saved));
-    status.Update(for_each_portion(intersect(place, group.tensor_state_part), kConverted, [&](Extent portion) {
+    return for_each_portion(intersect(place, view.part), kConverted, [&](Extent portion) {
       TESSERA_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
                                checkpoint_.view(saved.name, parameter.saved->name, portion.offset - place.offset,
                                                 static_cast<std::size_t>(portion.numel * size)));
-      const HostView view(group.tensor_state_at(portion.offset), portion.numel * 4, group.device, HostView::kUndefined);
-      convert_state(saved.format, bytes, "fp32", {view.data(), static_cast<std::size_t>(portion.numel * 4)});
-      view.write_back();
+      const HostView to(view.at(portion.offset), portion.numel * 4, view.place, HostView::kUndefined);
+      convert_state(saved.format, bytes, "fp32", {to.data(), static_cast<std::size_t>(portion.numel * 4)});
+      to.write_back();
       return absl::OkStatus();
-    }));
+    });
+  };
+  for_each_tensor_state(group, parameter.index, [&](const TensorState& state, Extent place) {
+    visit_tensor_states(group, StateUse::kUpdate,
+                        [&](const TensorStatesView& view) { status.Update(read(view, state, place)); });
   });
   return status;
 }
@@ -162,8 +166,10 @@ void StateReader::clear_states(const MatchedParameter& parameter) const {
     view.write_back();
   };
   for_each_tensor_state(group, parameter.index, [&](const TensorState&, Extent place) {
-    const Extent own = intersect(place, group.tensor_state_part);
-    clear(group.tensor_state_at(own.offset), own.numel * 4, group.device);
+    visit_tensor_states(group, StateUse::kUpdate, [&](const TensorStatesView& view) {
+      const Extent own = intersect(place, view.part);
+      clear(view.at(own.offset), own.numel * 4, view.place);
+    });
   });
   if (run.numel == 0 || count == 0) return;
   for_each_state(group, StateKind::kMastersAndStates, run, StateUse::kUpdate, [&](const StateView& view) {

@@ -107,7 +107,9 @@ absl::Status append_state(const FlatGroup& group, std::size_t state, bool scales
 template <class Sink>
 absl::Status append_tensor_state(const FlatGroup& group, Extent run, const Sink& sink) {
   return append_portions(sink, [&](const auto& append) {
-    view_in_portions(group.tensor_state_at(run.offset), run.numel * 4, group.device, append);
+    visit_tensor_states(group, StateUse::kRead, [&](const TensorStatesView& view) {
+      view_in_portions(view.at(run.offset), run.numel * 4, view.place, append);
+    });
   });
 }
 

@@ -56,7 +56,9 @@ void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>
     if (numel == 0) continue;
     std::vector<float> joined(static_cast<std::size_t>(numel));
     const Extent held = group.tensor_state_part;
-    fetch_state(joined.data() + held.offset, group.tensor_state, held.numel * 4, group.device);
+    visit_tensor_states(group, StateUse::kRead, [&](const TensorStatesView& view) {
+      fetch_state(joined.data() + held.offset, view.states, held.numel * 4, view.place);
+    });
     for_each_part(placement_, mesh_, numel, [&](int rank, Extent part) {
       const auto bytes = static_cast<std::size_t>(part.numel) * sizeof(float);
       throw_if_error(control.broadcast("optimizer state", joined.data() + part.offset, bytes, rank).wait());
@@ -69,7 +71,9 @@ void CarriedStates::write_tensor_states(const std::vector<std::unique_ptr<Unit>>
       for_each_tensor_state(target, place->second.parameter, [&](const TensorState&, Extent whole) {
         const Extent own = intersect(whole, target.tensor_state_part);
         const std::int64_t begin = group.tensor_states.layout.extent(state++).offset + (own.offset - whole.offset);
-        write_state(target.tensor_state_at(own.offset), joined.data() + begin, own.numel * 4, target.device);
+        visit_tensor_states(target, StateUse::kUpdate, [&](const TensorStatesView& view) {
+          write_state(view.at(own.offset), joined.data() + begin, own.numel * 4, view.place);
+        });
       });
     }
   }

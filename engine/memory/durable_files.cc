@@ -183,6 +183,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, device);
   add_records(memory.parameter_records, plan.parameter_records(), "parameters");
   add_records(memory.state_records, plan.state_records(), "states");
+  add_records(memory.tensor_state_records, plan.tensor_state_records(), "tensor_states");
   std::int64_t bytes = 0;
   for (const Piece& piece : pieces_) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.image_bytes(), "what a commit writes departs from the plan");

@@ -29,23 +29,25 @@ MappedRecords::~MappedRecords() {
   }
 }
 
-void MappedRecords::begin_pass(std::span<const std::int64_t> order, bool changes) {
+void MappedRecords::begin_pass(std::span<const std::int64_t> order) {
   if (!are_in_files_) return;
   settle();
-  changes_ = changes;
   records_->begin_pass(order);
 }
 
-std::byte* MappedRecords::use(std::int64_t record) {
+std::byte* MappedRecords::use(std::int64_t record, bool changes) {
   if (!are_in_files_) {
     is_used_ = true;
     return places_[static_cast<std::size_t>(record)];
   }
-  if (current_ && used_.back().record == record) return current_;
+  if (current_ && used_.back().record == record) {
+    used_.back().changed |= changes;
+    return current_;
+  }
   close();
   if (used_.size() == held_) let_go_oldest();
   current_ = records_->hold(record).data();
-  used_.push_back({record, nullptr, changes_});
+  used_.push_back({record, nullptr, changes});
   return current_;
 }
 

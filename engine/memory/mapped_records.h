@@ -26,12 +26,11 @@ class MappedRecords {
   MappedRecords(const MappedRecords&) = delete;
   MappedRecords& operator=(const MappedRecords&) = delete;
 
-  /// The records that the next pass uses, in this order; those in files are read ahead. As StateRecords::begin_pass. `changes`: else the
-  /// pass only reads them.
-  void begin_pass(std::span<const std::int64_t> order, bool changes = true);
-  /// The record's bytes. What is queued on the current stream until the next call finds them, and what it leaves there counts. Throws as
-  /// StateRecords::visit, and what DeviceKernels throws.
-  std::byte* use(std::int64_t record);
+  /// The records that the next pass uses, in this order; those in files are read ahead. As StateRecords::begin_pass.
+  void begin_pass(std::span<const std::int64_t> order);
+  /// The record's bytes. What is queued on the current stream until the next call finds them, and what it leaves there counts if it
+  /// `changes` them. Throws as StateRecords::visit, and what DeviceKernels throws.
+  std::byte* use(std::int64_t record, bool changes);
   void end_pass();
 
   /// Waits until no kernel changes a record. Throws likewise.
@@ -55,7 +54,6 @@ class MappedRecords {
   std::vector<std::byte*> places_;               ///< of each record, where they stay
   std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
   std::byte* current_ = nullptr;                 ///< of the last one in `used_`
-  bool changes_ = true;                          ///< this pass does
   bool is_used_ = false;                         ///< a record that stays where it lies, since `passed_`
   std::unique_ptr<DeviceKernels::Mark> passed_;  ///< behind the last pass; null: nobody need wait for it
 };

@@ -63,21 +63,38 @@ StateStream::Coming StateStream::bring(std::int64_t record, std::int64_t use, st
 }
 
 void StateStream::pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue) {
-  const std::int64_t use = uses_;
+  pass_through({&record, 1}, changes, [&](std::span<std::byte* const> there) { queue(there.front()); });
+}
+
+void StateStream::pass_through(std::span<const std::int64_t> records, bool changes,
+                               c10::function_ref<void(std::span<std::byte* const>)> queue) {
+  here_.clear();
+  there_.clear();
+  for (const std::int64_t record : records) {
+    const std::int64_t use = uses_ + static_cast<std::int64_t>(here_.size());
+    here_.push_back(arrive(record, use, changes));
+    there_.push_back(memory_of(use));
+  }
+  queue(there_);
+  const std::size_t before = passed_;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    back_[slot_of(uses_)] = kernels_.download(here_[i].data(), there_[i], here_[i].size());
+    last_use_[static_cast<std::size_t>(records[i])] = uses_;
+    ++uses_;
+    streamed_bytes_ += static_cast<std::int64_t>(here_[i].size());
+    if (passed_ < order_.size() && order_[passed_] == records[i]) ++passed_;
+  }
+  if (passed_ > before) bring_ahead();
+}
+
+/// The record's bytes on the host. What is queued from now on finds them in the slot of `use`.
+std::span<std::byte> StateStream::arrive(std::int64_t record, std::int64_t use, bool changes) {
   const std::span<std::byte> bytes = are_in_files_ ? hold(record, changes) : places_[static_cast<std::size_t>(record)];
   if (!ahead_.empty() && ahead_.front().record != record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(record, use, bytes));
   ahead_.front().mark->join();
   ahead_.pop_front();
-  queue(memory_of(use));
-  back_[slot_of(use)] = kernels_.download(bytes.data(), memory_of(use), bytes.size());
-  last_use_[static_cast<std::size_t>(record)] = use;
-  ++uses_;
-  streamed_bytes_ += static_cast<std::int64_t>(bytes.size());
-  if (passed_ < order_.size() && order_[passed_] == record) {
-    ++passed_;
-    bring_ahead();
-  }
+  return bytes;
 }
 
 /// In files.

@@ -50,6 +50,9 @@ class StateStream {
   /// there goes back. `changes`: else it leaves what it found, which goes back too, since marks count on it, but not to the disk. Throws as
   /// StateRecords::visit, and what DeviceKernels throws.
   void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
+  /// The same of several records that are there at once. REQUIRES: as many slots beside those that are brought ahead.
+  void pass_through(std::span<const std::int64_t> records, bool changes,
+                    c10::function_ref<void(std::span<std::byte* const>)> queue);
   void end_pass();
 
   /// Waits until all records are back. Throws likewise.
@@ -80,6 +83,7 @@ class StateStream {
   void bring_ahead();
   void give_up_ahead();
   std::span<std::byte> hold(std::int64_t record, bool changes);
+  std::span<std::byte> arrive(std::int64_t record, std::int64_t use, bool changes);
   void let_go_oldest();
 
   const std::shared_ptr<StateRecords> records_;
@@ -101,6 +105,8 @@ class StateStream {
   std::vector<std::int64_t> order_;           ///< of this pass, where records are in pinned memory
   std::size_t passed_ = 0;                    ///< of `order_`
   std::deque<Coming> ahead_;                  ///< of `order_` from `passed_` on, for the uses from `uses_` on
+  std::vector<std::span<std::byte>> here_;    ///< of the records that are there: where they lie on the host
+  std::vector<std::byte*> there_;             ///< and on the GPU
   std::int64_t streamed_bytes_ = 0;
 };
 

@@ -149,6 +149,13 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
   for_each_piece(run, direction, place_at, visit_piece);
 }
 
+void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit) {
+  if (!group.tensor_states_below) return visit({group.tensor_state_part, group.tensor_state, group.device});
+  group.tensor_states_below->visit(group.tensor_state_record, use != StateUse::kRead, [&](std::byte* bytes) {
+    visit({group.tensor_state_part, reinterpret_cast<float*>(bytes), MemoryPlace(group.device, /*in_record=*/true)});
+  });
+}
+
 void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
                     std::vector<std::int64_t>& numbers) {
   const Tiered tiered = kind == StateKind::kParameters ? parameters_of(group) : states_of(group);

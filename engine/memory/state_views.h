@@ -45,6 +45,16 @@ enum class StateKind : std::uint8_t {
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
 
+/// This rank's part of a group's tensor states, in memory while somebody visits it.
+struct TensorStatesView {
+  Extent part;  ///< FlatGroup::tensor_state_part
+  float* states;
+  MemoryPlace place;
+  float* at(std::int64_t element) const { return states + (element - part.offset); }
+};
+/// REQUIRES: there are some. Throws as for_each_state. `use`: kRead or kUpdate.
+void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit);
+
 /// Appends the numbers of the records that `for_each_state` would visit, of parameters or of masters and states, in its
 /// order, each once in a row.
 void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,

@@ -83,8 +83,21 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const PlanIn
     if (piece.scale_bytes == 0) continue;
     group.state[i].scales = reinterpret_cast<float*>(memory.optimizer.take(piece.scale_bytes));
   }
-  const std::int64_t numel = group.tensor_state_part.numel;
-  if (numel > 0) group.tensor_state = reinterpret_cast<float*>(memory.optimizer.take(numel * 4));
+}
+
+/// Of whole tensors, which groups have in memory or, the last ones, in records.
+void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
+  std::int64_t index = 0;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    const std::int64_t numel = group.tensor_state_part.numel;
+    if (numel == 0) return;
+    if (index < plan.tensor_states_in_memory()) {
+      group.tensor_state = reinterpret_cast<float*>(arena.take(numel * 4));
+    } else {
+      group.tensor_state_record = index - plan.tensor_states_in_memory();
+    }
+    ++index;
+  });
 }
 
 /// What people call a piece of a group: the first parameter that it has a part of.
@@ -172,19 +185,19 @@ std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int 
 }
 
 /// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
-/// that a GPU copies from and to.
+/// that a GPU copies from and to. `ahead`: so many are read ahead, and as many written behind.
 std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
                                         const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
-                                        const std::string& kind, const AlignedMemory::Give& give = nullptr) {
+                                        const std::string& kind, const AlignedMemory::Give& give, std::int64_t ahead) {
   FileTierOptions options = tier_options(std::move(records), pool, plan.input().offload, paths, rank);
-  options.read_ahead = options.write_behind = static_cast<int>(plan.queue_depth());
+  options.read_ahead = options.write_behind = static_cast<int>(ahead);
   options.most_held = static_cast<int>(pool.held);
   options.memory = give;
   if (durable) options.durable = durable->name_of(kind);
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   DurableTier* const durable_files = durable ? files.get() : nullptr;
-  auto tier = std::make_shared<StateRecords>(std::move(files), plan.queue_depth(), durable_files);
+  auto tier = std::make_shared<StateRecords>(std::move(files), ahead, durable_files);
   if (durable) durable->protect(*tier, kind);
   return logged(std::move(tier), rank);
 }
@@ -213,13 +226,13 @@ constexpr const char kLessCopies[] =
 /// Where `pool` says. `kernels`: of the GPU that trains, or null.
 std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
                                            const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
-                                           const DurableFiles* durable, const std::string& kind) {
+                                           const DurableFiles* durable, const std::string& kind, std::int64_t ahead) {
   const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
   if (pool.pinned_bytes > 0) {
     return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give), /*read_ahead=*/0),
                   rank);
   }
-  return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give);
+  return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give, ahead);
 }
 
 std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
@@ -233,10 +246,32 @@ std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
     group.first_record = added.add(group, group.optimizer_part, group.records,
                                    [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
   });
-  auto records = make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "states");
+  auto records =
+      make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "states", plan.queue_depth());
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.records.records() > 0) group.below = records;
   });
+  return records;
+}
+
+/// As place_tensor_states numbered them.
+std::shared_ptr<StateRecords> make_tensor_state_records(const MemoryPlan& plan,
+                                                        const std::vector<std::unique_ptr<Unit>>& units,
+                                                        const std::vector<StripePath>& paths, int rank,
+                                                        DeviceKernels* kernels, const DurableFiles* durable) {
+  const RecordPool& pool = plan.tensor_state_records();
+  if (pool.records == 0) return nullptr;
+  NewRecords added;
+  std::vector<FlatGroup*> groups;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    if (group.tensor_state_record < 0) return;
+    groups.push_back(&group);
+    added.sizes.push_back(static_cast<std::size_t>(MemoryPlan::tensor_state_record_bytes(group.tensor_state_part)));
+    added.names.push_back("states of matrices of unit " + group.unit->name);
+  });
+  auto records = make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "tensor_states",
+                              plan.tensor_states_ahead());
+  for (FlatGroup* group : groups) group->tensor_states_below = records;
   return records;
 }
 
@@ -262,7 +297,8 @@ std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
       return chunks.chunk(chunk).numel * group->element_bytes();
     });
   }
-  auto records = make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "parameters");
+  auto records =
+      make_records(std::move(added), pool, plan, paths, rank, kernels, durable, "parameters", plan.queue_depth());
   for (FlatGroup* group : groups) {
     if (group->parameter_chunks.records() > 0) group->parameters_below = records;
   }
@@ -401,6 +437,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.weight_copy = Arena::plain("a copy of weights", plan.weight_copy_bytes(), device);
   memory.feedback = Arena::plain("feedback", use[MemoryCategory::kFeedback]);
   memory.record_slots = Arena::plain("records on the device", plan.state_records().device_bytes(), device);
+  memory.tensor_state_slots =
+      Arena::plain("states of matrices on the device", plan.tensor_state_records().device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
   // Now, and not while training waits for the copy, the kernel finds its pages.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
@@ -418,10 +456,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_training_state(*group, memory, input);
     }
   }
+  place_tensor_states(plan, units, memory.optimizer);
   const int rank = axes.world->rank();
   const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
   memory.parameter_records = make_parameter_records(plan, units, paths, rank, kernels, durable);
   memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
+  memory.tensor_state_records = make_tensor_state_records(plan, units, paths, rank, kernels, durable);
   memory.records_are_pinned = kernels != nullptr;
   memory.host_copies_bytes = plan.host_copies_bytes();
   if (plan.steps_on_host()) {
@@ -446,8 +486,8 @@ MemoryUse TrainingMemory::allocated() const {
   use[MemoryCategory::kStaging] = scratch.bytes() + matrices.bytes() + weight_copy.bytes();
   use[MemoryCategory::kCheckpoint] = checkpoint.bytes();
   use[MemoryCategory::kFeedback] = feedback.bytes();
-  use[MemoryCategory::kRecords] = record_slots.bytes();
-  for (const auto& records : {parameter_records, state_records}) {
+  use[MemoryCategory::kRecords] = record_slots.bytes() + tensor_state_slots.bytes();
+  for (const auto& records : {parameter_records, state_records, tensor_state_records}) {
     if (!records) continue;
     use[records_are_pinned ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += records->memory_bytes();
   }
@@ -472,7 +512,7 @@ void expect_step_on_host(const MemoryPlan& plan) {
     throw Error(
         ExitCode::kConfig,
         "/offload/step: \"cpu\" updates each element once its gradient is there, and this optimizer.type goes over "
-        "masters and moments twice. hint: take \"gpu\"");
+        "masters and moments twice, or over whole matrices first. hint: take \"gpu\"");
   }
   if (plan.has_whole_records()) {
     throw Error(ExitCode::kConfig,

@@ -23,18 +23,19 @@ class GradientStore;
 /// group it is for.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
-  Arena matrices;      ///< where they are exchanged (MemoryPlan::matrices)
-  Arena weight_copy;   ///< MemoryPlan::weight_copy_bytes
-  Arena feedback;      ///< MemoryCategory::kFeedback
-  Arena checkpoint;    ///< of the host: what an asynchronous save writes
-  Arena record_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)
+  Arena matrices;                          ///< where they are exchanged (MemoryPlan::matrices)
+  Arena weight_copy;                       ///< MemoryPlan::weight_copy_bytes
+  Arena feedback;                          ///< MemoryCategory::kFeedback
+  Arena checkpoint;                        ///< of the host: what an asynchronous save writes
+  Arena record_slots, tensor_state_slots;  ///< of a GPU: through which its host's records go (RecordPool::device_slots)
   /// Of its host, pinned: MemoryPlan::host_copies_bytes; null where nothing is updated there.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
-  bool records_are_pinned = false;                    ///< they are memory of the host for its GPU
-  std::shared_ptr<StateRecords> parameter_records;    ///< null where no parameters lie below memory
-  std::shared_ptr<StateRecords> state_records;        ///< and no masters and states
-  std::shared_ptr<GradientRecords> gradient_records;  ///< and no gradients of the CPU
+  bool records_are_pinned = false;                     ///< they are memory of the host for its GPU
+  std::shared_ptr<StateRecords> parameter_records;     ///< null where no parameters lie below memory
+  std::shared_ptr<StateRecords> state_records;         ///< and no masters and states
+  std::shared_ptr<StateRecords> tensor_state_records;  ///< and no states of whole tensors
+  std::shared_ptr<GradientRecords> gradient_records;   ///< and no gradients of the CPU
   Arena gradient_slots;  ///< of a GPU, for the sums of units that have theirs below (RecordPool::device_slots)
   std::shared_ptr<DeviceGradients> device_gradients;  ///< null where no gradients of a GPU lie below its memory
   int owners_of_parameters = 1;                       ///< ranks that hold `parameters` together

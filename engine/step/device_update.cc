@@ -254,27 +254,27 @@ std::vector<DeviceUpdate::Turn> DeviceUpdate::turns_of(std::span<const int> unit
 
 /// Of a step.
 std::vector<DeviceUpdate::Turn> DeviceUpdate::first_pass() const {
-  if (!is_muon()) return turns(Which::kAll, /*prepares=*/layers_ != nullptr);
+  if (!matrices_) return turns(Which::kAll, /*prepares=*/layers_ != nullptr);
   std::vector<Turn> order = elements_come_last_ ? std::vector<Turn>() : turns(Which::kElements);
   std::ranges::copy(turns(Which::kMatrices, /*prepares=*/true), std::back_inserter(order));
   return order;
 }
 
-/// Announces the records that a pass goes through. Directions of matrices need no parameters, and norms of weights do not change them, nor
-/// the states of lars.
+/// Announces the records that a pass goes through.
 void DeviceUpdate::begin_records(std::span<const Turn> turns) {
+  const MemoryPlan::FirstPass first = plan_.first_pass_of_matrices();
   const auto records_of = [&](StateKind kind) -> std::span<const std::int64_t> {
+    const bool is_in_first = kind == StateKind::kParameters ? first.parameters : first.states;
     order_.clear();
     for (const auto& [group, prepares] : turns) {
       const FlatGroup& flat = *groups_[group].group;
-      if (kind == StateKind::kParameters && prepares && is_muon()) continue;
+      if (prepares && matrices_ && !is_in_first) continue;
       append_records(flat, kind, flat.optimizer_part, direction_, order_);
     }
     return order_;
   };
   if (stream_) stream_->begin_pass(records_of(StateKind::kMastersAndStates));
-  const bool only_reads = layers_ && !turns.empty() && turns.front().prepares;
-  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters), !only_reads);
+  if (mapped_) mapped_->begin_pass(records_of(StateKind::kParameters));
 }
 
 void DeviceUpdate::end_records() {
@@ -283,39 +283,51 @@ void DeviceUpdate::end_records() {
 }
 
 /// Calls `visit` for the pieces of `run` whose parameters lie in one place, or for all of it where nobody asks for those. `view_of(piece)`
-/// has their masters and states.
+/// has their masters and states. `use`: what `visit` does with them.
 template <class ViewOf, class Visit>
-void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, const ViewOf& view_of,
-                                const Visit& visit) {
+void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, StateUse use,
+                                const ViewOf& view_of, const Visit& visit) {
   if (!group.parameters_below || !with_parameters) return visit(view_of(run));
   for_each_parameter_piece(group, run, direction_, [&](const ParameterPiece& piece) {
     StateView view = view_of(piece.run);
     if (piece.record != ParameterPiece::kNoRecord)
-      point_at_parameters(view, group, mapped_->use(piece.record) + piece.offset);
+      point_at_parameters(view, group, mapped_->use(piece.record, use == StateUse::kUpdate) + piece.offset);
     visit(view);
   });
 }
 
 /// What of this rank's optimizer part has its masters and states in the device's memory.
 template <class Visit>
-void DeviceUpdate::visit_memory(const FlatGroup& group, bool with_parameters, const Visit& visit) {
-  visit_pieces(
-      group, run_in_memory(group), with_parameters, [&](Extent run) { return states_in_memory(group, run); }, visit);
+void DeviceUpdate::visit_memory(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit) {
+  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
+  visit_pieces(group, run_in_memory(group), with_parameters, use, view_of, visit);
 }
 
-/// The rest, record by record, each of which the device reaches then. `changes`: `visit` does so.
+/// The rest, record by record, each of which the device reaches then.
 template <class Visit>
-void DeviceUpdate::visit_records(const FlatGroup& group, bool with_parameters, bool changes, const Visit& visit) {
+void DeviceUpdate::visit_records(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit) {
   if (!stream_) return;
   const RecordLayout& records = group.records;
   for (std::int64_t i = 0; i < records.records(); ++i) {
     const std::int64_t nth = direction_ == Direction::kForward ? i : records.records() - 1 - i;
     const std::int64_t chunk = records.first_record() + nth;
-    stream_->pass_through(group.first_record + nth, changes, [&](std::byte* there) {
+    stream_->pass_through(group.first_record + nth, use != StateUse::kRead, [&](std::byte* there) {
       const auto view_of = [&](Extent run) { return states_in_record(group, chunk, run, there); };
-      visit_pieces(group, run_of_chunk(group, chunk), with_parameters, view_of, visit);
+      visit_pieces(group, run_of_chunk(group, chunk), with_parameters, use, view_of, visit);
     });
   }
+}
+
+/// All of this rank's, as the first pass does.
+void DeviceUpdate::visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) {
+  const auto [in_parameters, in_records] = plan_.first_pass_of_matrices();
+  if (in_records) {
+    visit_memory(group, in_parameters, StateUse::kRead, visit);
+    visit_records(group, in_parameters, StateUse::kRead, visit);
+    return;
+  }
+  const auto view_of = [&](Extent run) { return states_in_memory(group, run); };
+  visit_pieces(group, group.optimizer_part, in_parameters, StateUse::kRead, view_of, visit);
 }
 
 /// A group's part in the first pass of those that go over state twice, which goes forward.
@@ -332,9 +344,9 @@ void DeviceUpdate::prepare(std::size_t index) {
     if (copies_weights)
       kernels_.read_weights(run_of(g, view), layers_->copy() + (view.run.offset - flat.optimizer_part.offset));
   };
-  const bool with_parameters = !is_muon(), changes = is_muon() || makes_lamb_directions();
-  visit_memory(flat, with_parameters, visit);
-  visit_records(flat, with_parameters, changes, visit);
+  const StateUse use = is_muon() || makes_lamb_directions() ? StateUse::kUpdateStates : StateUse::kRead;
+  visit_memory(flat, /*with_parameters=*/!is_muon(), use, visit);
+  visit_records(flat, /*with_parameters=*/!is_muon(), use, visit);
   if (copies_weights) layers_->add_copied(index);
 }
 
@@ -356,10 +368,10 @@ void DeviceUpdate::pass_over_group(std::size_t index, const Launch& launch, cons
   const auto visit = [&](const StateView& view) { launch(index, view); };
   const bool memory_first = direction_ == Direction::kForward || host_;  // the device computes while the host does
   hold_gradients(g);
-  if (memory_first) visit_memory(*g.group, /*with_parameters=*/true, visit);
+  if (memory_first) visit_memory(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
   if (host_) on_host(index);
-  visit_records(*g.group, /*with_parameters=*/true, /*changes=*/true, visit);
-  if (!memory_first) visit_memory(*g.group, /*with_parameters=*/true, visit);
+  visit_records(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
+  if (!memory_first) visit_memory(*g.group, /*with_parameters=*/true, StateUse::kUpdate, visit);
   publisher_.publish(*g.group);
 }
 
@@ -411,6 +423,7 @@ bool DeviceUpdate::alternates() const {
 }
 
 void DeviceUpdate::expect(std::span<const int> order) {
+  if (matrices_) matrices_->expect();
   if (plan_.passes_twice()) direction_ = Direction::kForward;
   begin_records(strategy_.optimizer.in_backward ? turns_of(order) : first_pass());
   if (host_) host_->expect(/*sums_of_step=*/true);
@@ -451,7 +464,7 @@ void DeviceUpdate::launch_update(std::size_t group, const StateView& view) {
 }
 
 void DeviceUpdate::update() {
-  if (matrices_) return is_muon() ? update_by_muon() : update_matrices_by_rule();
+  if (matrices_) return update_with_matrices();
   if (layers_) adapt_layers();
   const std::optional<Decided> decided = decision_for_host();
   begin_gradients();
@@ -475,43 +488,47 @@ void DeviceUpdate::adapt_layers() {
   if (alternates()) direction_ = Direction::kBackward;
 }
 
-/// As Update::update_with_matrices. Matrices without gradients are zeros.
-void DeviceUpdate::update_by_muon() {
-  const auto update = [&](std::size_t group, const StateView& view) { launch_update(group, view); };
+/// As Update::update_with_matrices. Under muon matrices without gradients are zeros. A rule is not called in a step that is skipped, of
+/// which all ranks learn here: nothing of it takes place.
+void DeviceUpdate::update_with_matrices() {
+  std::optional<Decided> decided;
+  if (!is_muon()) {
+    decided = wait_for_decision();
+    if (!decided) return;
+    for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
+  }
+  const auto update = [&](std::size_t group, const StateView& view) {
+    if (groups_[group].is_of_matrices() && !is_muon())
+      return kernels_.assign_weights(run_of(groups_[group], view), tables_);
+    launch_update(group, view);
+  };
+  const auto numbers_of = [&](std::size_t matrix) -> MatrixUpdate::Numbers {
+    if (is_muon()) return {};
+    const auto [parameter, group] = dealt_[matrix];
+    return MatrixUpdate::numbers_of(rates_, decided->rates, group, steps_[parameter], decided->used[parameter] != 0);
+  };
+  const auto exchange = [&] {
+    matrices_->exchange(numbers_of, [&](const FlatGroup& group, auto visit) { visit_masters(group, visit); });
+  };
   direction_ = Direction::kForward;
   const std::vector<Turn> first = first_pass();
   begin_records(first);
-  for (const Turn& turn : first)
-    turn.prepares ? prepare(turn.group) : pass_over_group(turn.group, update, [](std::size_t) {});
+  for (const Turn& turn : first) {
+    if (!turn.prepares) pass_over_group(turn.group, update, [](std::size_t) {});
+    if (turn.prepares && is_muon()) prepare(turn.group);
+  }
+  if (!is_muon()) exchange();  // which reads masters
   end_records();
   if (alternates()) direction_ = Direction::kBackward;
   std::vector<Turn> second = turns(Which::kMatrices);
   if (elements_come_last_) std::ranges::copy(turns(Which::kElements), std::back_inserter(second));
   // All of it is queued, while the host may have to wait for records before others begin.
-  matrices_->exchange([](std::size_t) { return MatrixUpdate::Numbers{}; });
+  if (is_muon()) exchange();
   begin_records(second);
   pass_over(second, update);
   finish();
   direction_ = Direction::kForward;
   elements_come_last_ = alternates() && !elements_come_last_;
-}
-
-/// Elements come first: while the device updates them, the host queues what becomes of the matrices. Skipped steps, too, meet the other
-/// ranks where values are made known.
-void DeviceUpdate::update_matrices_by_rule() {
-  const std::optional<Decided> decided = wait_for_decision();
-  pass_over(turns(Which::kElements), [&](std::size_t group, const StateView& view) { launch_update(group, view); });
-  if (decided) {
-    for (std::size_t p = 0; p < parameters_; ++p) steps_[p] += decided->used[p] != 0;
-    matrices_->exchange([&](std::size_t matrix) -> MatrixUpdate::Numbers {
-      const auto [parameter, group] = dealt_[matrix];
-      return MatrixUpdate::numbers_of(rates_, decided->rates, group, steps_[parameter], decided->used[parameter] != 0);
-    });
-  }
-  pass_over(turns(Which::kMatrices), [&](std::size_t group, const StateView& view) {
-    if (decided) kernels_.assign_weights(run_of(groups_[group], view), tables_);
-  });
-  finish();
 }
 
 /// Waits for the device, and returns what it decided, unless that is to skip the step.

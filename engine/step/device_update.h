@@ -44,8 +44,9 @@ namespace tessera {
 ///
 /// A program's own rule is called for what the device reaches, once the host has waited for its decision (OwnDeviceUpdate).
 ///
-/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). The rule gets
-/// numbers: so the host waits for the device's decision before that.
+/// Under adafactor and own_matrix owners get gradients, masters and states, and what comes back are masters (TensorRule). Where masters lie below
+/// the device's memory, the first pass is one over them, and the exchange a part of it. The rule gets numbers: so the host waits for the
+/// device's decision before that.
 class DeviceUpdate {
  public:
   struct Group {
@@ -91,7 +92,9 @@ class DeviceUpdate {
   /// Step::resume: of each parameter, in how many steps it took part.
   void resume(std::span<const std::int64_t> steps);
 
-  std::int64_t streamed_bytes() const { return stream_ ? stream_->streamed_bytes() : 0; }
+  std::int64_t streamed_bytes() const {
+    return (stream_ ? stream_->streamed_bytes() : 0) + (matrices_ ? matrices_->streamed_bytes() : 0);
+  }
   HostStepBytes host_step() const { return host_ ? host_->copied() : HostStepBytes(); }
 
  private:
@@ -117,12 +120,13 @@ class DeviceUpdate {
   void begin_records(std::span<const Turn> turns);
   void end_records();
   template <class Visit>
-  void visit_memory(const FlatGroup& group, bool with_parameters, const Visit& visit);
+  void visit_memory(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit);
   template <class Visit>
-  void visit_records(const FlatGroup& group, bool with_parameters, bool changes, const Visit& visit);
+  void visit_records(const FlatGroup& group, bool with_parameters, StateUse use, const Visit& visit);
   template <class ViewOf, class Visit>
-  void visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, const ViewOf& view_of,
+  void visit_pieces(const FlatGroup& group, Extent run, bool with_parameters, StateUse use, const ViewOf& view_of,
                     const Visit& visit);
+  void visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit);
   void prepare(std::size_t index);
   template <class Launch, class OnHost>
   void pass_over_all(const Launch& launch, const OnHost& on_host);
@@ -130,8 +134,7 @@ class DeviceUpdate {
   void pass_over_group(std::size_t index, const Launch& launch, const OnHost& on_host);
   template <class Launch>
   void pass_over(std::span<const Turn> turns, const Launch& launch);
-  void update_by_muon();
-  void update_matrices_by_rule();
+  void update_with_matrices();
   void adapt_layers();
   void launch_update(std::size_t group, const StateView& view);
   /// What the device decided of the step, and who is used: [parameter].
@@ -176,7 +179,7 @@ class DeviceUpdate {
   bool updates_ = false;                              ///< the pass under way is an update
   Unit* held_ = nullptr;                              ///< whose gradients are open
   Direction direction_ = Direction::kForward;         ///< of the next pass over records in files
-  bool elements_come_last_ = false;                   ///< in the next step of muon, behind matrices
+  bool elements_come_last_ = false;                   ///< in the next step, behind matrices
   std::vector<std::int64_t> order_;                   ///< of a pass, of one kind of records
 };
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "engine/memory/state_views.h"
 #include "runtime/border/throw.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
@@ -20,30 +19,32 @@ float* gradients_at(const FlatGroup& group, Extent piece) {
 
 }  // namespace
 
-MatrixExchange::MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units,
+MatrixExchange::MatrixExchange(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                                const Arena& memory, const MasterAssigner* masters, std::shared_ptr<Collectives> world,
                                ComputeDevice device, DeviceKernels* kernels)
-    : deal_(deal),
+    : deal_(plan.matrices()),
       units_(units),
       masters_(masters),
       world_(std::move(world)),
       device_(device),
       kernels_(kernels),
       sent_(reinterpret_cast<float*>(memory.data())),
-      received_(sent_ + deal.exchange_numel()),
-      work_(received_ + deal.exchange_numel(), static_cast<std::size_t>(deal.work_numel())),
+      received_(sent_ + deal_.exchange_numel()),
+      work_(received_ + deal_.exchange_numel(), static_cast<std::size_t>(deal_.work_numel())),
+      own_masters_(work_.data() + work_.size(), static_cast<std::size_t>(plan.own_masters_numel())),
       read_(static_cast<std::size_t>(world_->size())),
       written_(read_) {}
 
-void MatrixExchange::run(const MatrixBatch& batch,
+void MatrixExchange::run(const MatrixBatch& batch, VisitMasters visit_masters,
                          c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute) {
-  collect(batch);
+  collect(batch, visit_masters);
   {
+    const float* own_masters = own_masters_.data();
     const Span span("whole matrices");
     Messages from(received_, batch.collected, read_), to(sent_, batch.returned, written_);
     for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
       if (matrix.owner != world_->rank()) continue;
-      const WholeMatrix whole = join(matrix, from);
+      const WholeMatrix whole = join(matrix, from, own_masters);
       compute(matrix, whole);
       cut(matrix, whole, to);
     }
@@ -70,25 +71,24 @@ void MatrixExchange::exchange(const char* label, std::int64_t numel_per_rank) {
   std::ranges::fill(written_, 0);
 }
 
-void MatrixExchange::read_masters(const FlatGroup& group, Extent piece, float* to) const {
-  if (piece.numel == 0) return;
-  for_each_state(group, StateKind::kAll, piece, StateUse::kRead, [&](const StateView& view) {
-    const OptimizerSlice slice = optimizer_slice(group, view);
-    float* const there = to + (view.run.offset - piece.offset);
-    device_.is_queued ? read_by_kernel(slice, there) : masters_->read(slice, there);
-  });
+void MatrixExchange::read_masters(const FlatGroup& group, const StateView& view, Extent piece, float* to) const {
+  const OptimizerSlice slice = optimizer_slice(group, view);
+  const auto begin = static_cast<std::size_t>(piece.offset - view.run.offset);
+  const auto count = static_cast<std::size_t>(piece.numel);
+  if (!device_.is_queued) return masters_->read(slice, begin, count, to);
+  DeviceRun run;
+  run.arguments = part_of(masters_->arguments(slice), begin, count);
+  run.first_element = slice.first_element + begin;
+  read_by_kernel(run, to);
 }
 
 /// Kernels write whole vectors, and in messages pieces may begin anywhere: those go through some memory that is not in the plan.
-void MatrixExchange::read_by_kernel(const OptimizerSlice& slice, float* to) const {
+void MatrixExchange::read_by_kernel(DeviceRun run, float* to) const {
   constexpr std::size_t kVector = 16;  // bytes
   constexpr std::size_t kPortion = std::size_t{1} << 20;
   const Unrecorded unrecorded;
-  const std::size_t numel = slice.gradient.size();
-  DeviceRun run;
-  run.arguments = masters_->arguments(slice);
-  run.first_element = slice.first_element;
   if (reinterpret_cast<std::uintptr_t>(to) % kVector == 0) return kernels_->read_weights(run, to);
+  const std::size_t numel = run.arguments.numel;
   for (std::size_t begin = 0; begin < numel; begin += kPortion) {
     const std::size_t count = std::min(kPortion, numel - begin);
     const auto length = static_cast<std::int64_t>(count);
@@ -120,11 +120,9 @@ MatrixExchange::Held MatrixExchange::returned_to(const DealtMatrix& matrix, int 
   return {deal_.returned_piece(matrix, rank), deal_.returned_states(matrix, rank)};
 }
 
-void MatrixExchange::read_own(const DealtMatrix& matrix, Held own, float* gradient, float* masters,
-                              float* states) const {
+void MatrixExchange::read_own(const DealtMatrix& matrix, Held own, float* gradient, float* states) const {
   const FlatGroup& group = group_of(matrix);
   copy(gradients_at(group, own.piece), own.piece.numel, gradient);
-  if (masters_) read_masters(group, own.piece, masters);
   copy(group.tensor_state_at(own.states.offset), own.states.numel, states);
 }
 
@@ -135,19 +133,44 @@ void MatrixExchange::write_own(const DealtMatrix& matrix, Held own, const float*
 }
 
 /// What this rank holds goes to owners.
-void MatrixExchange::collect(const MatrixBatch& batch) {
+void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_masters) {
+  const std::span<const DealtMatrix> matrices = deal_.matrices_of(batch);
   Messages to(sent_, batch.collected, written_);
-  for (const DealtMatrix& matrix : deal_.matrices_of(batch)) {
-    if (matrix.owner == world_->rank()) continue;  // `join` takes it from its place
+  float* own_masters = own_masters_.data();
+  places_.clear();
+  for (const DealtMatrix& matrix : matrices) {
     const Held own = collected_from(matrix, world_->rank());
+    if (matrix.owner == world_->rank()) {  // `join` takes it from its place, but for masters that are read now
+      places_.push_back(own_masters_.empty() ? nullptr : own_masters);
+      if (!own_masters_.empty()) own_masters += MatrixDeal::in_whole_lines(own.piece.numel);
+      continue;
+    }
     float* const gradient = to.next(matrix.owner, own.piece.numel);
-    float* const masters = masters_ ? to.next(matrix.owner, own.piece.numel) : nullptr;
-    read_own(matrix, own, gradient, masters, to.next(matrix.owner, own.states.numel));
+    places_.push_back(masters_ ? to.next(matrix.owner, own.piece.numel) : nullptr);
+    read_own(matrix, own, gradient, to.next(matrix.owner, own.states.numel));
+  }
+  for (std::size_t begin = 0, end = 0; masters_ && begin < matrices.size(); begin = end) {
+    while (end < matrices.size() && &group_of(matrices[end]) == &group_of(matrices[begin])) ++end;
+    collect_masters(matrices.subspan(begin, end - begin), std::span(places_).subspan(begin), visit_masters);
   }
   exchange("matrices to owners", batch.collected);
 }
 
-WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from) {
+/// In one pass over the group. `places`: of each matrix; null: nobody asks for them now.
+void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std::span<float* const> places,
+                                     VisitMasters visit_masters) const {
+  const FlatGroup& group = group_of(of_group.front());
+  visit_masters(group, [&](const StateView& view) {
+    for (std::size_t i = 0; i < of_group.size(); ++i) {
+      const Extent own = collected_from(of_group[i], world_->rank()).piece;
+      const Extent piece = intersect(own, view.run);
+      if (places[i] && piece.numel > 0) read_masters(group, view, piece, places[i] + (piece.offset - own.offset));
+    }
+  });
+}
+
+/// `own_masters`: the next ones of those that do not travel.
+WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {
     const auto count = static_cast<std::size_t>(numel);
@@ -166,7 +189,14 @@ WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from) {
     float* const masters = masters_ ? whole.masters.data() + (held.piece.offset - matrix.extent.offset) : nullptr;
     float* const states = whole.states.data() + (held.states.offset - matrix.states.offset);
     if (rank == world_->rank()) {
-      read_own(matrix, held, gradient, masters, states);
+      read_own(matrix, held, gradient, states);
+      if (!own_masters_.empty()) {
+        copy(own_masters, held.piece.numel, masters);
+        own_masters += MatrixDeal::in_whole_lines(held.piece.numel);
+      } else if (masters_ && held.piece.numel > 0) {
+        const FlatGroup& group = group_of(matrix);
+        read_masters(group, states_in_memory(group, held.piece), held.piece, masters);
+      }
       continue;
     }
     copy(from.next(rank, held.piece.numel), held.piece.numel, gradient);

@@ -6,12 +6,13 @@
 #include <span>
 #include <vector>
 
+#include "engine/memory/state_views.h"
 #include "optim/device_kernels.h"
 #include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/arena.h"
 #include "sharding/compute_device.h"
-#include "sharding/layout/matrix_deal.h"
+#include "sharding/layout/memory_plan.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -24,18 +25,23 @@ struct WholeMatrix {
   std::span<float> work;      ///< the rest of MatrixDeal::work_numel
 };
 
+/// Calls back with views of all that a rank holds of a group's optimizer part, masters among it, in the order of elements.
+using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
+
 /// Brings to owners what lies, in pieces, in all ranks' memory of matrices, and back what they made of it: in place of the gradients, and
 /// in the groups' tensor states.
 class MatrixExchange {
  public:
-  /// `memory`: of MemoryPlan::matrices().exchange_numel() twice and work_numel() once, fp32, on `device`. `masters`: reads those that go to
-  /// owners; null under muon. `world`: of all ranks. `kernels`: of a GPU, which read masters there; else null.
-  MatrixExchange(const MatrixDeal& deal, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
+  /// `memory`: of MemoryPlan::matrix_bytes(), on `device`. `masters`: reads those that go to owners; null under muon. `world`: of all ranks.
+  /// `kernels`: of a GPU, which read masters there; else null. `plan` outlives this.
+  MatrixExchange(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, const Arena& memory,
                  const MasterAssigner* masters, std::shared_ptr<Collectives> world, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for. Throws tessera::Error.
-  void run(const MatrixBatch& batch, c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
+  /// Calls `compute` for the matrices of this rank. Collective. Where work is queued, nothing is waited for, but what `visit_masters` waits for;
+  /// under muon that is not called. Throws tessera::Error.
+  void run(const MatrixBatch& batch, VisitMasters visit_masters,
+           c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
   /// Spent in exchanges so far, waiting for ranks that compute longer included.
   double seconds() const { return seconds_; }
@@ -62,15 +68,17 @@ class MatrixExchange {
 
   Held collected_from(const DealtMatrix& matrix, int rank) const;
   Held returned_to(const DealtMatrix& matrix, int rank) const;
-  /// From the places where this rank holds them. `masters`: null under muon.
-  void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* masters, float* states) const;
+  /// From the places where this rank holds them.
+  void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* states) const;
   void write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const;
-  void collect(const MatrixBatch& batch);
-  WholeMatrix join(const DealtMatrix& matrix, Messages& from);
+  void collect(const MatrixBatch& batch, VisitMasters visit_masters);
+  void collect_masters(std::span<const DealtMatrix> of_group, std::span<float* const> places,
+                       VisitMasters visit_masters) const;
+  WholeMatrix join(const DealtMatrix& matrix, Messages& from, const float*& own_masters);
   void cut(const DealtMatrix& matrix, const WholeMatrix& whole, Messages& to) const;
   void take_back(const MatrixBatch& batch);
-  void read_masters(const FlatGroup& group, Extent piece, float* to) const;
-  void read_by_kernel(const OptimizerSlice& slice, float* to) const;
+  void read_masters(const FlatGroup& group, const StateView& view, Extent piece, float* to) const;
+  void read_by_kernel(DeviceRun run, float* to) const;
   FlatGroup& group_of(const DealtMatrix& matrix) const { return *units_[matrix.unit]->groups[matrix.group]; }
   void exchange(const char* label, std::int64_t numel_per_rank);
   void copy(const float* from, std::int64_t numel, float* to) const;
@@ -84,6 +92,8 @@ class MatrixExchange {
   float* const sent_;
   float* const received_;
   const std::span<float> work_;
+  const std::span<float> own_masters_;        ///< of a batch, those that do not travel; empty where `join` reads them
+  std::vector<float*> places_;                ///< of a batch: where the masters go that this rank has of each matrix
   std::vector<std::int64_t> read_, written_;  ///< of the messages from and to each rank
   double seconds_ = 0;
 };

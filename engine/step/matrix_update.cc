@@ -36,8 +36,12 @@ MatrixUpdate::MatrixUpdate(const std::vector<std::unique_ptr<Unit>>& units, cons
   };
   add(strategy.optimizer);
   for (const ParameterGroup& group : strategy.optimizer.groups) add(config_of(strategy.optimizer, group));
-  exchange_.emplace(deal_, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_,
-                    kernels);
+  exchange_.emplace(plan, units_, memory.matrices, rule_ ? assigners_[0].get() : nullptr, axes.world, device_, kernels);
+  if (memory.tensor_state_records) states_.emplace(units_, plan, memory, kernels);
+}
+
+void MatrixUpdate::expect() {
+  if (states_) states_->begin();
 }
 
 void MatrixUpdate::make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
@@ -59,14 +63,19 @@ MatrixUpdate::Numbers MatrixUpdate::numbers_of(const LearningRates& rates, const
   return {is_used, scalars_of(rates, of_step, group, step), rates.of(of_step.lr, group)};
 }
 
-void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of) {
+void MatrixUpdate::exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters) {
   const DealtMatrix* const first = deal_.matrices().data();
+  expect();
   for (const MatrixBatch& batch : deal_.batches()) {
-    exchange_->run(batch, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
-      const Numbers numbers = numbers_of(static_cast<std::size_t>(&matrix - first));
-      if (numbers.is_used) compute(matrix, whole, numbers);
-    });
+    const auto run = [&] {
+      exchange_->run(batch, visit_masters, [&](const DealtMatrix& matrix, const WholeMatrix& whole) {
+        const Numbers numbers = numbers_of(static_cast<std::size_t>(&matrix - first));
+        if (numbers.is_used) compute(matrix, whole, numbers);
+      });
+    };
+    states_ ? states_->with(batch, run) : run();
   }
+  if (states_) states_->end();
 }
 
 void MatrixUpdate::compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/memory/brought_tensor_states.h"
 #include "engine/memory/training_memory.h"
 #include "engine/step/element_update.h"
 #include "engine/step/matrix_exchange.h"
@@ -24,6 +25,9 @@ class MatrixUpdate {
                const MeshAxes& axes, const TrainingMemory& memory, std::shared_ptr<const TensorRule> rule,
                ComputeDevice device = {}, DeviceKernels* kernels = nullptr);
 
+  /// An exchange will come: what it needs from below memory is read ahead.
+  void expect();
+
   /// Whether there is a pass before the exchange: Muon moves momenta, and leaves directions in place of the gradients.
   bool makes_directions() const { return !rule_; }
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
@@ -40,8 +44,9 @@ class MatrixUpdate {
                             std::int64_t step, bool is_used);
 
   /// Matrices of all ranks, batch by batch; what comes back lies in place of the gradients. Collective. `numbers_of(i)`: of
-  /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. Throws tessera::Error, and what a program's rule throws.
-  void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of);
+  /// MemoryPlan::matrices().matrices()[i]; the same on all ranks. `visit_masters`: called for each group in order, but under muon. Throws
+  /// tessera::Error, and what a program's rule throws.
+  void exchange(c10::function_ref<Numbers(std::size_t)> numbers_of, VisitMasters visit_masters);
 
   /// Muon's, of a GPU, whose directions and updates are kernels.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
@@ -53,6 +58,8 @@ class MatrixUpdate {
 
   /// Spent in exchanges so far.
   double seconds() const { return exchange_->seconds(); }
+  /// Of states of whole tensors that were copied to the GPU so far.
+  std::int64_t streamed_bytes() const { return states_ ? states_->streamed_bytes() : 0; }
 
  private:
   void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const Numbers& numbers) const;
@@ -70,6 +77,7 @@ class MatrixUpdate {
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
   std::optional<MatrixExchange> exchange_;
+  std::optional<BroughtTensorStates> states_;  ///< where some lie below memory
 };
 
 }  // namespace tessera

@@ -14,6 +14,7 @@ Update::Update(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& 
     : units_(units),
       learning_rates_(strategy.optimizer),
       elements_(strategy, own_rules, learning_rates_),
+      first_pass_(plan.first_pass_of_matrices()),
       passes_{Pass{StateKind::kParameters, memory.parameter_records.get()},
               Pass{StateKind::kMastersAndStates, memory.state_records.get()}},
       gradients_(memory.gradient_records.get()),
@@ -50,6 +51,7 @@ std::span<Update::Group> Update::groups_of(const Unit& unit) {
 
 /// As if every parameter got a gradient, which is nearly always so.
 void Update::expect(std::span<const int> order) {
+  if (matrices_) matrices_->expect();
   for (Pass& pass : passes_) pass.order.clear();
   if (order.empty()) {
     // As update_with_matrices begins.
@@ -118,18 +120,23 @@ void Update::update_elements(const Rates& rates) {
   });
 }
 
-/// Elements, and of matrices directions, forward; then matrices backward. By turns elements come first, or last and backward: so what lies
-/// on disk and was used last is used first.
+/// Elements, and of matrices directions or masters, forward; then matrices backward. By turns elements come first, or last and backward: so
+/// what lies on disk and was used last is used first.
 void Update::update_with_matrices(const Rates& rates, const std::vector<char>& used) {
   const bool elements_first = direction_ == Direction::kForward;
   direction_ = Direction::kForward;
-  announce_runs(elements_first ? 0 : first_of_matrices_, /*makes_directions=*/true);
+  announce_runs(elements_first ? 0 : first_of_matrices_, /*is_first=*/true);
   if (elements_first) update_elements(rates);
-  if (matrices_->makes_directions()) make_directions(rates);
+  const auto exchange = [&] {
+    matrices_->exchange([&](std::size_t matrix) { return numbers_of(matrix, rates, used); },
+                        [&](const FlatGroup& group, auto visit) { visit_masters(group, visit); });
+  };
+  const bool makes_directions = matrices_->makes_directions();
+  makes_directions ? make_directions(rates) : exchange();
   end_records();
   direction_ = Direction::kBackward;
   announce_runs(elements_first ? first_of_matrices_ : 0);
-  matrices_->exchange([&](std::size_t matrix) { return numbers_of(matrix, rates, used); });
+  if (makes_directions) exchange();  // while records are read ahead
   in_direction(first_of_matrices_, groups_.size(), [&](std::size_t g) {
     const FlatGroup& flat = *groups_[g].group;
     visit_group(groups_[g], [&](const OptimizerSlice& slice, const Run& run) { update_run(flat, slice, rates, run); });
@@ -137,6 +144,16 @@ void Update::update_with_matrices(const Rates& rates, const std::vector<char>& u
   if (!elements_first) update_elements(rates);
   finish();
   direction_ = elements_first ? Direction::kBackward : Direction::kForward;
+}
+
+/// All of this rank's, so that what moves is the same on each.
+void Update::visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) const {
+  const auto [in_parameters, in_records] = first_pass_;
+  if (!in_parameters && !in_records) return visit(states_in_memory(group, group.optimizer_part));
+  const StateKind kind = !in_parameters ? StateKind::kMastersAndStates
+                         : in_records   ? StateKind::kAll
+                                        : StateKind::kParameters;
+  for_each_state(group, kind, group.optimizer_part, StateUse::kRead, visit);
 }
 
 /// In place of the gradients.
@@ -264,20 +281,20 @@ void Update::find_runs(Group& group, std::span<const char> used) {
 }
 
 /// So that they are read ahead.
-void Update::announce_runs(std::size_t begin, bool makes_directions) {
+void Update::announce_runs(std::size_t begin, bool is_first) {
   for (Pass& pass : passes_) pass.order.clear();
   in_direction(begin, groups_.size(), [&](std::size_t g) {
-    in_direction(groups_[g].begin, groups_[g].end, [&](std::size_t r) {
-      announce(groups_[g], runs_[r].extent, makes_directions && g >= first_of_matrices_);
-    });
+    in_direction(groups_[g].begin, groups_[g].end,
+                 [&](std::size_t r) { announce(groups_[g], runs_[r].extent, is_first && g >= first_of_matrices_); });
   });
   begin_passes();
 }
 
-void Update::announce(Group& group, Extent run, bool makes_directions) {
+void Update::announce(Group& group, Extent run, bool is_first) {
   for (std::size_t p = 0; p < passes_.size(); ++p) {
     Pass& pass = passes_[p];
-    const bool is_visited = !makes_directions || pass.kind == StateKind::kMastersAndStates;
+    const bool is_in_first = pass.kind == StateKind::kParameters ? first_pass_.parameters : first_pass_.states;
+    const bool is_visited = !is_first || is_in_first;
     if (pass.records && is_visited) append_records(*group.group, pass.kind, run, direction_, pass.order);
     group.records_before[p] = pass.order.size();
   }

@@ -81,9 +81,9 @@ class Update {
 
   std::span<Group> groups_of(const Unit& unit);
   void find_runs(Group& group, std::span<const char> used);
-  /// Of groups from `begin` on. `makes_directions`: of matrices' states, which need no parameters.
-  void announce_runs(std::size_t begin = 0, bool makes_directions = false);
-  void announce(Group& group, Extent run, bool makes_directions = false);
+  /// Of groups from `begin` on. `is_first`: of matrices, what MemoryPlan::first_pass_of_matrices() says.
+  void announce_runs(std::size_t begin = 0, bool is_first = false);
+  void announce(Group& group, Extent run, bool is_first = false);
   void begin_passes();
   template <class Visit>
   void visit_group(const Group& group, const Visit& visit);
@@ -101,6 +101,7 @@ class Update {
   void update_elements(const Rates& rates);
   void update_with_matrices(const Rates& rates, const std::vector<char>& used);
   void make_directions(const Rates& rates);
+  void visit_masters(const FlatGroup& group, c10::function_ref<void(const StateView&)> visit) const;
   MatrixUpdate::Numbers numbers_of(std::size_t matrix, const Rates& rates, const std::vector<char>& used) const;
   const Optimizer& optimizer_of(const FlatGroup& group, const Run& run) const;
   void update_run(const FlatGroup& group, const OptimizerSlice& slice, const Rates& rates, const Run& run) const;
@@ -110,7 +111,8 @@ class Update {
   const std::vector<std::unique_ptr<Unit>>& units_;
   LearningRates learning_rates_;
   ElementUpdate elements_;
-  std::optional<MatrixUpdate> matrices_;   ///< of groups of matrices, where there are some
+  std::optional<MatrixUpdate> matrices_;  ///< of groups of matrices, where there are some
+  const MemoryPlan::FirstPass first_pass_;
   std::optional<LayerwiseUpdate> layers_;  ///< lamb, lars
   std::array<Pass, 2> passes_;             ///< records are null where there are none
   GradientRecords* gradients_;             ///< likewise

@@ -141,8 +141,12 @@ std::vector<StrategyKey> offload_keys() {
        .range = {0, 1},
        .default_json = "1.0",
        .example_json = "0.75",
-       .doc = "Share of the optimizer states on that tier, as for masters.",
-       .cost = "Traffic in proportion.",
+       .doc = "Share of the optimizer states on that tier, as for masters. States of whole tensors (adafactor, "
+              "own_matrix) lie "
+              "there by groups of parameters of a unit, all of a group's or none.",
+       .cost = "Traffic in proportion. Of states of whole tensors, memory for those of as many units as are exchanged "
+               "together "
+               "(the plan says how much), three times.",
        .only_if = {"offload.moments.tier host or nvme",
                    {"/offload/moments/tier"},
                    [](const Strategy& s) { return takes_fraction(s.offload.moments); }}},
@@ -150,9 +154,11 @@ std::vector<StrategyKey> offload_keys() {
        .field = choice_field(AT(offload.step), offloaded_steps()),
        .default_json = R"("auto")",
        .example_json = R"("cpu")",
-       .doc = "Who updates masters and moments on tier host. The bits are the same. What stays in the GPU's memory is "
-              "updated there. \"cpu\" needs an element's masters and moments on the same side: both tiers host, with "
-              "one fraction, and is not for muon, lamb and lars, which go over them twice.",
+       .doc =
+           "Who updates masters and moments on tier host. The bits are the same. What stays in the GPU's memory is "
+           "updated there. \"cpu\" needs an element's masters and moments on the same side: both tiers host, with "
+           "one fraction, and is not for muon, lamb, lars, adafactor and own_matrix, which go over them, or over whole "
+           "matrices, before an element is updated.",
        .cost =
            "cpu: of this rank's part on the tier, gradients (4 bytes a parameter) go to the host and new parameters to "
            "the GPU; fp32 parameters and the upper halves of split masters go to the host too. So much more memory of "

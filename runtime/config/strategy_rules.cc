@@ -424,19 +424,6 @@ StrategyRule lars_clip_rule() {
           }};
 }
 
-StrategyRule tensor_rule_offload_rule() {
-  return {{"/optimizer/type", "/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier",
-           "/offload/gradients/tier"},
-          "optimizer.type adafactor and own_matrix go without offload of training state.",
-          [](const Strategy& s) -> std::string {
-            if (!has_tensor_rule(s.optimizer.type) || !s.offload.is_used()) return "";
-            return fmt::format(
-                "{} needs masters of whole tensors and their states in memory: leave parameters, masters, moments and "
-                "gradients of \"offload\" out, or take adamw",
-                name_of(s.optimizer.type));
-          }};
-}
-
 StrategyRule offloaded_gradients_rule() {
   return {{"/offload/gradients/tier", "/optimizer/type"},
           "Gradients below memory go with optimizers that update element by element.",
@@ -529,7 +516,6 @@ std::vector<StrategyRule> make_rules() {
       groups_rule(),
       offloaded_parameters_rule(),
       offloaded_parameters_world_rule(),
-      tensor_rule_offload_rule(),
       offloaded_gradients_rule(),
       offloaded_gradients_sync_rule(),
       lars_clip_rule(),

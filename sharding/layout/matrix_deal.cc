@@ -130,4 +130,15 @@ std::int64_t MatrixDeal::work_numel() const {
   return most;
 }
 
+std::int64_t MatrixDeal::own_numel() const {
+  std::int64_t most = 0;
+  for (const MatrixBatch& batch : batches_) {
+    std::vector<std::int64_t> own(static_cast<std::size_t>(mesh_.world_size()));
+    for (const DealtMatrix& matrix : matrices_of(batch))
+      own[static_cast<std::size_t>(matrix.owner)] += in_whole_lines(collected_piece(matrix, matrix.owner).numel);
+    most = std::max(most, *std::ranges::max_element(own));
+  }
+  return most;
+}
+
 }  // namespace tessera

@@ -73,6 +73,8 @@ class MatrixDeal {
   std::int64_t exchange_numel() const;
   /// fp32 elements that an owner works in: room for all that comes in of the largest matrix, and for what orthogonalizing it takes.
   std::int64_t work_numel() const;
+  /// Elements that a rank has of the matrices of a batch that it owns itself, each beginning on a cache line: the most of any rank and batch.
+  std::int64_t own_numel() const;
   /// Elements of fp32 that `numel` take up where each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return (numel + 15) / 16 * 16; }
   /// What an owner computes, in units of its own: multiplications that orthogonalizing takes, or elements.

@@ -43,6 +43,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   if (input_.units.empty() || std::none_of(input_.units.begin() + 1, input_.units.end(), trains))
     input_.offload.gradients = Tier::kMemory;
   queue_depth_ = chosen_queue_depth();
+  plan_first_pass();
   plan_parameters();
   plan_gradients();
   plan_parameter_records();
@@ -50,6 +51,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_weight_copy();
   matrices_ = MatrixDeal(input_.units, input_.placement.optimizer, input_.mesh, input_.matrix_work);
   use_[MemoryCategory::kStaging] += matrix_bytes();
+  plan_tensor_states();
   if (input_.copies_checkpoints) plan_checkpoint();
   plan_feedback();
   plan_activations();
@@ -245,7 +247,6 @@ void MemoryPlan::plan_optimizer() {
       for (const StateDType dtype : states_of(group)) {
         use_[MemoryCategory::kOptimizer] += state_piece(dtype, records.states_in_memory()).bytes();
       }
-      use_[MemoryCategory::kOptimizer] += 4 * tensor_state_part_of(group).numel;
       for (std::int64_t chunk = records.first_record(); chunk < records.chunks(); ++chunk) {
         record_bytes.push_back(records.record(chunk).bytes);
         of_matrices.push_back(group.matrices.empty() ? 0 : 1);
@@ -257,7 +258,8 @@ void MemoryPlan::plan_optimizer() {
   state_records_ =
       input_.is_queued ? plan_streamed_pool(record_bytes, cache) : plan_pool(record_bytes, cache, slots_of_queue());
   for (std::size_t i = 0; state_records_.device_slots > 0 && i < record_bytes.size(); ++i) {
-    streamed_bytes_ += record_bytes[i] * (input_.updates_twice || of_matrices[i] ? 2 : 1);
+    const bool is_passed_twice = input_.updates_twice || (of_matrices[i] && first_pass_.states);
+    streamed_bytes_ += record_bytes[i] * (is_passed_twice ? 2 : 1);
   }
   if (state_records_.pinned_bytes > 0) return;  // nothing of it is read from a disk
   UpdatedRecords updated;
@@ -266,7 +268,9 @@ void MemoryPlan::plan_optimizer() {
     if (cached.has(static_cast<std::int64_t>(i))) continue;
     (of_matrices[i] ? updated.matrices : updated.elements).push_back(record_bytes[i]);
   }
-  plan_updates(state_records_, updated, input_.first_pass_moves_states || !updated.matrices.empty());
+  updated.matrices_twice = first_pass_.states;
+  const bool makes_directions = input_.matrix_work.is_muon && !updated.matrices.empty();
+  plan_updates(state_records_, updated, input_.first_pass_moves_states || makes_directions);
 }
 
 Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
@@ -274,14 +278,11 @@ Extent MemoryPlan::tensor_state_part_of(const GroupShape& group) const {
 }
 
 RecordLayout MemoryPlan::records_of(const GroupShape& group) const {
-  const auto share = [](const OffloadedState& state) {
-    return state.tier == Tier::kNvme || state.tier == Tier::kHost ? state.fraction : 0.0;
-  };
   TieredState state;
   state.master_bytes = master_bytes(input_.master, group.dtype, 1);
   state.states = states_of(group);
-  state.masters_below = share(input_.offload.masters);
-  state.states_below = share(input_.offload.moments);
+  state.masters_below = share_below(input_.offload.masters);
+  state.states_below = share_below(input_.offload.moments);
   state.record_bytes = input_.offload.record_bytes;
   return {owned(input_.placement.optimizer, input_.mesh, group.layout.numel()).numel, state};
 }

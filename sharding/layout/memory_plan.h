@@ -65,6 +65,11 @@ struct PlanInput {
   int filling_buckets = 1;  ///< 2 where units cut modules (units.bucket_cap_mb): gradients come to two by turns
 };
 
+/// Of a state, what lies below memory for sure.
+inline double share_below(const OffloadedState& state) {
+  return state.tier == Tier::kNvme || state.tier == Tier::kHost ? state.fraction : 0.0;
+}
+
 /// Memory of one optimizer state of `numel` elements: its numbers, then its scales, each ending on a cache line. Large ones end such
 /// that the next one does not begin a multiple of 128 MiB behind them, at which distance processors are slow.
 struct StatePiece {
@@ -165,10 +170,33 @@ class MemoryPlan {
   const StateFormats& states_of(const GroupShape& group) const;
   /// The matrices that are updated as such, and memory for their exchange: the buffers for messages, then the room to work in.
   const MatrixDeal& matrices() const { return matrices_; }
-  std::int64_t matrix_bytes() const { return (2 * matrices_.exchange_numel() + matrices_.work_numel()) * 4; }
+  std::int64_t matrix_bytes() const {
+    return (2 * matrices_.exchange_numel() + matrices_.work_numel() + own_masters_numel()) * 4;
+  }
+  /// Of those, where rules of whole tensors read masters in a first pass: for masters of a batch that do not travel.
+  std::int64_t own_masters_numel() const {
+    const bool reads_masters = !input_.matrix_work.is_muon && (first_pass_.parameters || first_pass_.states);
+    return reads_masters ? matrices_.own_numel() : 0;
+  }
+  /// What of matrices' groups an update goes through twice; the first time before what becomes of the matrices is known. Under muon
+  /// directions are made from momenta then. Under rules of whole tensors masters are read: where they lie below memory, in records of
+  /// parameters or of masters and states.
+  struct FirstPass {
+    bool parameters = false, states = false;
+  };
+  const FirstPass& first_pass_of_matrices() const { return first_pass_; }
 
-  /// This rank's part of a group's GroupShape::tensor_states, fp32. All of it is in memory.
+  /// This rank's part of a group's GroupShape::tensor_states, fp32. In the order of units, the first so many groups that have such states have
+  /// them in memory; the others, the share of OffloadConfig::moments, in a record each.
   Extent tensor_state_part_of(const GroupShape& group) const;
+  std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
+  /// Those of a batch (MatrixBatch) are there at once, and those of another one on their way, read ahead and written behind.
+  const RecordPool& tensor_state_records() const { return tensor_state_records_; }
+  static std::int64_t tensor_state_record_bytes(Extent part) {
+    return (4 * part.numel + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage;
+  }
+  /// The most that a batch has.
+  std::int64_t tensor_states_ahead() const { return tensor_states_ahead_; }
 
   /// On each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
@@ -206,10 +234,8 @@ class MemoryPlan {
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
-  /// Whether updates go over all state twice (lamb, lars), or over that of matrices (muon).
-  bool passes_twice() const {
-    return input_.updates_twice || (input_.matrix_work.is_muon && !matrices_.batches().empty());
-  }
+  /// Whether updates go over all state twice (lamb, lars), or over that of matrices (first_pass_of_matrices).
+  bool passes_twice() const { return input_.updates_twice || !matrices_.batches().empty(); }
   /// Whether the CPU could: they are whole, no parameters lie in files, and units are updated after backward, in one pass.
   bool can_step_on_host() const {
     return has_whole_records() && (!parameters_below() || parameters_on_host()) && !input_.updates_in_backward &&
@@ -217,6 +243,8 @@ class MemoryPlan {
   }
   /// Whether a group's masters, or some of them, lie below memory, as such or as parameters.
   bool weights_below(const GroupShape& group) const;
+  bool has_masters_in_records(const GroupShape& group) const;
+  bool has_masters_in_parameter_records(const GroupShape& group) const;
   /// Of a GPU, under rules that want norms of weights: for a copy of those of the largest group that has some below, fp32.
   std::int64_t weight_copy_bytes() const { return weight_copy_bytes_; }
   /// Sums of gradients, a record a unit, and the bytes of one, in whole pages: 0 where a unit has nothing to train. The root unit's stay in
@@ -260,6 +288,8 @@ class MemoryPlan {
   void plan_lag();
   std::int64_t most_ahead() const;
   std::int64_t bytes_ahead() const;
+  void plan_first_pass();
+  void plan_tensor_states();
   void plan_optimizer();
   void plan_weight_copy();
   void plan_parameter_records();
@@ -285,9 +315,9 @@ class MemoryPlan {
   /// Records that updates go through: those of what is updated element by element, and those of matrices.
   struct UpdatedRecords {
     std::vector<std::int64_t> elements, matrices;  ///< bytes of each that moves
-    /// Those of matrices are passed over once a step, always backward (their parameters); else twice, forward and backward (their
-    /// states). Update::update_with_matrices says in which order.
-    bool once_backward = false;
+    /// Those of matrices are passed over forward and backward (FirstPass); else once a step, always backward.
+    /// Update::update_with_matrices says in which order.
+    bool matrices_twice = false;
   };
   void plan_updates(const RecordPool& pool, const UpdatedRecords& records, bool first_pass_writes);
 
@@ -300,7 +330,9 @@ class MemoryPlan {
   std::int64_t shared_sums_ = 0, sum_bytes_ = 0, notes_numel_ = 0;
   std::int64_t method_work_numel_ = 0, kept_gradient_numel_ = 0;
   MatrixDeal matrices_;
-  RecordPool state_records_, parameter_records_, gradient_records_, image_records_;
+  FirstPass first_pass_;
+  RecordPool state_records_, parameter_records_, tensor_state_records_, gradient_records_, image_records_;
+  std::int64_t tensor_states_in_memory_ = 0, tensor_states_ahead_ = 0;
   OuterNumel outer_numel_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
   HostStepBytes host_step_, gradient_copies_;

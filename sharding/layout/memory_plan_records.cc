@@ -1,6 +1,7 @@
 // The part of a memory plan that lies below memory: records, their slots, and what moves.
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 #include <span>
@@ -120,9 +121,27 @@ void MemoryPlan::plan_host_step() {
 }
 
 bool MemoryPlan::weights_below(const GroupShape& group) const {
+  return has_masters_in_records(group) || has_masters_in_parameter_records(group);
+}
+
+bool MemoryPlan::has_masters_in_records(const GroupShape& group) const {
   const RecordLayout records = records_of(group);
-  return records.masters_in_memory() < records.numel() ||
-         (holds_masters(input_.master, group.dtype) && parameter_chunks_of(group).records() > 0);
+  return records.masters_in_memory() < records.numel();
+}
+
+bool MemoryPlan::has_masters_in_parameter_records(const GroupShape& group) const {
+  return holds_masters(input_.master, group.dtype) && parameter_chunks_of(group).records() > 0;
+}
+
+void MemoryPlan::plan_first_pass() {
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      if (!group.trainable || group.matrices.empty()) continue;
+      const bool reads_masters = !input_.matrix_work.is_muon;
+      first_pass_.states = first_pass_.states || !reads_masters || has_masters_in_records(group);
+      first_pass_.parameters = first_pass_.parameters || (reads_masters && has_masters_in_parameter_records(group));
+    }
+  }
 }
 
 void MemoryPlan::plan_weight_copy() {
@@ -159,7 +178,7 @@ void MemoryPlan::plan_updates(const RecordPool& pool, const UpdatedRecords& reco
     const bool finds_none = (input_.updates_in_backward || gradients_below()) && held < moving.size();
     return 2 * sum(moving) - (finds_none ? 0 : sum(moving.first(held)) + sum(moving.last(held)));
   };
-  if (!records.once_backward) {
+  if (records.matrices.empty() || records.matrices_twice) {
     const std::span<const std::int64_t> again = input_.updates_twice ? all : records.matrices;
     disk_.read_in_two_steps += there_and_back(all) + there_and_back(again);
     disk_.written_in_two_steps += 2 * (sum(all) + (first_pass_writes ? sum(again) : 0));
@@ -209,8 +228,57 @@ void MemoryPlan::plan_parameter_records() {
     disk_.read_in_two_steps += 2 * gathers[i] * bytes[i];
     if (i < of_matrices.size()) (of_matrices[i] ? updated.matrices : updated.elements).push_back(bytes[i]);
   }
-  updated.once_backward = !updated.matrices.empty();
+  updated.matrices_twice = first_pass_.parameters;
   plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
+}
+
+/// What moves does so batch by batch, always in one order, so the slots hold all that a step wants, or nothing.
+void MemoryPlan::plan_tensor_states() {
+  std::vector<std::int64_t> bytes, records,
+      records_of_unit;  // of all groups that have such states; of those in records
+  for (const UnitShape& unit : input_.units) {
+    for (const GroupShape& group : unit.groups) {
+      const Extent part = group.trainable ? tensor_state_part_of(group) : Extent{};
+      if (part.numel == 0) continue;
+      bytes.push_back(4 * part.numel);
+      records.push_back(tensor_state_record_bytes(part));
+    }
+  }
+  const std::int64_t below = std::llround(share_below(input_.offload.moments) * static_cast<double>(bytes.size()));
+  tensor_states_in_memory_ = std::ssize(bytes) - below;
+  const auto in_memory = std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_));
+  use_[MemoryCategory::kOptimizer] += sum(in_memory);
+  if (below == 0) return;
+  std::int64_t index = 0;
+  for (const UnitShape& unit : input_.units) {
+    records_of_unit.push_back(0);
+    for (const GroupShape& group : unit.groups) {
+      const bool has_some = group.trainable && tensor_state_part_of(group).numel > 0;
+      if (has_some && index++ >= tensor_states_in_memory_) ++records_of_unit.back();
+    }
+  }
+  for (const MatrixBatch& batch : matrices_.batches()) {
+    const auto units = std::span(records_of_unit).subspan(batch.begin_unit, batch.end_unit - batch.begin_unit);
+    tensor_states_ahead_ = std::max(tensor_states_ahead_, sum(units));
+  }
+  records.erase(records.begin(), records.begin() + tensor_states_in_memory_);
+  const std::int64_t most = tensor_states_ahead_;
+  RecordPool& pool = tensor_state_records_;
+  if (input_.is_queued) {
+    const std::int64_t device_slots = std::min(2 * most, below);
+    const bool on_host = input_.offload.moments.tier == Tier::kHost;
+    pool = on_host ? pinned_pool(records) : plan_files_of_gpu(records, /*cache=*/{}, device_slots, 2 * most);
+    pool.device_slots = device_slots;
+    use_[MemoryCategory::kRecords] += pool.device_bytes();
+    use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
+    streamed_bytes_ += sum(records);
+    if (on_host) return;
+  } else {
+    pool = plan_pool(records, /*cache=*/{}, 3 * most);
+    pool.held = most;
+  }
+  disk_.read_in_two_steps += pool.slots < below ? 2 * sum(records) : 0;
+  disk_.written_in_two_steps += 2 * sum(records);
 }
 
 /// Records that gathers copy to a GPU. Its updates change them where they lie on the host.
@@ -301,7 +369,7 @@ void MemoryPlan::plan_image() {
   if (!input_.is_durable) return;
   image_bytes_ = use_[MemoryCategory::kMasters] + use_[MemoryCategory::kOptimizer];
   image_bytes_ += 4 * kept_gradient_numel_;
-  for (const RecordPool& pool : {state_records_, parameter_records_})
+  for (const RecordPool& pool : {state_records_, parameter_records_, tensor_state_records_})
     image_bytes_ += pool.cached * pool.record_bytes + pool.pinned_bytes;
   for (const UnitShape& unit : input_.units) {
     for (const GroupShape& group : unit.groups) {
@@ -334,7 +402,8 @@ void MemoryPlan::plan_activations() {
 }
 
 std::vector<const RecordPool*> MemoryPlan::pools_in_files() const {
-  std::vector<const RecordPool*> pools = {&parameter_records_, &state_records_, &gradient_records_};
+  std::vector<const RecordPool*> pools = {&parameter_records_, &state_records_, &tensor_state_records_,
+                                          &gradient_records_};
   std::erase_if(pools, [](const RecordPool* pool) { return pool->records == 0 || pool->pinned_bytes > 0; });
   return pools;
 }

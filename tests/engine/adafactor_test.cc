@@ -284,7 +284,6 @@ TEST(Adafactor, RefusesWhatItCannotDo) {
     });
   };
   EXPECT_THAT(error_with([](Strategy& s) { s.optimizer.in_backward = true; }), HasSubstr("adafactor"));
-  EXPECT_THAT(error_with([](Strategy& s) { put_below(s, kSomeBelow); }), HasSubstr("adafactor needs masters"));
   EXPECT_THAT(error_with([](Strategy& s) { s.optimizer.state_dtype = StateDType::k8Bit; }),
               HasSubstr("adafactor needs \"state_dtype\": \"fp32\", got 8bit"));
 }

@@ -1,4 +1,4 @@
-// Rules that go over state twice, and a program's own, with a GPU's state in its host's memory and on disk, on an emulated GPU: the bits of
+// Rules that go over state twice, those of whole tensors, and a program's own, with a GPU's state in its host's memory and on disk, on an emulated GPU: the bits of
 // the CPU that has all in memory; memory and traffic are the plan's; and what is done around a step finds the state where it lies.
 
 #include <gmock/gmock.h>
@@ -19,6 +19,7 @@
 #include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/own_adamw.h"
+#include "tests/support/own_muon.h"
 #include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
@@ -33,24 +34,34 @@ struct Rule {
   const char* name;
   OptimizerConfig config;
   bool is_own() const { return config.type == OptimizerType::kOwn; }
+  /// Of whole tensors: its states are fp32.
+  bool is_of_tensors() const {
+    return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
+  }
 };
 const Rule kMuon{"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
 const Rule kLamb{"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
 const Rule kLars{
     "lars", {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .momentum = 0.9, .trust_coefficient = 0.02}};
 const Rule kOwn{"own", {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1}};
-const Rule* const kRules[] = {&kMuon, &kLamb, &kLars, &kOwn};
+const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-2, .weight_decay = 0.1}};
+const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
+const Rule* const kRules[] = {&kMuon, &kLamb, &kLars, &kOwn, &kAdafactor, &kOwnMatrix};
 
 /// Vectors have a group of their own.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
-  const StateDType states = rule.is_own() ? StateDType::kF32 : strategy.optimizer.state_dtype;
+  const bool is_f32 = rule.is_own() || rule.is_of_tensors();
+  const StateDType states = is_f32 ? StateDType::kF32 : strategy.optimizer.state_dtype;
   strategy.optimizer = rule.config;
   strategy.optimizer.state_dtype = states;
   strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0}};
   return strategy;
 }
 
-OwnRules rules_of(const Rule& rule) { return rule.is_own() ? OwnRules::of(std::make_shared<OwnAdamW>()) : OwnRules(); }
+OwnRules rules_of(const Rule& rule) {
+  if (rule.config.type == OptimizerType::kOwnMatrix) return OwnRules::of(std::make_shared<OwnMuon>());
+  return rule.is_own() ? OwnRules::of(std::make_shared<OwnAdamW>()) : OwnRules();
+}
 
 TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   TrainOptions options = run_of(model);
@@ -291,7 +302,7 @@ TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
 }
 
 TEST(DeviceRulesOnTheHost, TheCpuUpdatesOnlyWhatIsPassedOnce) {
-  for (const Rule* rule : {&kMuon, &kLamb, &kLars}) {
+  for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
     const Strategy strategy = below(with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), *rule), kByCpu);
     EXPECT_THAT(error_of_engine(strategy), HasSubstr("/offload/step: \"cpu\" updates each element once its gradient"));
   }

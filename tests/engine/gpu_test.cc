@@ -505,7 +505,7 @@ TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpuAndEveryStrategyAlike) {
   }
 }
 
-/// Rules that go over state twice, and a program's own, in backward too.
+/// Rules that go over state twice, those of whole tensors, and a program's own, in backward too.
 TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
   struct Lying {
     Tier parameters, states;
@@ -523,7 +523,9 @@ TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
       {"lamb", {.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
       {"lars",
        {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .momentum = 0.9, .trust_coefficient = 0.02}},
-      {"own", {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1}}};
+      {"own", {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1}},
+      {"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-2, .weight_decay = 0.1}},
+      {"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}}};
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       on_ranks(ranks, [&](int rank, int port) {
@@ -533,8 +535,10 @@ TEST_F(Gpu, StateOfEveryRuleBelowItsMemoryChangesNoBit) {
           const bool is_own = config.type == OptimizerType::kOwn;
           TrainOptions options = options_of();
           if (is_own) options.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
+          if (config.type == OptimizerType::kOwnMatrix) options.own_rules = OwnRules::of(std::make_shared<OwnMuon>());
           Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, TransportChoice::kCudaHost);
           strategy.optimizer = config;
+          strategy.ema.decay = 0.75;
           if (is_own) strategy.gradient_clipping = 0;
           const Trained in_memory = train_on(mesh, strategy, options);
           for (const Lying& lying : kLying) {

@@ -235,7 +235,6 @@ TEST(MatrixOptimizer, RefusesWhatItCannotDo) {
     });
   };
   EXPECT_THAT(error_under([](Strategy& s) { s.optimizer.in_backward = true; }), HasSubstr("own_matrix"));
-  EXPECT_THAT(error_under([](Strategy& s) { put_below(s, kSomeBelow); }), HasSubstr("own_matrix needs masters"));
   EXPECT_THAT(error_under([](Strategy& s) { s.optimizer.state_dtype = StateDType::kBF16; }), HasSubstr("state_dtype"));
 }
 

@@ -90,7 +90,7 @@ TEST_F(DevicePasses, MastersAreReadAndTakenInAsByTheCpu) {
     const Shared<float> masters(std::vector<float>(kEnds[3] + 1, -7.0f));
     check(cuda::read_weights(run, masters.data(), nullptr));
     std::vector<float> wanted(kEnds[3] + 1, -7.0f);
-    cpu.read(problem.slice(0, kEnds[3]), wanted.data());
+    cpu.read(problem.slice(0, kEnds[3]), 0, kEnds[3], wanted.data());
     EXPECT_TRUE(same_bits(masters.values(), wanted));
 
     step.decide(request_of(like, 0.01));

@@ -21,17 +21,17 @@ int train_durably(Session& session, std::size_t begin, std::size_t end) {
 }
 
 void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model,
-                    const std::filesystem::path& folder, const std::string& what) {
-  const Values wanted = trained(mesh, strategy, 6, model);
+                    const std::filesystem::path& folder, const std::string& what, const OwnRules& own_rules) {
+  const Values wanted = trained(mesh, strategy, 6, model, own_rules);
   const Strategy durable = made_durable(strategy, folder, 2);
   {
-    Session first(mesh, durable, model);
+    Session first(mesh, durable, model, own_rules);
     EXPECT_FALSE(resume_durable(first.engine).has_value());
     EXPECT_EQ(train_durably(first, 0, 5), 2) << what;
     first.train(0);  // other data, and never committed: the seventh step would be
   }
   {
-    Session second(mesh, durable, model);
+    Session second(mesh, durable, model, own_rules);
     const auto resumed = resume_durable(second.engine);
     ASSERT_TRUE(resumed.has_value()) << what;
     EXPECT_EQ(resumed->step, 4) << what;
@@ -39,7 +39,7 @@ void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOption
     train_durably(second, 4, 6);
     EXPECT_TRUE(all_same_bits(second.values(), wanted)) << what;
   }
-  Session third(mesh, durable, model);
+  Session third(mesh, durable, model, own_rules);
   EXPECT_EQ(resume_durable(third.engine)->step, 6) << what;
   EXPECT_TRUE(all_same_bits(third.values(), wanted)) << what;
 }

@@ -16,6 +16,6 @@ int train_durably(Session& session, std::size_t begin, std::size_t end);
 
 /// A run that ends two steps behind its last commit, which a second one goes on from, with the bits of a run that nothing happened to.
 void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model,
-                    const std::filesystem::path& folder, const std::string& what);
+                    const std::filesystem::path& folder, const std::string& what, const OwnRules& own_rules = {});
 
 }  // namespace tessera::testing

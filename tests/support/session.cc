@@ -49,8 +49,9 @@ Values Session::values() {
   return values_of(*model);
 }
 
-Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options) {
-  Session session(mesh, strategy, options);
+Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options,
+               const OwnRules& own_rules) {
+  Session session(mesh, strategy, options, own_rules);
   for (std::size_t i = 0; i < steps; ++i) session.train(i);
   return session.values();
 }

@@ -53,7 +53,8 @@ struct Session {
 };
 
 /// What `steps` steps of a new Session leave.
-Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options = {});
+Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, TinyOptions options = {},
+               const OwnRules& own_rules = {});
 
 /// Trains some steps, and expects that each two of them in a row move what the plan says to and from the disk.
 void expect_planned_disk_traffic(Session& session, const std::string& what);

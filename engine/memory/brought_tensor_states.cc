@@ -1,0 +1,69 @@
+#include "engine/memory/brought_tensor_states.h"
+
+#include <cstddef>
+#include <span>
+
+namespace tessera {
+namespace {
+
+std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
+  if (!kernels) return nullptr;
+  const RecordPool& pool = plan.tensor_state_records();
+  const std::int64_t ahead = pool.device_slots - plan.tensor_states_ahead();  // the others are a batch's that is there
+  const StateStream::Slots slots{memory.tensor_state_slots.data(), pool.record_bytes, pool.device_slots, ahead};
+  return std::make_unique<StateStream>(memory.tensor_state_records, *kernels, slots, pool.pinned_bytes == 0);
+}
+
+}  // namespace
+
+BroughtTensorStates::BroughtTensorStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
+                                         const TrainingMemory& memory, DeviceKernels* kernels)
+    : units_(units), records_(memory.tensor_state_records), stream_(stream_of(plan, memory, kernels)) {
+  for (std::int64_t record = 0; record < records_->records(); ++record) order_.push_back(record);  // as units are
+}
+
+void BroughtTensorStates::begin() { stream_ ? stream_->begin_pass(order_) : records_->begin_pass(order_); }
+
+void BroughtTensorStates::end() { stream_ ? stream_->end_pass() : records_->end_pass(); }
+
+void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void()> body) {
+  groups_.clear();
+  for (std::size_t unit = batch.begin_unit; unit < batch.end_unit; ++unit) {
+    for (const auto& group : units_[unit]->groups) {
+      if (group->tensor_state_record >= 0) groups_.push_back(group.get());
+    }
+  }
+  if (groups_.empty()) return body();
+  if (!stream_) return hold(groups_, body);
+  const std::int64_t first = groups_.front()->tensor_state_record;
+  const auto records = std::span(order_).subspan(static_cast<std::size_t>(first), groups_.size());
+  stream_->pass_through(records, /*changes=*/true, [&](std::span<std::byte* const> there) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->tensor_state = reinterpret_cast<float*>(there[i]);
+    body();
+  });
+  for (FlatGroup* group : groups_) group->tensor_state = nullptr;
+}
+
+void BroughtTensorStates::hold(const std::vector<FlatGroup*>& groups, c10::function_ref<void()> body) {
+  std::size_t held = 0;
+  try {
+    for (; held < groups.size(); ++held) {
+      FlatGroup& group = *groups[held];
+      group.tensor_state = reinterpret_cast<float*>(records_->hold(group.tensor_state_record).data());
+    }
+    body();
+  } catch (...) {
+    let_go(groups, held);
+    throw;
+  }
+  let_go(groups, held);
+}
+
+void BroughtTensorStates::let_go(const std::vector<FlatGroup*>& groups, std::size_t held) {
+  for (std::size_t i = 0; i < held; ++i) {
+    groups[i]->tensor_state = nullptr;
+    records_->let_go(groups[i]->tensor_state_record, /*changed=*/true);
+  }
+}
+
+}  // namespace tessera

@@ -261,6 +261,7 @@ void Engine::State::set_up() {
       unit.gathered_hash = 0;  // where it is gathered in place, its values have changed
       if (strategy.check.values) checks->accept(unit);
     });
+    if (memory.state_records || memory.parameter_records) reducer->on_gradient([this] { step->read_ahead(); });
   }
   log.emplace(static_cast<std::size_t>(plan.input().prefetch) + 1);
   if (plan.gathers()) {

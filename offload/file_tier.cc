@@ -199,19 +199,27 @@ FileTier::~FileTier() {
 
 // ---- What the caller does --------------------------------------------------------------------------------------------
 
-void FileTier::fetch(std::int64_t record) {
-  if (!failure_.ok() || !is_on_disk(record) || fetched_ >= options_.read_ahead) return;
+bool FileTier::fetch(std::int64_t record) {
+  if (!failure_.ok() || !is_on_disk(record)) return true;
+  const bool has_room = options_.read_ahead > 0 && fetched_ < options_.read_ahead + options_.write_behind;
   if (const std::int32_t found = slot_of(record); found > 0) {
     Slot& slot = slots_[as_size(found - 1)];
     const bool is_free = slot.state == SlotState::kFree;
-    if (!is_free && (slot.state != SlotState::kWriting || slot.wanted)) return;
+    if (!is_free && (slot.state != SlotState::kWriting || slot.wanted)) return true;
+    if (!has_room) return false;
     if (is_free) slot.state = SlotState::kFetched;
     if (!is_free) slot.wanted = true;
     ++fetched_;
-    return;
+    return true;
   }
-  if (written_[on_disk(record)] == 0) return;  // zeros need no disk
-  failure_.Update(start_read(reuse_slot(record), record));
+  if (written_[on_disk(record)] == 0) return true;  // zeros need no disk
+  if (!has_room) return false;
+  failure_.Update(end_writes_that_are_done());
+  const std::optional<std::size_t> next = next_slot();
+  if (!failure_.ok() || !next || slots_[*next].state == SlotState::kWriting) return false;
+  reuse_slot(*next, record);
+  failure_.Update(start_read(*next, record));
+  return true;
 }
 
 absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
@@ -231,7 +239,10 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
     ++counters_.hits;
     return resident_memory(record).first(size_of(options_, record));
   }
-  const std::size_t index = found > 0 ? as_size(found - 1) : reuse_slot(record);
+  std::size_t index = as_size(found - 1);
+  if (found == 0) {
+    TESSERA_ASSIGN_OR_RETURN(index, take_slot(record));
+  }
   if (!is_held) TESSERA_RETURN_IF_ERROR(bring_in(index));
   Slot& slot = slots_[index];
   if (!slot.was_read) ++counters_.hits;
@@ -241,7 +252,10 @@ absl::StatusOr<std::span<std::byte>> FileTier::get(std::int64_t record) {
 
 absl::StatusOr<std::span<std::byte>> FileTier::get_to_overwrite(std::int64_t record) {
   const bool may_hold = failure_.ok() && held_ < options_.most_held;
-  if (is_on_disk(record) && may_hold && slot_of(record) == 0) slots_[reuse_slot(record)].unverified = false;
+  if (is_on_disk(record) && may_hold && slot_of(record) == 0) {
+    TESSERA_ASSIGN_OR_RETURN(const std::size_t slot, take_slot(record));
+    slots_[slot].unverified = false;
+  }
   return get(record);
 }
 
@@ -325,7 +339,6 @@ absl::Status FileTier::return_to(std::string_view where) {
   for (Slot& slot : slots_.span()) {
     if (slot.record >= 0) slot_of(slot.record) = 0;
     slot.record = -1;
-    slot.was_put = false;  // the write has ended, and nobody wants its record again
   }
   return two_places_.return_to(where, written_, checksums_);
 }
@@ -367,35 +380,33 @@ bool FileTier::holds(std::int64_t record) const {
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
 
-bool FileTier::is_past_write_behind(const Slot& slot) const {
-  return slot.order + static_cast<std::uint64_t>(options_.write_behind) <= order_;
-}
-
-// The slot to use for another record: of the free ones the one that was put or released first. A write counts as under way until
-// `write_behind` records were put or released after it, even if it has ended, so what is read and what is hit does not depend on the
-// disk's speed.
-//
-// There is one. A get finds at most `most_held - 1` slots held and `read_ahead` fetched; a fetch at most `most_held` held and
-// `read_ahead - 1` fetched; and `write_behind` are being written. Where there are fewer slots than that, there is one for
-// each record, so one has none yet.
-std::size_t FileTier::next_free() const {
-  std::size_t best = slots_.span().size();
+// The slot to use for another record: of those that nobody holds and that are not read ahead, the one whose record was put or released
+// first. It may have to be written yet.
+std::optional<std::size_t> FileTier::next_slot() const {
+  std::optional<std::size_t> best;
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.state != SlotState::kFree || (slot.was_put && !is_past_write_behind(slot))) continue;
-    if (best == slots_.span().size() || slot.order < slots_[best].order) best = i;
+    const bool is_at_rest = slot.state == SlotState::kFree || (slot.state == SlotState::kWriting && !slot.wanted);
+    if (is_at_rest && (!best || slot.order < slots_[*best].order)) best = i;
   }
   return best;
 }
 
-std::size_t FileTier::reuse_slot(std::int64_t record) {
-  const std::size_t index = next_free();
+// For a get. There is one: at most `most_held - 1` slots are held, and `read_ahead + write_behind` read ahead. Where there are fewer slots
+// than all that, there is one for each record, so one has none yet.
+absl::StatusOr<std::size_t> FileTier::take_slot(std::int64_t record) {
+  const std::size_t index = *next_slot();
+  if (slots_[index].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
+  reuse_slot(index, record);
+  return index;
+}
+
+void FileTier::reuse_slot(std::size_t index, std::int64_t record) {
   Slot& slot = slots_[index];
   if (slot.record >= 0) slot_of(slot.record) = 0;
   slot = Slot{.record = record,
               .order = slot.order,
               .state = SlotState::kFree,
-              .was_put = false,
               .reading = false,
               .was_read = false,
               .unverified = false,
@@ -405,7 +416,6 @@ std::size_t FileTier::reuse_slot(std::int64_t record) {
     std::ranges::fill(memory_of_slot(index), std::byte{0});
   else
     slot.unverified = true;
-  return index;
 }
 
 IoRequest FileTier::request(IoKind kind, std::size_t slot) const {
@@ -494,7 +504,6 @@ absl::Status FileTier::bring_in(std::size_t index) {
   if (slot.state == SlotState::kFetched) --fetched_;
   TESSERA_RETURN_IF_ERROR(end_read(index));
   TESSERA_RETURN_IF_ERROR(verify(index));
-  slot.was_put = false;  // the write has ended; if the record is released, the slot can be reused
   slot.state = SlotState::kHeld;
   ++held_;
   return absl::OkStatus();
@@ -533,7 +542,6 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   written_[which] = 1;
   if (has_checksums(options_)) checksums_[which] = checksum ? *checksum : checksum_of_slot(index);
   if (!options_.durable.empty()) two_places_.place_to_write(which);
-  slot.was_put = true;
   slot.state = SlotState::kWriting;
   slot.wanted = false;
   ++writing_;
@@ -541,10 +549,11 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Those that count no more (next_free), whichever of all ends first.
+// Of records that `write_behind` others followed: so `read_ahead` slots, at least, are for reading.
 absl::Status FileTier::end_writes_behind() {
+  const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
-    if (slots_[i].state == SlotState::kWriting && is_past_write_behind(slots_[i]))
+    if (slots_[i].state == SlotState::kWriting && slots_[i].order + behind <= order_)
       TESSERA_RETURN_IF_ERROR(end_write(i));
   }
   return absl::OkStatus();

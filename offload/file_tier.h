@@ -56,11 +56,12 @@ struct FileTierOptions {
 
 /// Records in scratch files, read ahead and written behind the caller's back; see RecordTier for what it promises.
 ///
-/// **Memory.** The resident records, and `most_held + read_ahead + write_behind` slots. So there is always a slot for the
-/// next `get`: the others are held, read ahead or being written, each no more often than the options say.
+/// **Memory.** The resident records, and `most_held + read_ahead + write_behind` slots. Of these, as many may be read ahead as nobody
+/// holds or writes: where nothing is written, that is more than `read_ahead`, and never less. So there is always a slot for the next `get`.
 ///
-/// **Traversals.** A slot keeps its record until it is needed for another, the one that was put first. A traversal that
-/// begins where the last one ended (forward, then backward) therefore finds the last records in the slots. The resident
+/// **Traversals.** A slot keeps its record until it is needed for another: that of the record which was put or released first, whether or
+/// not the disk has it by then. So what is read does not depend on the disk's speed, and a traversal that
+/// begins where the last one ended (forward, then backward) finds the last records in the slots. The resident
 /// set needs no such luck: it saves the same reads and writes in any order.
 ///
 /// **A record that is written and wanted again** is not read: its slot still has it. It is given out when the write has
@@ -86,7 +87,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::int64_t num_records() const override { return options_.records; }
   std::size_t record_bytes() const override { return options_.record_bytes; }
   std::int64_t most_held() const override { return options_.most_held; }
-  void fetch(std::int64_t record) override;
+  bool fetch(std::int64_t record) override;
   bool stays_in_memory(std::int64_t record) const override { return resident_.has(record); }
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;
@@ -121,9 +122,8 @@ class FileTier final : public RecordTier, public DurableTier {
   /// Memory for one record that is not resident. Whatever its state, `record` is what it holds.
   struct Slot {
     std::int64_t record;  ///< -1: none
-    std::uint64_t order;  ///< when it was put or released last: the lowest free one is used next
+    std::uint64_t order;  ///< when it was put or released last: the lowest one is used next
     SlotState state;
-    bool was_put;     ///< last, and not used since: its write may be under way, or count so
     bool reading;     ///< the read has not ended, as far as we know
     bool was_read;    ///< from disk, for a `get` that is still to come
     bool unverified;  ///< was_read, and its checksum has not been looked at
@@ -170,7 +170,7 @@ class FileTier final : public RecordTier, public DurableTier {
   IoRequest request(IoKind kind, std::size_t slot) const;
   IoRequest request_of(std::int64_t record) const;
   absl::Status hand_over(std::int64_t record, const IoRequest& request);
-  std::size_t next_free() const;
+  std::optional<std::size_t> next_slot() const;
 
   absl::Status start_read(std::size_t slot, std::int64_t record);
   absl::Status end_read(std::size_t slot);
@@ -180,10 +180,10 @@ class FileTier final : public RecordTier, public DurableTier {
   std::uint64_t checksum_of_slot(std::size_t slot) const;
   absl::Status start_write(std::size_t slot, std::optional<std::uint64_t> checksum);
   absl::Status end_write(std::size_t slot);
-  bool is_past_write_behind(const Slot& slot) const;
   absl::Status end_writes_behind();
   absl::Status end_writes_that_are_done();
-  std::size_t reuse_slot(std::int64_t record);
+  absl::StatusOr<std::size_t> take_slot(std::int64_t record);
+  void reuse_slot(std::size_t slot, std::int64_t record);
   absl::Status bring_in(std::size_t slot);
   /// `checksum`: of the slot's bytes, where it is known.
   absl::Status let_go(std::int64_t record, bool changed, std::optional<std::uint64_t> checksum = std::nullopt);

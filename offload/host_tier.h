@@ -36,7 +36,7 @@ class HostTier final : public RecordTier {
   std::int64_t num_records() const override { return options_.records; }
   std::size_t record_bytes() const override { return options_.record_bytes; }
   std::int64_t most_held() const override { return options_.records; }
-  void fetch(std::int64_t) override {}
+  bool fetch(std::int64_t) override { return true; }
   bool stays_in_memory(std::int64_t) const override { return true; }
   absl::StatusOr<std::span<std::byte>> get(std::int64_t record) override;
   absl::Status put(std::int64_t record) override;

@@ -22,14 +22,14 @@ struct TierCounters {
 };
 
 /// Records, numbered from 0, zeros at first: in memory (`host_tier.h`) or in files (`file_tier.h`). What is in
-/// a record is the caller's matter. A step over records in files, read 2 ahead:
+/// a record is the caller's matter. A step over records in files, read ahead:
 ///
-///     tier.fetch(0); tier.fetch(1);
-///     for (std::int64_t i = 0; i < tier.num_records(); ++i) {
-///       auto record = tier.get(i);  // waits for the read
-///       tier.fetch(i + 2);          // advice; nothing where there is no such record
-///       update(*record);            // in place
-///       tier.put(i);                // written in the background
+///     const std::int64_t count = tier.num_records();
+///     for (std::int64_t i = 0, next = 0; i < count; ++i) {
+///       while (next < count && tier.fetch(next)) ++next;  // advice: as many as there is room for
+///       auto record = tier.get(i);                        // waits for the read
+///       update(*record);                                  // in place
+///       tier.put(i);                                      // written in the background
 ///     }
 ///     tier.flush();
 ///
@@ -56,9 +56,10 @@ class RecordTier {
   /// Records that may be held at once; the size of `num_records` where there is no limit.
   virtual std::int64_t most_held() const = 0;
 
-  /// Advice that `record` is wanted soon: begins to read it, without waiting. Does nothing if it is in memory, or if as
-  /// many are read ahead as may be. An error shows at the record's `get`.
-  virtual void fetch(std::int64_t record) = 0;
+  /// Advice that `record` is wanted soon: begins to read it, without waiting. Does nothing if it is in memory. False: there is no room for it
+  /// yet, since as many are read ahead as may be, or since what is written holds the memory; later there is. An error shows at the
+  /// record's `get`.
+  virtual bool fetch(std::int64_t record) = 0;
   /// Whether it is never read: whoever counts what is read ahead passes over it. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
   /// The record's memory, as many bytes as it has, held until `put` or `release`. Waits until it is there. A record that is held

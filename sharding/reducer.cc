@@ -181,6 +181,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter) {
   Entry& entry = this->entry(*group.unit);
   at::Tensor& gradient = group.parameters[parameter].tensor.mutable_grad();
   if (updates_in_backward()) expect_not_updated(entry, group, parameter);
+  if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
   const bool was_ready = entry.phase == Phase::kReady;  // and one more gradient comes: it is added
   if (entry.phase == Phase::kIdle) open(entry);

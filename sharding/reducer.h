@@ -88,6 +88,8 @@ class Reducer {
 
   /// Who is told of sums.
   void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
+  /// `told`: each time that a gradient has come.
+  void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
 
   /// A program's rule makes the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook);
@@ -217,6 +219,7 @@ class Reducer {
   UnitSlots buckets_, sums_;
   OnSummed on_summed_;
   OnReduced on_reduced_;
+  std::function<void()> on_gradient_;
   std::uint64_t digest_ = 0;
   std::vector<int> order_;      ///< unit indices
   std::vector<int> completed_;  ///< of this round, in this rank's order

@@ -99,14 +99,14 @@ class OffloadedStep {
     const std::int64_t count = layout_.chunks();
     const auto chunk_at = [&](std::int64_t i) { return forward_ ? i : count - 1 - i; };
     std::int64_t fetched = 0;
-    const auto fetch_next = [&] {  // that is read
-      while (fetched < count && tier_->stays_in_memory(chunk_at(fetched))) ++fetched;
-      if (fetched < count) tier_->fetch(chunk_at(fetched++));
+    const auto fetch_ahead = [&] {
+      while (fetched < count && tier_->fetch(chunk_at(fetched))) ++fetched;
     };
-    for (int i = 0; i < depth_; ++i) fetch_next();
+    fetch_ahead();
     for (std::int64_t i = 0; i < count; ++i) {
       TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, tier_->get(chunk_at(i)));
-      if (!tier_->stays_in_memory(chunk_at(i))) fetch_next();
+      fetched = std::max(fetched, i + 1);
+      fetch_ahead();
       body(chunk_at(i), record.data());
       TESSERA_RETURN_IF_ERROR(tier_->put(chunk_at(i)));
     }

@@ -1,7 +1,12 @@
 #include "engine/memory/brought_tensor_states.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <span>
+#include <string>
+
+#include "runtime/base/log.h"
 
 namespace tessera {
 namespace {
@@ -9,7 +14,8 @@ namespace {
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
   if (!kernels) return nullptr;
   const RecordPool& pool = plan.tensor_state_records();
-  const std::int64_t ahead = pool.device_slots - plan.tensor_states_ahead();  // the others are a batch's that is there
+  std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();  // the others are a batch's that is there
+  if (plan.parameters_below()) ahead = std::min<std::int64_t>(2, ahead);     // as those of masters and states
   const StateStream::Slots slots{memory.tensor_state_slots.data(), pool.record_bytes, pool.device_slots, ahead};
   return std::make_unique<StateStream>(memory.tensor_state_records, *kernels, slots, pool.pinned_bytes == 0);
 }
@@ -34,36 +40,48 @@ void BroughtTensorStates::with(const MatrixBatch& batch, c10::function_ref<void(
     }
   }
   if (groups_.empty()) return body();
-  if (!stream_) return hold(groups_, body);
-  const std::int64_t first = groups_.front()->tensor_state_record;
-  const auto records = std::span(order_).subspan(static_cast<std::size_t>(first), groups_.size());
+  try {
+    stream_ ? pass_through(body) : hold(body);
+  } catch (...) {
+    take_away();
+    throw;
+  }
+  take_away();
+}
+
+void BroughtTensorStates::pass_through(c10::function_ref<void()> body) {
+  const auto first = static_cast<std::size_t>(groups_.front()->tensor_state_record);
+  const auto records = std::span(order_).subspan(first, groups_.size());
   stream_->pass_through(records, /*changes=*/true, [&](std::span<std::byte* const> there) {
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->tensor_state = reinterpret_cast<float*>(there[i]);
     body();
   });
-  for (FlatGroup* group : groups_) group->tensor_state = nullptr;
 }
 
-void BroughtTensorStates::hold(const std::vector<FlatGroup*>& groups, c10::function_ref<void()> body) {
+void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   std::size_t held = 0;
+  const auto let_go = [&] {
+    while (held > 0) records_->let_go(groups_[--held]->tensor_state_record, /*changed=*/true);
+  };
   try {
-    for (; held < groups.size(); ++held) {
-      FlatGroup& group = *groups[held];
+    for (; held < groups_.size(); ++held) {
+      FlatGroup& group = *groups_[held];
       group.tensor_state = reinterpret_cast<float*>(records_->hold(group.tensor_state_record).data());
     }
     body();
   } catch (...) {
-    let_go(groups, held);
+    try {
+      let_go();
+    } catch (const std::exception& error) {  // behind the one that is told
+      log_error(std::string("states of matrices: ") + error.what());
+    }
     throw;
   }
-  let_go(groups, held);
+  let_go();
 }
 
-void BroughtTensorStates::let_go(const std::vector<FlatGroup*>& groups, std::size_t held) {
-  for (std::size_t i = 0; i < held; ++i) {
-    groups[i]->tensor_state = nullptr;
-    records_->let_go(groups[i]->tensor_state_record, /*changed=*/true);
-  }
+void BroughtTensorStates::take_away() {
+  for (FlatGroup* group : groups_) group->tensor_state = nullptr;
 }
 
 }  // namespace tessera

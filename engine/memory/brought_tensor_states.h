@@ -31,8 +31,9 @@ class BroughtTensorStates {
   std::int64_t streamed_bytes() const { return stream_ ? stream_->streamed_bytes() : 0; }
 
  private:
-  void hold(const std::vector<FlatGroup*>& groups, c10::function_ref<void()> body);
-  void let_go(const std::vector<FlatGroup*>& groups, std::size_t held);
+  void pass_through(c10::function_ref<void()> body);
+  void hold(c10::function_ref<void()> body);
+  void take_away();
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const std::shared_ptr<StateRecords> records_;

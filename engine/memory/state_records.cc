@@ -19,7 +19,11 @@ void StateRecords::begin_pass(std::span<const std::int64_t> order) {
   pass_over(order_.size());
   order_.assign(order.begin(), order.end());
   visited_ = fetched_ = 0;
-  ahead_ = 0;
+  fetch_ahead();
+}
+
+void StateRecords::read_ahead() {
+  const std::lock_guard lock(mutex_);
   fetch_ahead();
 }
 
@@ -36,7 +40,6 @@ void StateRecords::end_pass() {
   pass_over(order_.size());
   order_.clear();
   visited_ = fetched_ = 0;
-  ahead_ = 0;
 }
 
 void StateRecords::visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body) {
@@ -109,18 +112,13 @@ void StateRecords::pass_over(std::size_t end) {
 }
 
 void StateRecords::move_on() {
-  if (visited_ < fetched_ && !tier_->stays_in_memory(order_[visited_])) --ahead_;
   ++visited_;
   fetched_ = std::max(fetched_, visited_);
 }
 
-/// As many as may be of those that the tier reads, which lie far apart where most stay in memory.
+/// Those that stay in memory take no room.
 void StateRecords::fetch_ahead() {
-  for (; fetched_ < order_.size() && ahead_ < read_ahead_; ++fetched_) {
-    if (tier_->stays_in_memory(order_[fetched_])) continue;
-    tier_->fetch(order_[fetched_]);
-    ++ahead_;
-  }
+  while (fetched_ < order_.size() && tier_->fetch(order_[fetched_])) ++fetched_;
 }
 
 }  // namespace tessera

@@ -26,16 +26,17 @@ namespace tessera {
 /// move it once. Steps announce which records they will visit, and find them read ahead.
 class StateRecords {
  public:
-  /// `tier` holds them. `read_ahead`: so many records are fetched before they are visited. `durable`: the same tier, where its records
-  /// are durable.
-  StateRecords(std::unique_ptr<RecordTier> tier, std::int64_t read_ahead, DurableTier* durable = nullptr)
-      : tier_(std::move(tier)), read_ahead_(read_ahead), durable_(durable) {}
+  /// `tier` holds them. `durable`: the same tier, where its records are durable.
+  explicit StateRecords(std::unique_ptr<RecordTier> tier, DurableTier* durable = nullptr)
+      : tier_(std::move(tier)), durable_(durable) {}
   StateRecords(const StateRecords&) = delete;
   StateRecords& operator=(const StateRecords&) = delete;
 
   /// The records that are visited next, in this order; the first ones are read ahead. If this order was announced before
   /// and none of it has been visited, nothing happens.
   void begin_pass(std::span<const std::int64_t> order);
+  /// Reads ahead as far as there is room. Who visits records does so, too; this is for the time between visits, in which writes end.
+  void read_ahead();
   /// The first `count` records of the pass are over, visited or not.
   void pass(std::size_t count);
   /// The pass is over, and the last record closed. What was changed is written in the background.
@@ -63,7 +64,7 @@ class StateRecords {
   /// Waits for the copies of `tag`; where it throws, none of them is under way any more either.
   void end_copies(std::uint64_t tag);
 
-  /// Calls `body` with the tier; no record is open then. REQUIRES: end_pass was called since the last pass began, and records are durable.
+  /// Calls `body` with the tier; no record is open then, nor held. REQUIRES: records are durable.
   void between_passes(c10::function_ref<void(DurableTier&)> body);
   /// For what touches no record: DurableTier::sync and committed. REQUIRES: records are durable.
   DurableTier& durable() const { return *durable_; }
@@ -87,7 +88,6 @@ class StateRecords {
   void move_on();
 
   const std::unique_ptr<RecordTier> tier_;
-  const std::int64_t read_ahead_;
   DurableTier* const durable_;
   std::map<const void*, std::function<void()>> before_visits_;  ///< by owner
   std::mutex mutex_;
@@ -96,7 +96,6 @@ class StateRecords {
   std::byte* memory_ = nullptr;            ///< of the open record
   std::vector<std::int64_t> order_;        ///< of this pass
   std::size_t visited_ = 0, fetched_ = 0;  ///< of `order_`
-  std::int64_t ahead_ = 0;                 ///< of those in between, the ones that the tier reads
 };
 
 }  // namespace tessera

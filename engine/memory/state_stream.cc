@@ -70,12 +70,17 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
                                c10::function_ref<void(std::span<std::byte* const>)> queue) {
   here_.clear();
   there_.clear();
-  for (const std::int64_t record : records) {
-    const std::int64_t use = uses_ + static_cast<std::int64_t>(here_.size());
-    here_.push_back(arrive(record, use, changes));
-    there_.push_back(memory_of(use));
+  try {
+    for (const std::int64_t record : records) {
+      const std::int64_t use = uses_ + static_cast<std::int64_t>(here_.size());
+      here_.push_back(arrive(record, use, changes));
+      there_.push_back(memory_of(use));
+    }
+    queue(there_);
+  } catch (...) {
+    turn_back(records);
+    throw;
   }
-  queue(there_);
   const std::size_t before = passed_;
   for (std::size_t i = 0; i < records.size(); ++i) {
     back_[slot_of(uses_)] = kernels_.download(here_[i].data(), there_[i], here_[i].size());
@@ -85,6 +90,21 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
     if (passed_ < order_.size() && order_[passed_] == records[i]) ++passed_;
   }
   if (passed_ > before) bring_ahead();
+}
+
+/// Records that are there stay as they lay on the host, after a failure that is told already.
+void StateStream::turn_back(std::span<const std::int64_t> records) {
+  give_up_ahead();
+  try {
+    kernels_.mark()->wait();  // what reads them there
+    while (!leaving_.empty() && std::ranges::find(records, leaving_.back().record) != records.end()) {
+      const std::int64_t record = leaving_.back().record;
+      leaving_.pop_back();
+      records_->let_go(record, /*changed=*/false);
+    }
+  } catch (const std::exception& error) {
+    log_error(std::string("records on their way to the GPU: ") + error.what());
+  }
 }
 
 /// The record's bytes on the host. What is queued from now on finds them in the slot of `use`.

@@ -50,7 +50,8 @@ class StateStream {
   /// there goes back. `changes`: else it leaves what it found, which goes back too, since marks count on it, but not to the disk. Throws as
   /// StateRecords::visit, and what DeviceKernels throws.
   void pass_through(std::int64_t record, bool changes, c10::function_ref<void(std::byte*)> queue);
-  /// The same of several records that are there at once. REQUIRES: as many slots beside those that are brought ahead.
+  /// The same of several records that are there at once. Where it throws, the host has them as they were. REQUIRES: as many slots beside
+  /// those that are brought ahead.
   void pass_through(std::span<const std::int64_t> records, bool changes,
                     c10::function_ref<void(std::span<std::byte* const>)> queue);
   void end_pass();
@@ -84,6 +85,7 @@ class StateStream {
   void give_up_ahead();
   std::span<std::byte> hold(std::int64_t record, bool changes);
   std::span<std::byte> arrive(std::int64_t record, std::int64_t use, bool changes);
+  void turn_back(std::span<const std::int64_t> records);
   void let_go_oldest();
 
   const std::shared_ptr<StateRecords> records_;

@@ -197,7 +197,7 @@ std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& po
   options.durable_is_there = durable && durable->last();
   std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
   DurableTier* const durable_files = durable ? files.get() : nullptr;
-  auto tier = std::make_shared<StateRecords>(std::move(files), ahead, durable_files);
+  auto tier = std::make_shared<StateRecords>(std::move(files), durable_files);
   if (durable) durable->protect(*tier, kind);
   return logged(std::move(tier), rank);
 }
@@ -229,8 +229,7 @@ std::shared_ptr<StateRecords> make_records(NewRecords records, const RecordPool&
                                            const DurableFiles* durable, const std::string& kind, std::int64_t ahead) {
   const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
   if (pool.pinned_bytes > 0) {
-    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give), /*read_ahead=*/0),
-                  rank);
+    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give)), rank);
   }
   return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give, ahead);
 }
@@ -603,7 +602,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   const std::int64_t limit = strategy.memory.limit_bytes;
   const Tier below = tier_below(strategy.offload, scene.is_queued);
   MemoryPlan plan(with_tiers_chosen(input, limit, below));
-  if (plan.steps_on_host()) expect_step_on_host(plan);
+  const bool has_states_of_tensors = plan.tensor_state_records().pinned_bytes > 0;
+  if (plan.steps_on_host() || (plan.input().offload.step == OffloadedStep::kCpu && has_states_of_tensors))
+    expect_step_on_host(plan);
   const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
   if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
   input.offload.step = OffloadedStep::kCpu;  // which needs less memory of the GPU

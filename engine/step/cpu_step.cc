@@ -93,6 +93,8 @@ void CpuStep::expect_update(std::span<const int> order) {
   update_.expect(strategy_.optimizer.in_backward ? order : std::span<const int>());
 }
 
+void CpuStep::read_ahead() { update_.read_ahead(); }
+
 void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
   if (!agreed.ranks_agree) throw_disagreement(unit);
   for (const auto& group : unit.groups) {

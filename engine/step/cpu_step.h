@@ -23,6 +23,7 @@ class CpuStep final : public Step {
   LossSeed seed_of(const at::Tensor& loss) const override;
   void add_loss(const at::Tensor& loss, std::int64_t microbatches) override;
   void expect_update(std::span<const int> order) override;
+  void read_ahead() override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
   void run(const LocalStep& local, StepResult& result) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { update_.learning_rates().set(lr, group); }

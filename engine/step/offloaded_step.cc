@@ -168,9 +168,11 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
   }
   if (!on_gpu.can_step_on_host()) {
     tell(strategy.optimizer.in_backward ? "the GPU, as units are updated in backward"
-         : on_gpu.passes_twice()        ? "the GPU, as " + name_of(strategy.optimizer.type) + " goes over them twice"
-         : on_gpu.has_whole_records()   ? "the GPU, since parameters lie in files"
-                                        : "the GPU, since some elements have only one of the two there");
+         : on_gpu.passes_twice()
+             ? "the GPU, as " + name_of(strategy.optimizer.type) +
+                   (on_gpu.input().updates_twice ? " goes over them twice" : " looks at whole matrices")
+         : on_gpu.has_whole_records() ? "the GPU, since parameters lie in files"
+                                      : "the GPU, since some elements have only one of the two there");
     return OffloadedStep::kGpu;
   }
   with.offloaded_step = OffloadedStep::kCpu;

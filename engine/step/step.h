@@ -50,6 +50,9 @@ class Step {
   /// A step's last backward begins. `order`: indices of the units, as they will be reduced.
   virtual void expect_update(std::span<const int> order) = 0;
 
+  /// Between updates in backward: what the next ones need from the disk is read ahead as far as there is room.
+  virtual void read_ahead() {}
+
   /// The sum of a unit's gradients in this backward is there, or queued; once more where a gradient came later (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 

@@ -70,6 +70,12 @@ void Update::expect(std::span<const int> order) {
   begin_passes();
 }
 
+void Update::read_ahead() {
+  for (const Pass& pass : passes_) {
+    if (pass.records) pass.records->read_ahead();
+  }
+}
+
 void Update::apply(const Rates& rates, const std::vector<char>& used, std::span<const double> squares) {
   const Span span("update");
   publisher_.begin();
@@ -284,8 +290,11 @@ void Update::find_runs(Group& group, std::span<const char> used) {
 void Update::announce_runs(std::size_t begin, bool is_first) {
   for (Pass& pass : passes_) pass.order.clear();
   in_direction(begin, groups_.size(), [&](std::size_t g) {
+    const bool is_first_of_matrices = is_first && g >= first_of_matrices_;
+    if (is_first_of_matrices && !matrices_->makes_directions())  // visit_masters
+      return announce(groups_[g], groups_[g].group->optimizer_part, /*is_first=*/true);
     in_direction(groups_[g].begin, groups_[g].end,
-                 [&](std::size_t r) { announce(groups_[g], runs_[r].extent, is_first && g >= first_of_matrices_); });
+                 [&](std::size_t r) { announce(groups_[g], runs_[r].extent, is_first_of_matrices); });
   });
   begin_passes();
 }

@@ -44,6 +44,9 @@ class Update {
   /// indices in the order in which `apply` will see them, where they are updated in backward.
   void expect(std::span<const int> order);
 
+  /// Between updates in backward: what comes next is read ahead as far as there is room by now.
+  void read_ahead();
+
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank is left alone, moments and
   /// all, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once begun, goes on.
   /// `squares`: likewise.

@@ -144,9 +144,9 @@ std::vector<StrategyKey> offload_keys() {
        .doc = "Share of the optimizer states on that tier, as for masters. States of whole tensors (adafactor, "
               "own_matrix) lie "
               "there by groups of parameters of a unit, all of a group's or none.",
-       .cost = "Traffic in proportion. Of states of whole tensors, memory for those of as many units as are exchanged "
-               "together "
-               "(the plan says how much), three times.",
+       .cost = "Traffic in proportion. Of states of whole tensors, memory for those of the units that are exchanged "
+               "together, "
+               "three times, or of a GPU's twice and of its host's four times: the plan says how much.",
        .only_if = {"offload.moments.tier host or nvme",
                    {"/offload/moments/tier"},
                    [](const Strategy& s) { return takes_fraction(s.offload.moments); }}},
@@ -246,7 +246,8 @@ std::vector<StrategyKey> offload_keys() {
        .example_json = "4",
        .doc =
            "Records that are read ahead of the update, and as many that are written behind it, of a GPU's state both "
-           "between disk and host and between host and GPU; of activations likewise. null: 8; but with "
+           "between disk and host and between host and GPU; of activations likewise. Memory of writes that have ended "
+           "is read into as well. null: 8; but with "
            "\"in_backward\" and without \"memory.limit\" as many as the update of the largest unit moves, from 8 to "
            "16, so that backward hardly waits for them (8 of activations). "
            "On tier host: activations that are brought back ahead of backward, and as many on their way out.",

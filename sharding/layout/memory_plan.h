@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -92,7 +93,8 @@ struct RecordPool {
   /// Pieces of memory for the others: those that are used, as many as are read ahead, and as many as are written behind. After
   /// a step they hold the records that it used last, with which the next one begins.
   std::int64_t slots = 0;
-  /// Of those, the pieces that are used at once: one on the CPU, and as many as may be under way where a GPU trains.
+  /// Of those, the pieces that are used at once: one on the CPU, of tensor states those of a batch; and where a GPU trains as many as may be
+  /// under way.
   std::int64_t held = 1;
   /// Where a GPU trains: pieces of its memory, through which records go from its host's and back, one for each that is used.
   std::int64_t device_slots = 0;
@@ -195,8 +197,9 @@ class MemoryPlan {
   static std::int64_t tensor_state_record_bytes(Extent part) {
     return (4 * part.numel + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage;
   }
-  /// The most that a batch has.
-  std::int64_t tensor_states_ahead() const { return tensor_states_ahead_; }
+  /// The most that a batch has, and as many as are read ahead, and written behind.
+  std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }
+  std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch_, kMostQueueDepth); }
 
   /// On each axis; 0 where nothing is kept.
   FeedbackNumel feedback_numel_of(const GroupShape& group) const;
@@ -224,7 +227,7 @@ class MemoryPlan {
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Bytes of them that a step copies to the GPU which trains, and copies back, in all its passes; 0 on the CPU, and where the host's CPU
+  /// Bytes of them, and of tensor states, that a step copies to the GPU which trains, and copies back, in all its passes; 0 on the CPU, and where the host's CPU
   /// updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
@@ -234,7 +237,7 @@ class MemoryPlan {
   std::int64_t host_copies_bytes() const { return host_copies_bytes_; }
   /// Whether of each element in a record all is there that the optimizer keeps.
   bool has_whole_records() const;
-  /// Whether updates go over all state twice (lamb, lars), or over that of matrices (first_pass_of_matrices).
+  /// Whether updates look at all state twice (lamb, lars), or at whole matrices before they update elements of them.
   bool passes_twice() const { return input_.updates_twice || !matrices_.batches().empty(); }
   /// Whether the CPU could: they are whole, no parameters lie in files, and units are updated after backward, in one pass.
   bool can_step_on_host() const {
@@ -332,7 +335,7 @@ class MemoryPlan {
   MatrixDeal matrices_;
   FirstPass first_pass_;
   RecordPool state_records_, parameter_records_, tensor_state_records_, gradient_records_, image_records_;
-  std::int64_t tensor_states_in_memory_ = 0, tensor_states_ahead_ = 0;
+  std::int64_t tensor_states_in_memory_ = 0, tensor_states_of_a_batch_ = 0;
   OuterNumel outer_numel_;
   std::int64_t image_bytes_ = 0, streamed_bytes_ = 0, uploaded_bytes_ = 0, upload_piece_bytes_ = 0;
   HostStepBytes host_step_, gradient_copies_;

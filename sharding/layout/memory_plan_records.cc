@@ -244,7 +244,8 @@ void MemoryPlan::plan_tensor_states() {
       records.push_back(tensor_state_record_bytes(part));
     }
   }
-  const std::int64_t below = std::llround(share_below(input_.offload.moments) * static_cast<double>(bytes.size()));
+  const auto below =
+      static_cast<std::int64_t>(std::ceil(share_below(input_.offload.moments) * static_cast<double>(bytes.size())));
   tensor_states_in_memory_ = std::ssize(bytes) - below;
   const auto in_memory = std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_));
   use_[MemoryCategory::kOptimizer] += sum(in_memory);
@@ -259,22 +260,22 @@ void MemoryPlan::plan_tensor_states() {
   }
   for (const MatrixBatch& batch : matrices_.batches()) {
     const auto units = std::span(records_of_unit).subspan(batch.begin_unit, batch.end_unit - batch.begin_unit);
-    tensor_states_ahead_ = std::max(tensor_states_ahead_, sum(units));
+    tensor_states_of_a_batch_ = std::max(tensor_states_of_a_batch_, sum(units));
   }
   records.erase(records.begin(), records.begin() + tensor_states_in_memory_);
-  const std::int64_t most = tensor_states_ahead_;
+  const std::int64_t most = tensor_states_of_a_batch_, more = 2 * tensor_states_ahead();
   RecordPool& pool = tensor_state_records_;
   if (input_.is_queued) {
     const std::int64_t device_slots = std::min(2 * most, below);
     const bool on_host = input_.offload.moments.tier == Tier::kHost;
-    pool = on_host ? pinned_pool(records) : plan_files_of_gpu(records, /*cache=*/{}, device_slots, 2 * most);
+    pool = on_host ? pinned_pool(records) : plan_files_of_gpu(records, /*cache=*/{}, device_slots, more);
     pool.device_slots = device_slots;
     use_[MemoryCategory::kRecords] += pool.device_bytes();
     use_[MemoryCategory::kHostRecords] += pool.memory_bytes();
     streamed_bytes_ += sum(records);
     if (on_host) return;
   } else {
-    pool = plan_pool(records, /*cache=*/{}, 3 * most);
+    pool = plan_pool(records, /*cache=*/{}, most + more);
     pool.held = most;
   }
   disk_.read_in_two_steps += pool.slots < below ? 2 * sum(records) : 0;

@@ -71,8 +71,10 @@ std::string MemoryPlan::to_table() const {
   std::string text = table.to_string();
   if (streamed_bytes_ > 0) {
     text += "through the GPU: a step copies " + format_bytes(streamed_bytes_) + " (" + std::to_string(streamed_bytes_) +
-            " bytes) of " + std::to_string(state_records_.records) + " records of at most " +
-            format_bytes(state_records_.record_bytes) + " there, and as much back\n";
+            " bytes) of " + std::to_string(state_records_.records + tensor_state_records_.records) +
+            " records of at most " +
+            format_bytes(std::max(state_records_.record_bytes, tensor_state_records_.record_bytes)) +
+            " there, and as much back\n";
     if (state_records_.pinned_bytes > 0 && input_.offload.step == OffloadedStep::kAuto && can_step_on_host()) {
       text +=
           "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "

@@ -259,6 +259,25 @@ TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
   }
 }
 
+/// Records are on their way to the GPU then, and have not come back once.
+TEST(DeviceMatricesBelow, WhatARuleThrowsInTheFirstStepIsWhatTheStepThrows) {
+  struct Throws final : MatrixOptimizer {
+    std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
+      return {{"sum", {rows, columns}}};
+    }
+    void update(Matrix&) const override { TORCH_CHECK(false, "a rule with a toothache"); }
+  };
+  for (const Lying& lying : {kHostAll, kFilesAll, kHostOverFiles}) {
+    const EmulatedGpus gpus;
+    run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {
+      const Strategy strategy =
+          below(with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwnMatrix), lying);
+      Session session(mesh, strategy, kWide, OwnRules::of(std::make_shared<Throws>()));
+      EXPECT_THAT(error_of([&] { session.train(0).wait(); }), HasSubstr("a rule with a toothache")) << name_of(lying);
+    });
+  }
+}
+
 std::string error_of_engine(const Strategy& strategy) {
   const EmulatedGpus gpus;
   return error_of([&] { run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { Session(mesh, strategy, kWide); }); });
@@ -302,9 +321,12 @@ TEST(DeviceOwnBelow, AGradientThatIsNotFiniteInBackwardEndsTheRunByName) {
 }
 
 TEST(DeviceRulesOnTheHost, TheCpuUpdatesOnlyWhatIsPassedOnce) {
-  for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
-    const Strategy strategy = below(with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), *rule), kByCpu);
-    EXPECT_THAT(error_of_engine(strategy), HasSubstr("/offload/step: \"cpu\" updates each element once its gradient"));
+  for (const Kept& kept : {kKept[0], kKept[2]}) {  // fp32 parameters leave adafactor nothing of elements to put there
+    for (const Rule* rule : {&kMuon, &kLamb, &kLars, &kAdafactor}) {
+      const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule), kByCpu);
+      EXPECT_THAT(error_of_engine(strategy),
+                  HasSubstr("/offload/step: \"cpu\" updates each element once its gradient"));
+    }
   }
 }
 
@@ -320,8 +342,11 @@ TEST(DeviceRulesOnTheHost, TheGpuIsChosenForThem) {
         EXPECT_GT(session.engine.traffic().streamed_bytes, 0);
       });
     });
-    EXPECT_THAT(said, HasSubstr(rule->is_own() ? "the GPU, which computes a program's rule there"
-                                               : "the GPU, as " + std::string(rule->name) + " goes over them twice"));
+    const bool adapts_layers = rule == &kLamb || rule == &kLars;
+    const std::string why =
+        std::string(rule->name) + (adapts_layers ? " goes over them twice" : " looks at whole matrices");
+    EXPECT_THAT(said,
+                HasSubstr(rule->is_own() ? "the GPU, which computes a program's rule there" : "the GPU, as " + why));
   }
 }
 

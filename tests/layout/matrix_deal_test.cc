@@ -112,24 +112,28 @@ TEST(MatrixDeal, MessagesOfABatchFit) {
   });
 }
 
-// Each matrix has a number for each row and for each column.
+/// Each matrix has a number for each row and for each column.
+void add_states(std::vector<UnitShape>& units, int parts) {
+  for (UnitShape& unit : units) {
+    for (GroupShape& group : unit.groups) {
+      if (group.matrices.empty()) continue;
+      std::vector<std::int64_t> numels;
+      std::vector<std::size_t> first = {0};
+      for (const MatrixShape& matrix : group.matrices) {
+        numels.insert(numels.end(), {matrix.rows, matrix.columns});
+        first.push_back(numels.size());
+      }
+      group.tensor_states = {Layout::pack(numels, parts), first};
+    }
+  }
+}
+
 TEST(MatrixDeal, StatesOfWholeTensorsGoWithThem) {
   for (const Case& c : kCases) {
     const Placement placement = placement_of(c.strategy, c.over_world);
     const int parts = parts_of(placement, c.mesh), ranks = c.mesh.world_size();
     auto units = blocks_of(3, 100, parts);
-    for (UnitShape& unit : units) {
-      for (GroupShape& group : unit.groups) {
-        if (group.matrices.empty()) continue;
-        std::vector<std::int64_t> numels;
-        std::vector<std::size_t> first = {0};
-        for (const MatrixShape& matrix : group.matrices) {
-          numels.insert(numels.end(), {matrix.rows, matrix.columns});
-          first.push_back(numels.size());
-        }
-        group.tensor_states = {Layout::pack(numels, parts), first};
-      }
-    }
+    add_states(units, parts);
     const MatrixDeal deal(units, placement.optimizer, c.mesh, {.is_muon = false, .multiplies = false});
     SCOPED_TRACE(name_of(c.strategy) + " on " + std::to_string(ranks) + " ranks");
     for (const DealtMatrix& matrix : deal.matrices()) {
@@ -223,6 +227,27 @@ TEST(MatrixDeal, IsInThePlanAsAreItsStates) {
   EXPECT_GT(plan.use()[MemoryCategory::kStaging], plan.matrix_bytes() - 1);
   const std::int64_t numel = input.units[1].groups[1].layout.numel();
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
+}
+
+// So many ranks share no few units evenly, and all are one batch. No more are read ahead than disks take.
+TEST(MatrixDeal, ALargeBatchOfStatesIsReadAheadInPart) {
+  PlanInput input;
+  input.units = blocks_of(80, 64, 256);
+  add_states(input.units, 256);
+  input.placement = placement_of(kFullShard, false);
+  input.mesh = {1, 256};
+  input.matrix_work = {.is_muon = false, .multiplies = false};
+  input.offload.moments = {Tier::kNvme, 0.9};
+  input.states = {};  // of elements
+  const MemoryPlan plan(input);
+  ASSERT_EQ(plan.matrices().batches().size(), 1U);
+  EXPECT_EQ(plan.tensor_states_in_memory(), 8);
+  EXPECT_EQ(plan.tensor_states_of_a_batch(), 72);
+  EXPECT_EQ(plan.tensor_states_ahead(), kMostQueueDepth);
+  EXPECT_EQ(plan.tensor_state_records().records, 72);
+  EXPECT_EQ(plan.tensor_state_records().held, 72);
+  EXPECT_EQ(plan.tensor_state_records().slots, 72);
+  EXPECT_EQ(plan.disk().read_in_two_steps, 0) << "all have slots";
 }
 
 TEST(MatrixDeal, WithoutMatricesThereIsNothingToDo) {

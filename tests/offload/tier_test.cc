@@ -531,6 +531,66 @@ TEST_P(TrafficTest, AlternatingTraversalsFindTheTail) {
   }
 }
 
+/// Fetches from `next` on until there is no room.
+std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
+  while (next < tier.num_records() && tier.fetch(next)) ++next;
+  return next;
+}
+
+// What nothing is written from or held in is there for reading, and what `read_ahead` says is there in any case.
+TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
+  ScratchFolder folder;
+  FileTierOptions options = small_tier(folder, 40);
+  options.read_ahead = 3;
+  options.write_behind = 4;
+  options.io = GetParam().ring;
+  options.direct = GetParam().direct;
+  const auto tier = FileTier::create(options).value();
+  Model model(*tier);
+  for (std::int64_t i = 0; i < 40; ++i) ASSERT_TRUE(model.update(i, 1 + static_cast<std::uint64_t>(i)).ok());
+  ASSERT_TRUE(tier->flush().ok());
+  EXPECT_EQ(fetch_all(*tier, 0), 7);
+  for (std::int64_t i = 0; i < 20; ++i) {
+    ASSERT_TRUE(model.look(i).ok());
+    ASSERT_TRUE(tier->release(i).ok());
+    EXPECT_EQ(fetch_all(*tier, i + 1), i + 8) << "nothing is written";
+  }
+  EXPECT_EQ(tier->counters().reads, 27);
+  ScopedFaults faults({{.site = FaultSite::kWrite, .every = 1, .action = FaultAction::kDelay, .number = 50}});
+  for (std::int64_t i = 20; i < 24; ++i) ASSERT_TRUE(model.update(i, 100).ok());
+  std::int64_t next = fetch_all(*tier, 27);
+  EXPECT_GE(next, 28) << "three were read ahead, four are being written, so one is free";
+  const auto begin = std::chrono::steady_clock::now();
+  while (next < 31 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+    next = fetch_all(*tier, next);
+  EXPECT_EQ(next, 31) << "when the writes have ended";
+  for (std::int64_t i = 24; i < 31; ++i) {
+    ASSERT_TRUE(model.look(i).ok());
+    ASSERT_TRUE(tier->release(i).ok());
+  }
+}
+
+// As when elements are updated and then only masters of matrices are read: a slot's turn comes whether its record was put or released.
+TEST_P(TrafficTest, WhatWasReadLastIsFoundAlsoBehindWrites) {
+  ScratchFolder folder;
+  FileTierOptions options = small_tier(folder, 30);
+  options.read_ahead = options.write_behind = 3;
+  options.io = GetParam().ring;
+  options.direct = GetParam().direct;
+  const auto tier = FileTier::create(options).value();
+  Model model(*tier);
+  for (std::int64_t i = 0; i < 30; ++i) ASSERT_TRUE(model.update(i, 1).ok());
+  for (std::int64_t i = 0; i < 10; ++i) ASSERT_TRUE(model.update(i, 2).ok());
+  for (std::int64_t i = 10; i < 30; ++i) {
+    fetch_all(*tier, i);
+    ASSERT_TRUE(model.look(i).ok());
+    ASSERT_TRUE(tier->release(i).ok());
+  }
+  const TierCounters before = tier->counters();
+  for (std::int64_t i = 29; i >= 10; --i) ASSERT_TRUE(model.update(i, 3).ok());
+  EXPECT_EQ(tier->counters().reads - before.reads, 20 - 7);
+}
+
 TEST_P(TrafficTest, WrongAdviceCostsReadsOnly) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
@@ -542,7 +602,7 @@ TEST_P(TrafficTest, WrongAdviceCostsReadsOnly) {
   for (std::int64_t i = -3; i < 40; ++i) tier->fetch(i);
   for (std::int64_t i = 29; i >= 0; --i) ASSERT_TRUE(model.update(i, 100 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
-  EXPECT_LE(tier->counters().reads, 30 + options.read_ahead);
+  EXPECT_LE(tier->counters().reads, 30 + options.read_ahead + options.write_behind);
   // After a flush there is room for advice again.
   const TierCounters before = tier->counters();
   tier->fetch(29);

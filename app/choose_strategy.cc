@@ -6,7 +6,7 @@
 #include "app/plan_of_world.h"
 #include "app/plan_time.h"
 #include "benchmarks/native/number_text.h"
-#include "engine/memory/training_memory.h"
+#include "engine/memory/make_plan.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/text_table.h"
 #include "runtime/config/strategy_names.h"

@@ -13,7 +13,7 @@
 #include "app/step_traffic.h"
 #include "benchmarks/native/disk_speed.h"
 #include "benchmarks/native/number_text.h"
-#include "engine/memory/training_memory.h"
+#include "engine/memory/make_plan.h"
 #include "engine/mesh_shape.h"
 #include "models/language_model.h"
 #include "runtime/base/bytes.h"

@@ -17,6 +17,7 @@
 #include "engine/device/uploader.h"
 #include "engine/gradient_hooks.h"
 #include "engine/memory/durable_files.h"
+#include "engine/memory/make_plan.h"
 #include "engine/memory/training_memory.h"
 #include "engine/mesh_shape.h"
 #include "engine/parameter_checks.h"

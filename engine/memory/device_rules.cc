@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/memory/training_memory.h"
+#include "engine/memory/make_plan.h"
 #include "runtime/border/throw.h"
 #include "sharding/layout/tier_choice.h"
 

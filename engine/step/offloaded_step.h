@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/device/accelerator.h"
-#include "engine/memory/training_memory.h"
+#include "engine/memory/make_plan.h"
 #include "optim/optimizer.h"
 #include "runtime/comm/collectives.h"
 #include "sharding/unit.h"

@@ -1,0 +1,186 @@
+#include "engine/memory/make_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "engine/memory/device_rules.h"
+#include "optim/master_assigner.h"
+#include "optim/muon_optimizer.h"
+#include "runtime/base/bytes.h"
+#include "runtime/border/throw.h"
+#include "runtime/config/compression_methods.h"
+#include "runtime/config/strategy_names.h"
+#include "sharding/layout/method_layout.h"
+#include "sharding/layout/tier_choice.h"
+
+namespace tessera {
+namespace {
+
+/// The placement of a strategy on these ranks.
+Placement placement_on(ShardingStrategy kind, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
+  const Placement placement = placement_of(kind, strategy.optimizer.shard_over_world);
+  return strategy.host_sharing && shares_memory && mesh.shard_size > 1 ? share_parameters(placement) : placement;
+}
+
+/// The CPU updates what lies in the host's memory, and nothing else.
+void expect_step_on_host(const MemoryPlan& plan) {
+  if (plan.can_step_on_host()) return;
+  if (plan.passes_twice()) {
+    throw Error(
+        ExitCode::kConfig,
+        "/offload/step: \"cpu\" updates each element once its gradient is there, and this optimizer.type goes over "
+        "masters and moments twice, or over whole matrices first. hint: take \"gpu\"");
+  }
+  if (plan.has_whole_records()) {
+    throw Error(ExitCode::kConfig,
+                "/offload/step: \"cpu\" updates a GPU's parameters where they lie, in its memory or its host's, and "
+                "here they lie in files. hint: give parameters the tier \"host\", or take \"gpu\"");
+  }
+  throw Error(
+      ExitCode::kConfig,
+      "/offload/step: \"cpu\" updates elements whose masters and moments both lie in the host's memory, and here "
+      "some have one of them there and the other on the GPU. hint: give masters and moments the tier \"host\" and "
+      "one fraction, or take \"gpu\"");
+}
+
+/// A GradientMethod makes the sums.
+bool has_method(const CompressionConfig& compression) {
+  return method_kind(compression) != MethodKind::kNone || compression.hook;
+}
+
+/// PlanInput::prefetch.
+std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
+  if (strategy.prefetch_bytes == 0) return strategy.prefetch;
+  std::int64_t largest = 1;
+  for (const UnitShape& unit : units.subspan(1)) largest = std::max(largest, unit.gathered_bytes());
+  return std::clamp<std::int64_t>(strategy.prefetch_bytes / largest, 1,
+                                  std::max<std::int64_t>(std::ssize(units) - 1, 1));
+}
+
+}  // namespace
+
+bool compresses(const CompressionConfig& compression) {
+  return compression.gradients != WireForm::kPlain || compression.sums != WireForm::kPlain || has_method(compression);
+}
+
+MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
+                     const Optimizer& optimizer) {
+  expect_built_for_device(strategy, scene.is_queued);
+  if (has_method(strategy.compression) && scene.mesh.replicate_size > 1) {
+    throw Error(ExitCode::kConfig, c10::str("/compression: ", kCompressionMethods,
+                                            " need a mesh of one replica, whose ranks sum all "
+                                            "gradients at once, got ",
+                                            scene.mesh.replicate_size, ". hint: leave \"mesh\" out"));
+  }
+  const OptimizerType type = strategy.optimizer.type;
+  PlanInput input;
+  for (const auto& unit : units) input.units.push_back(unit->shape());
+  input.placement = placement_on(strategy.strategy, strategy, scene.mesh, scene.shares_memory);
+  input.mesh = scene.mesh;
+  input.outer = scene.sync;
+  if (scene.sync.makes_outer_steps()) input.replicas = scene.replicas;
+  input.is_queued = scene.is_queued;
+  input.reduces_in_background = scene.reduces_in_background;
+  input.reductions_ahead = strategy.reductions_ahead;
+  input.prefetch = units_ahead(strategy, input.units);
+  input.reduce = strategy.mixed_precision.reduce;
+  input.accumulation = strategy.gradient_accumulation;
+  input.sync = strategy.gradient_sync;
+  input.master = strategy.mixed_precision.master;
+  input.states = optimizer.state_formats();
+  if (type == OptimizerType::kMuon) {
+    input.matrix_states = MuonOptimizer(strategy.optimizer, strategy.ema).state_formats();
+  } else {
+    input.matrix_states = MasterAssigner(strategy.optimizer, strategy.ema).state_formats();
+  }
+  input.matrix_work = {.is_muon = type == OptimizerType::kMuon, .multiplies = type != OptimizerType::kAdafactor};
+  input.updates_twice = adapts_layers(type);
+  input.first_pass_moves_states = type == OptimizerType::kLamb;
+  input.offload = strategy.offload;
+  input.offload.paths.clear();
+  if (scene.offloaded_step) input.offload.step = *scene.offloaded_step;
+  // A program's rule is called where the model is, unless the strategy says something else.
+  const bool stays_on_gpu = scene.is_queued && type == OptimizerType::kOwn;
+  if (stays_on_gpu && input.offload.step == OffloadedStep::kAuto) input.offload.step = OffloadedStep::kGpu;
+  input.updates_in_backward = strategy.optimizer.in_backward;
+  if (strategy.memory.limit_bytes > 0 && !input.offload.queue_depth) input.offload.queue_depth = kQueueDepth;
+  input.copies_checkpoints = strategy.checkpoint.async;
+  input.is_durable = strategy.durable.every > 0;
+  input.compression = strategy.compression;
+  const WireForm gathers = strategy.compression.gathers;
+  if (scene.shard_compressed_part > 0) input.gathers = gathers;
+  if (scene.replicate_compressed_part > 0 && input.placement.optimizer.replicate && !is_lossy(gathers))
+    input.replica_gathers = gathers;
+  if (compresses(strategy.compression)) {
+    const CompressedAxes axes = strategy.compression.axes;
+    if (axes != CompressedAxes::kReplicate) input.compressed_shard_part = scene.shard_compressed_part;
+    if (axes != CompressedAxes::kShard) input.compressed_replicate_part = scene.replicate_compressed_part;
+  }
+  input.filling_buckets = strategy.units.bucket_cap_mb ? 2 : 1;
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  const Tier below = tier_below(strategy.offload, scene.is_queued);
+  MemoryPlan plan(with_tiers_chosen(input, limit, below));
+  const bool has_states_of_tensors = plan.tensor_state_records().pinned_bytes > 0;
+  if (plan.steps_on_host() || (plan.input().offload.step == OffloadedStep::kCpu && has_states_of_tensors))
+    expect_step_on_host(plan);
+  const bool is_open = plan.input().offload.step == OffloadedStep::kAuto && plan.state_records().pinned_bytes > 0;
+  if (!is_open || limit <= 0 || plan.use().limited() <= limit || !plan.can_step_on_host()) return plan;
+  input.offload.step = OffloadedStep::kCpu;  // which needs less memory of the GPU
+  MemoryPlan smaller(with_tiers_chosen(std::move(input), limit, below));
+  return smaller.use().limited() <= limit ? smaller : plan;
+}
+
+std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit) {
+  constexpr ShardingStrategy kFromDearToCheap[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
+                                                   ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  for (ShardingStrategy cheaper : kFromDearToCheap) {
+    PlanInput input = plan.input();
+    input.placement = placement_on(cheaper, strategy, input.mesh, shares_memory);
+    const std::int64_t total = MemoryPlan(std::move(input)).use().limited();
+    if (total > limit) continue;
+    return name_of(cheaper) + " with " + format_bytes(total);
+  }
+  return "";
+}
+
+namespace {
+
+/// What a unit needs at once while it is computed: its gathered values and its bucket.
+std::int64_t peak_of(const UnitShape& unit, const MemoryPlan& plan) {
+  return unit.gathered_bytes() + plan.bucket_bytes_of(unit);
+}
+
+}  // namespace
+
+void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory) {
+  const std::int64_t limit = strategy.memory.limit_bytes;
+  if (limit <= 0 || plan.use().limited() <= limit) return;
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, limit);
+  const std::string advice = cheaper.empty() ? "no strategy fits; more ranks, a smaller model or bf16 parameters would"
+                                             : "the next cheaper strategy that fits is " + cheaper;
+  throw Error(ExitCode::kConfig, "/memory/limit: the plan for " + name_of(strategy.strategy) + " needs " +
+                                     format_bytes(plan.use().limited()) + " a rank, the limit is " +
+                                     format_bytes(limit) + ".\n" + plan.to_table() + "hint: " + advice);
+}
+
+std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
+                                  bool shares_memory, std::optional<std::int64_t> activation_bytes) {
+  const std::vector<UnitShape>& units = plan.input().units;
+  const auto largest = std::max_element(units.begin(), units.end(), [&](const UnitShape& a, const UnitShape& b) {
+    return peak_of(a, plan) < peak_of(b, plan);
+  });
+  std::string text = what + "\nthe plan of " + name_of(strategy.strategy) +
+                     ", beside which activations have to fit:\n" + plan.to_table();
+  if (largest != units.end()) {
+    text += "the largest unit is " + largest->name + ": " + format_bytes(largest->gathered_bytes()) + " gathered, " +
+            format_bytes(plan.bucket_bytes_of(*largest)) + " of gradients\n";
+  }
+  if (activation_bytes) text += "activations of the first step: " + format_bytes(*activation_bytes) + "\n";
+  const std::string cheaper = next_cheaper(plan, strategy, shares_memory, plan.use().limited() - 1);
+  return text + "hint: fewer samples a microbatch, or recomputation, make activations smaller; " +
+         (cheaper.empty() ? "no strategy needs less than this one" : "the next cheaper strategy is " + cheaper);
+}
+
+}  // namespace tessera

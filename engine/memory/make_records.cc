@@ -1,0 +1,285 @@
+#include "engine/memory/make_records.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/device/pinned_memory.h"
+#include "engine/memory/device_gradients.h"
+#include "engine/memory/durable_files.h"
+#include "engine/memory/gradient_records.h"
+#include "engine/memory/state_records.h"
+#include "offload/file_tier.h"
+#include "offload/host_tier.h"
+#include "offload/path_speed.h"
+#include "optim/device_kernels.h"
+#include "runtime/base/log.h"
+#include "runtime/border/throw.h"
+
+namespace tessera {
+namespace {
+
+/// What people call a piece of a group: the first parameter that it has a part of.
+std::string name_of_piece(const FlatGroup& group, Extent piece) {
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    if (intersect(group.layout.extent(i), piece).numel > 0) return "parameter " + group.parameters[i].name;
+  }
+  return "padding of unit " + group.unit->name;
+}
+
+/// Records on their way into files.
+struct NewRecords {
+  std::vector<std::size_t> sizes;
+  std::vector<std::string> names;
+
+  /// Numbers the records of a part, behind those that are there. `bytes_of(chunk)`. Returns the first one's number.
+  template <class BytesOf>
+  std::int64_t add(const FlatGroup& group, Extent part, const Chunks& chunks, const BytesOf& bytes_of) {
+    const auto first = static_cast<std::int64_t>(names.size());
+    for (std::int64_t chunk = chunks.first_record(); chunk < chunks.chunks(); ++chunk) {
+      const Extent place = chunks.chunk(chunk);
+      sizes.push_back(static_cast<std::size_t>(bytes_of(chunk)));
+      names.push_back(name_of_piece(group, {part.offset + place.offset, place.numel}));
+    }
+    return first;
+  }
+};
+
+/// With so little on disk, measuring would take longer than it saves.
+constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
+
+/// The directories, with their disks' shares of the records: by measured bandwidth, and equal where there is little on disk.
+std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
+  std::vector<StripePath> paths;
+  for (const std::string& directory : directories) paths.push_back({directory});
+  if (paths.size() < 2 || plan.disk().bytes < kLeastMeasuredBytes) return paths;
+  PathSpeedOptions options;
+  options.who = "rank " + std::to_string(rank);
+  const std::vector<double> weights = value_or_throw(path_weights(directories, options));
+  std::string text;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    paths[i].weight = weights[i];
+    text += c10::str(i > 0 ? ", " : "", paths[i].directory, " ", weights[i]);
+  }
+  if (rank == 0) log_info("offload.paths get records in proportion to their disks' bandwidth: " + text);
+  return paths;
+}
+
+/// The same; but where a commit says where records are, with the shares that they had then.
+std::vector<StripePath> stripe_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank,
+                                     DurableFiles* durable) {
+  const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
+  std::vector<StripePath> paths;
+  if (then && then->size() == directories.size()) {
+    for (std::size_t i = 0; i < directories.size(); ++i) paths.push_back({directories[i], (*then)[i]});
+  } else {
+    paths = measured_paths(plan, directories, rank);
+  }
+  std::vector<double> weights;
+  for (const StripePath& path : paths) weights.push_back(path.weight);
+  if (durable) durable->use_weights(weights);
+  return paths;
+}
+
+/// What the files that hold `pool` have in common.
+FileTierOptions tier_options(NewRecords records, const RecordPool& pool, const OffloadConfig& offload,
+                             const std::vector<StripePath>& paths, int rank) {
+  FileTierOptions options;
+  options.who = "rank " + std::to_string(rank);
+  options.sizes = std::move(records.sizes);
+  options.record_name = [names = std::move(records.names)](std::int64_t record) { return names[record]; };
+  options.paths = paths;
+  options.records = pool.records;
+  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  options.resident_bytes = static_cast<std::size_t>(pool.cached * pool.record_bytes);
+  options.resident_first = pool.cached_first;
+  options.verify = offload.verify;
+  options.io.any_thread = true;  // a program may make an Engine on one thread and train on another
+  return options;
+}
+
+std::shared_ptr<StateRecords> logged(std::shared_ptr<StateRecords> records, int rank) {
+  log_info("rank " + std::to_string(rank) + ": " + records->describe());
+  return records;
+}
+
+/// Makes the files that hold `pool`, and what reads and writes them. `kind`: of records, as DurableFiles calls them. `give`: memory
+/// that a GPU copies from and to. `ahead`: so many are read ahead, and as many written behind.
+std::shared_ptr<StateRecords> make_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
+                                        const std::vector<StripePath>& paths, int rank, const DurableFiles* durable,
+                                        const std::string& kind, const AlignedMemory::Give& give, std::int64_t ahead) {
+  FileTierOptions options = tier_options(std::move(records), pool, plan.input().offload, paths, rank);
+  options.read_ahead = options.write_behind = static_cast<int>(ahead);
+  options.most_held = static_cast<int>(pool.held);
+  options.memory = give;
+  if (durable) options.durable = durable->name_of(kind);
+  options.durable_is_there = durable && durable->last();
+  std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
+  DurableTier* const durable_files = durable ? files.get() : nullptr;
+  auto tier = std::make_shared<StateRecords>(std::move(files), durable_files);
+  if (durable) durable->protect(*tier, kind);
+  return logged(std::move(tier), rank);
+}
+
+/// Makes the pinned memory that holds `pool`.
+std::unique_ptr<RecordTier> host_tier(NewRecords records, const RecordPool& pool, int rank,
+                                      const AlignedMemory::Give& give) {
+  HostTierOptions options;
+  options.records = pool.records;
+  options.record_bytes = static_cast<std::size_t>(pool.record_bytes);
+  options.sizes = std::move(records.sizes);
+  options.who = "rank " + std::to_string(rank);
+  options.give = give;
+  return value_or_throw(HostTier::create(options));
+}
+
+// What needs less pinned memory.
+constexpr const char kLessBelow[] =
+    "a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is auto, a higher "
+    "memory.limit, or \"paths\" on disks";
+constexpr const char kLessGradients[] =
+    "offload.gradients on the tier \"nvme\" needs less of it, and in \"memory\" none";
+constexpr const char kLessCopies[] =
+    "offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
+
+/// Where `pool` says. `kernels`: of the GPU that trains, or null.
+std::shared_ptr<StateRecords> make_state_tier(NewRecords records, const RecordPool& pool, const MemoryPlan& plan,
+                                              const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
+                                              const DurableFiles* durable, const std::string& kind,
+                                              std::int64_t ahead) {
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, kind, kLessBelow) : nullptr;
+  if (pool.pinned_bytes > 0) {
+    return logged(std::make_shared<StateRecords>(host_tier(std::move(records), pool, rank, give)), rank);
+  }
+  return make_tier(std::move(records), pool, plan, paths, rank, durable, kind, give, ahead);
+}
+
+std::shared_ptr<StateRecords> make_state_records(const MemoryPlan& plan,
+                                                 const std::vector<std::unique_ptr<Unit>>& units,
+                                                 const std::vector<StripePath>& paths, int rank, DeviceKernels* kernels,
+                                                 const DurableFiles* durable) {
+  const RecordPool& pool = plan.state_records();
+  if (pool.records == 0) return nullptr;
+  NewRecords added;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    group.first_record = added.add(group, group.optimizer_part, group.records,
+                                   [&](std::int64_t chunk) { return group.records.record(chunk).bytes; });
+  });
+  auto records =
+      make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "states", plan.queue_depth());
+  for_each_trainable(units, [&](FlatGroup& group) {
+    if (group.records.records() > 0) group.below = records;
+  });
+  return records;
+}
+
+/// As place_tensor_states numbered them.
+std::shared_ptr<StateRecords> make_tensor_state_records(const MemoryPlan& plan,
+                                                        const std::vector<std::unique_ptr<Unit>>& units,
+                                                        const std::vector<StripePath>& paths, int rank,
+                                                        DeviceKernels* kernels, const DurableFiles* durable) {
+  const RecordPool& pool = plan.tensor_state_records();
+  if (pool.records == 0) return nullptr;
+  NewRecords added;
+  std::vector<FlatGroup*> groups;
+  for_each_trainable(units, [&](FlatGroup& group) {
+    if (group.tensor_state_record < 0) return;
+    groups.push_back(&group);
+    added.sizes.push_back(static_cast<std::size_t>(MemoryPlan::tensor_state_record_bytes(group.tensor_state_part)));
+    added.names.push_back("states of matrices of unit " + group.unit->name);
+  });
+  auto records = make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "tensor_states",
+                                 plan.tensor_states_ahead());
+  for (FlatGroup* group : groups) group->tensor_states_below = records;
+  return records;
+}
+
+/// In the order of MemoryPlan::parameter_records.
+std::shared_ptr<StateRecords> make_parameter_records(const MemoryPlan& plan,
+                                                     const std::vector<std::unique_ptr<Unit>>& units,
+                                                     const std::vector<StripePath>& paths, int rank,
+                                                     DeviceKernels* kernels, const DurableFiles* durable) {
+  const RecordPool& pool = plan.parameter_records();
+  if (pool.records == 0) return nullptr;
+  NewRecords added;
+  std::vector<FlatGroup*> groups;
+  for (const bool trains : {true, false}) {
+    for (const auto& unit : units) {
+      for (const auto& group : unit->groups) {
+        if (group->trainable == trains) groups.push_back(group.get());
+      }
+    }
+  }
+  for (FlatGroup* group : groups) {
+    const Chunks& chunks = group->parameter_chunks;
+    group->first_parameter_record = added.add(*group, group->parameter_part, chunks, [&](std::int64_t chunk) {
+      return chunks.chunk(chunk).numel * group->element_bytes();
+    });
+  }
+  auto records =
+      make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "parameters", plan.queue_depth());
+  for (FlatGroup* group : groups) {
+    if (group->parameter_chunks.records() > 0) group->parameters_below = records;
+  }
+  return records;
+}
+
+/// Scratch on every path: no commit needs gradients.
+void make_gradient_records(TrainingMemory& memory, const MemoryPlan& plan,
+                           const std::vector<std::unique_ptr<Unit>>& units, const MeshAxes& axes,
+                           const std::vector<StripePath>& paths, DeviceKernels* kernels) {
+  const RecordPool& pool = plan.gradient_records();
+  if (pool.records == 0) return;
+  const int rank = axes.world->rank();
+  NewRecords added;
+  for (const auto& unit : units) {
+    const UnitShape shape = unit->shape();
+    if (unit->index == 0 || shape.trainable_numel() == 0) continue;
+    added.sizes.push_back(static_cast<std::size_t>(plan.gradient_record_bytes_of(shape)));
+    added.names.push_back("gradients of unit " + unit->name);
+  }
+  const auto tell = [&](const std::string& where) {
+    log_info("rank " + std::to_string(rank) + ": gradients: " + where);
+  };
+  const AlignedMemory::Give give = kernels ? pinned_memory_of(*kernels, rank, "gradients", kLessGradients) : nullptr;
+  const auto in_slots = [&](std::unique_ptr<RecordTier> tier, FileTier* files) {
+    memory.gradient_slots = Arena::shared("gradients on the device", pool.device_bytes(), *axes.reduce);
+    std::byte* const slots = memory.gradient_slots.take(pool.device_bytes());
+    memory.device_gradients =
+        std::make_shared<DeviceGradients>(std::move(tier), files, pool.held, units, *kernels,
+                                          DeviceGradients::Slots{slots, pool.record_bytes, pool.device_slots});
+    tell(memory.device_gradients->describe());
+  };
+  if (pool.pinned_bytes > 0) return in_slots(host_tier(std::move(added), pool, rank, give), nullptr);
+  FileTierOptions options = tier_options(std::move(added), pool, plan.input().offload, paths, rank);
+  options.read_ahead = options.write_behind = static_cast<int>(MemoryPlan::kGradientsAhead);
+  options.most_held = static_cast<int>(kernels ? pool.held : plan.units_under_way());
+  options.memory = give;
+  std::unique_ptr<FileTier> files = value_or_throw(FileTier::create(options));
+  if (kernels) {
+    FileTier* const same = files.get();
+    return in_slots(std::move(files), same);
+  }
+  memory.gradient_records = std::make_shared<GradientRecords>(std::move(files), units);
+  tell(memory.gradient_records->describe());
+}
+
+}  // namespace
+
+void make_records(TrainingMemory& memory, const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
+                  const MeshAxes& axes, const std::vector<std::string>& directories, DeviceKernels* kernels,
+                  DurableFiles* durable) {
+  const int rank = axes.world->rank();
+  const std::vector<StripePath> paths = stripe_paths(plan, directories, rank, durable);
+  memory.parameter_records = make_parameter_records(plan, units, paths, rank, kernels, durable);
+  memory.state_records = make_state_records(plan, units, paths, rank, kernels, durable);
+  memory.tensor_state_records = make_tensor_state_records(plan, units, paths, rank, kernels, durable);
+  memory.records_are_pinned = kernels != nullptr;
+  memory.host_copies_bytes = plan.host_copies_bytes();
+  if (plan.steps_on_host()) {
+    memory.host_copies = pinned_memory_of(*kernels, rank, "copies of gradients and parameters",
+                                          kLessCopies)(static_cast<std::size_t>(memory.host_copies_bytes));
+  }
+  make_gradient_records(memory, plan, units, axes, paths, kernels);
+}
+
+}  // namespace tessera

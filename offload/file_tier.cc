@@ -201,7 +201,10 @@ FileTier::~FileTier() {
 
 bool FileTier::fetch(std::int64_t record) {
   if (!failure_.ok() || !is_on_disk(record)) return true;
-  const bool has_room = options_.read_ahead > 0 && fetched_ < options_.read_ahead + options_.write_behind;
+  // A request beyond `in_flight` would wait.
+  const int most = std::min(options_.read_ahead + options_.write_behind,
+                            std::max(options_.read_ahead, options_.io.in_flight - options_.write_behind));
+  const bool has_room = options_.read_ahead > 0 && fetched_ < most;
   if (const std::int32_t found = slot_of(record); found > 0) {
     Slot& slot = slots_[as_size(found - 1)];
     const bool is_free = slot.state == SlotState::kFree;

@@ -56,11 +56,12 @@ struct FileTierOptions {
 
 /// Records in scratch files, read ahead and written behind the caller's back; see RecordTier for what it promises.
 ///
-/// **Memory.** The resident records, and `most_held + read_ahead + write_behind` slots. Of these, as many may be read ahead as nobody
-/// holds or writes: where nothing is written, that is more than `read_ahead`, and never less. So there is always a slot for the next `get`.
+/// **Memory.** The resident records, and `most_held + read_ahead + write_behind` slots. Of the last two, those that nobody writes are read
+/// into, `read_ahead` at least (none where that is 0). So there is always a slot for the next `get`.
 ///
 /// **Traversals.** A slot keeps its record until it is needed for another: that of the record which was put or released first, whether or
-/// not the disk has it by then. So what is read does not depend on the disk's speed, and a traversal that
+/// not the disk has it by then. So what is read does not depend on the disk's speed (as long as what is fetched is also got, in that
+/// order), and a traversal that
 /// begins where the last one ended (forward, then backward) finds the last records in the slots. The resident
 /// set needs no such luck: it saves the same reads and writes in any order.
 ///

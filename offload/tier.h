@@ -60,7 +60,7 @@ class RecordTier {
   /// yet, since as many are read ahead as may be, or since what is written holds the memory; later there is. An error shows at the
   /// record's `get`.
   virtual bool fetch(std::int64_t record) = 0;
-  /// Whether it is never read: whoever counts what is read ahead passes over it. REQUIRES: 0 <= record < num_records.
+  /// Whether it is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
   /// The record's memory, as many bytes as it has, held until `put` or `release`. Waits until it is there. A record that is held
   /// already is given again.

@@ -5,6 +5,7 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "runtime/base/log.h"
 
@@ -60,8 +61,9 @@ void BroughtTensorStates::pass_through(c10::function_ref<void()> body) {
 
 void BroughtTensorStates::hold(c10::function_ref<void()> body) {
   std::size_t held = 0;
-  const auto let_go = [&] {
-    while (held > 0) records_->let_go(groups_[--held]->tensor_state_record, /*changed=*/true);
+  const auto let_go = [&] {  // in order, as the plan of what moves has it
+    for (const FlatGroup* group : std::span(groups_).first(std::exchange(held, 0)))
+      records_->let_go(group->tensor_state_record, /*changed=*/true);
   };
   try {
     for (; held < groups_.size(); ++held) {

@@ -15,7 +15,7 @@ void StateRecords::before_visits(const void* owner, std::function<void()> settle
 void StateRecords::begin_pass(std::span<const std::int64_t> order) {
   const std::lock_guard lock(mutex_);
   close();
-  if (visited_ == 0 && std::ranges::equal(order, order_)) return;
+  if (visited_ == 0 && std::ranges::equal(order, order_)) return fetch_ahead();
   pass_over(order_.size());
   order_.assign(order.begin(), order.end());
   visited_ = fetched_ = 0;

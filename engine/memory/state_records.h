@@ -33,7 +33,7 @@ class StateRecords {
   StateRecords& operator=(const StateRecords&) = delete;
 
   /// The records that are visited next, in this order; the first ones are read ahead. If this order was announced before
-  /// and none of it has been visited, nothing happens.
+  /// and none of it has been visited, it goes on from there.
   void begin_pass(std::span<const std::int64_t> order);
   /// Reads ahead as far as there is room. Who visits records does so, too; this is for the time between visits, in which writes end.
   void read_ahead();

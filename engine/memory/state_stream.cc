@@ -95,16 +95,23 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
 /// Records that are there stay as they lay on the host, after a failure that is told already.
 void StateStream::turn_back(std::span<const std::int64_t> records) {
   give_up_ahead();
-  try {
-    kernels_.mark()->wait();  // what reads them there
-    while (!leaving_.empty() && std::ranges::find(records, leaving_.back().record) != records.end()) {
-      const std::int64_t record = leaving_.back().record;
-      leaving_.pop_back();
-      records_->let_go(record, /*changed=*/false);
+  std::size_t held = 0;
+  while (held < std::min(records.size(), leaving_.size()) &&
+         std::ranges::find(records, leaving_[leaving_.size() - 1 - held].record) != records.end())
+    ++held;
+  std::vector<std::int64_t> turned;
+  for (auto each = leaving_.end() - static_cast<std::ptrdiff_t>(held); each != leaving_.end(); ++each)
+    turned.push_back(each->record);
+  leaving_.erase(leaving_.end() - static_cast<std::ptrdiff_t>(held), leaving_.end());
+  const auto attempt = [](const auto& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      log_error(std::string("records on their way to the GPU: ") + error.what());
     }
-  } catch (const std::exception& error) {
-    log_error(std::string("records on their way to the GPU: ") + error.what());
-  }
+  };
+  attempt([&] { kernels_.mark()->wait(); });  // what reads them there
+  for (const std::int64_t record : turned) attempt([&] { records_->let_go(record, /*changed=*/false); });
 }
 
 /// The record's bytes on the host. What is queued from now on finds them in the slot of `use`.
@@ -141,9 +148,11 @@ void StateStream::end_pass() {
 void StateStream::let_go_oldest() {
   const auto [record, changed] = leaving_.front();
   const std::int64_t use = last_use_[static_cast<std::size_t>(record)];
-  back_[slot_of(use)]->wait();
-  settled_ = use + 1;
   leaving_.pop_front();
+  if (use >= 0) {  // else it did not come so far
+    back_[slot_of(use)]->wait();
+    settled_ = use + 1;
+  }
   records_->let_go(record, changed);
 }
 

@@ -122,6 +122,22 @@ TEST_P(TensorRulesBelow, WhatMovesIsThePlans) {
   }
 }
 
+/// Batches of several units, of whose states the slots hold some of all.
+TEST_P(TensorRulesBelow, WhatMovesOfManyUnitsIsThePlans) {
+  constexpr Below kStates{0, 0, 1, 4096, 0, 1};
+  for (const int ranks : {1, 2, 3}) {
+    for (const int blocks : {3, 7, 8, 12}) {
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        TinyOptions model = kWide;
+        model.blocks = blocks;
+        Session session(mesh, strategy_for(ShardingStrategy::kFullShard, adjusted(kKinds[0], &kStates)), model,
+                        rules());
+        expect_planned_disk_traffic(session, std::to_string(blocks) + " blocks on " + std::to_string(ranks));
+      });
+    }
+  }
+}
+
 TEST_P(TensorRulesBelow, ACheckpointGoesOnWhereverMastersLie) {
   const TestFolder folder;
   const auto run = [&](const Below* below, int ranks, std::size_t from, std::size_t to, bool async = false) {

@@ -549,22 +549,24 @@ TEST_P(TrafficTest, MemoryOfWritesThatHaveEndedIsReadInto) {
   Model model(*tier);
   for (std::int64_t i = 0; i < 40; ++i) ASSERT_TRUE(model.update(i, 1 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
-  EXPECT_EQ(fetch_all(*tier, 0), 7);
+  // No more than what the ring begins without waiting, beside the writes.
+  const std::int64_t most = std::min(7, std::max(3, GetParam().ring.in_flight - 4));
+  EXPECT_EQ(fetch_all(*tier, 0), most);
   for (std::int64_t i = 0; i < 20; ++i) {
     ASSERT_TRUE(model.look(i).ok());
     ASSERT_TRUE(tier->release(i).ok());
-    EXPECT_EQ(fetch_all(*tier, i + 1), i + 8) << "nothing is written";
+    EXPECT_EQ(fetch_all(*tier, i + 1), i + 1 + most) << "nothing is written";
   }
-  EXPECT_EQ(tier->counters().reads, 27);
+  EXPECT_EQ(tier->counters().reads, 20 + most);
   ScopedFaults faults({{.site = FaultSite::kWrite, .every = 1, .action = FaultAction::kDelay, .number = 50}});
   for (std::int64_t i = 20; i < 24; ++i) ASSERT_TRUE(model.update(i, 100).ok());
-  std::int64_t next = fetch_all(*tier, 27);
-  EXPECT_GE(next, 28) << "three were read ahead, four are being written, so one is free";
+  std::int64_t next = fetch_all(*tier, 24);
+  EXPECT_GE(next, 27) << "four are being written, and four are free, of which the next get has one";
   const auto begin = std::chrono::steady_clock::now();
-  while (next < 31 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+  while (next < 24 + most && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
     next = fetch_all(*tier, next);
-  EXPECT_EQ(next, 31) << "when the writes have ended";
-  for (std::int64_t i = 24; i < 31; ++i) {
+  EXPECT_EQ(next, 24 + most) << "when the writes have ended";
+  for (std::int64_t i = 24; i < next; ++i) {
     ASSERT_TRUE(model.look(i).ok());
     ASSERT_TRUE(tier->release(i).ok());
   }

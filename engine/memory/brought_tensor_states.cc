@@ -1,6 +1,5 @@
 #include "engine/memory/brought_tensor_states.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <span>
@@ -15,10 +14,9 @@ namespace {
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels* kernels) {
   if (!kernels) return nullptr;
   const RecordPool& pool = plan.tensor_state_records();
-  std::int64_t ahead = pool.device_slots - plan.tensor_states_of_a_batch();  // the others are a batch's that is there
-  if (plan.parameters_below()) ahead = std::min<std::int64_t>(2, ahead);     // as those of masters and states
-  const StateStream::Slots slots{memory.tensor_state_slots.data(), pool.record_bytes, pool.device_slots, ahead};
-  return std::make_unique<StateStream>(memory.tensor_state_records, *kernels, slots, pool.pinned_bytes == 0);
+  const std::int64_t ahead =
+      pool.device_slots - plan.tensor_states_of_a_batch();  // the others are a batch's that is there
+  return make_state_stream(plan, memory.tensor_state_records, pool, memory.tensor_state_slots.data(), ahead, *kernels);
 }
 
 }  // namespace

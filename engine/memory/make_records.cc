@@ -184,7 +184,7 @@ std::shared_ptr<StateRecords> make_tensor_state_records(const MemoryPlan& plan,
   for_each_trainable(units, [&](FlatGroup& group) {
     if (group.tensor_state_record < 0) return;
     groups.push_back(&group);
-    added.sizes.push_back(static_cast<std::size_t>(MemoryPlan::tensor_state_record_bytes(group.tensor_state_part)));
+    added.sizes.push_back(static_cast<std::size_t>(plan.tensor_state_record_bytes_of(group.shape())));
     added.names.push_back("states of matrices of unit " + group.unit->name);
   });
   auto records = make_state_tier(std::move(added), pool, plan, paths, rank, kernels, durable, "tensor_states",

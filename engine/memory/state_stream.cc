@@ -11,6 +11,16 @@
 
 namespace tessera {
 
+std::unique_ptr<StateStream> make_state_stream(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
+                                               const RecordPool& pool, std::byte* slots, std::int64_t ahead,
+                                               DeviceKernels& kernels) {
+  // Copies to the GPU pass in one order: units that come from the host must not wait for records which wait for slots.
+  if (plan.parameters_below()) ahead = std::min<std::int64_t>(2, ahead);
+  return std::make_unique<StateStream>(std::move(records), kernels,
+                                       StateStream::Slots{slots, pool.record_bytes, pool.device_slots, ahead},
+                                       pool.pinned_bytes == 0);
+}
+
 StateStream::StateStream(std::shared_ptr<StateRecords> records, DeviceKernels& kernels, const Slots& slots,
                          bool are_in_files)
     : records_(std::move(records)),
@@ -95,14 +105,12 @@ void StateStream::pass_through(std::span<const std::int64_t> records, bool chang
 /// Records that are there stay as they lay on the host, after a failure that is told already.
 void StateStream::turn_back(std::span<const std::int64_t> records) {
   give_up_ahead();
-  std::size_t held = 0;
-  while (held < std::min(records.size(), leaving_.size()) &&
-         std::ranges::find(records, leaving_[leaving_.size() - 1 - held].record) != records.end())
-    ++held;
   std::vector<std::int64_t> turned;
-  for (auto each = leaving_.end() - static_cast<std::ptrdiff_t>(held); each != leaving_.end(); ++each)
-    turned.push_back(each->record);
-  leaving_.erase(leaving_.end() - static_cast<std::ptrdiff_t>(held), leaving_.end());
+  while (turned.size() < records.size() && !leaving_.empty() &&
+         std::ranges::find(records, leaving_.back().record) != records.end()) {
+    turned.push_back(leaving_.back().record);
+    leaving_.pop_back();
+  }
   const auto attempt = [](const auto& body) {
     try {
       body();

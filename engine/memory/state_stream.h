@@ -11,6 +11,7 @@
 
 #include "engine/memory/state_records.h"
 #include "optim/device_kernels.h"
+#include "sharding/layout/memory_plan.h"
 
 namespace tessera {
 
@@ -111,5 +112,11 @@ class StateStream {
   std::vector<std::byte*> there_;             ///< and on the GPU
   std::int64_t streamed_bytes_ = 0;
 };
+
+/// Of the records that `pool` plans, through `slots`, of which `ahead` are for records that are brought before their turn; fewer where the plan
+/// has parameters come from the host, too.
+std::unique_ptr<StateStream> make_state_stream(const MemoryPlan& plan, std::shared_ptr<StateRecords> records,
+                                               const RecordPool& pool, std::byte* slots, std::int64_t ahead,
+                                               DeviceKernels& kernels);
 
 }  // namespace tessera

@@ -19,10 +19,7 @@ namespace {
 std::unique_ptr<StateStream> stream_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {
   if (!memory.state_records || plan.steps_on_host()) return nullptr;
   const RecordPool& pool = plan.state_records();
-  // Copies to the GPU pass in one order: units that come from the host must not wait for records which wait for slots.
-  const std::int64_t ahead = plan.parameters_below() ? std::min<std::int64_t>(2, pool.device_slots) : pool.device_slots;
-  const StateStream::Slots slots{memory.record_slots.data(), pool.record_bytes, pool.device_slots, ahead};
-  return std::make_unique<StateStream>(memory.state_records, kernels, slots, pool.pinned_bytes == 0);
+  return make_state_stream(plan, memory.state_records, pool, memory.record_slots.data(), pool.device_slots, kernels);
 }
 
 std::unique_ptr<MappedRecords> mapped_of(const MemoryPlan& plan, const TrainingMemory& memory, DeviceKernels& kernels) {

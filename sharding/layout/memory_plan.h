@@ -194,9 +194,7 @@ class MemoryPlan {
   std::int64_t tensor_states_in_memory() const { return tensor_states_in_memory_; }
   /// Those of a batch (MatrixBatch) are there at once, and those of another one on their way, read ahead and written behind.
   const RecordPool& tensor_state_records() const { return tensor_state_records_; }
-  static std::int64_t tensor_state_record_bytes(Extent part) {
-    return (4 * part.numel + Chunks::kPage - 1) / Chunks::kPage * Chunks::kPage;
-  }
+  std::int64_t tensor_state_record_bytes_of(const GroupShape& group) const;
   /// The most that a batch has, and as many as are read ahead, and written behind.
   std::int64_t tensor_states_of_a_batch() const { return tensor_states_of_a_batch_; }
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch_, kMostQueueDepth); }
@@ -227,8 +225,8 @@ class MemoryPlan {
   };
   const OuterNumel& outer_numel() const { return outer_numel_; }
   const RecordPool& state_records() const { return state_records_; }
-  /// Bytes of them, and of tensor states, that a step copies to the GPU which trains, and copies back, in all its passes; 0 on the CPU, and where the host's CPU
-  /// updates them.
+  /// Bytes of them, and of tensor states, that a step copies to the GPU which trains, and copies back, in all its passes; 0 on the CPU, and where
+  /// the host's CPU updates them.
   std::int64_t streamed_bytes() const { return streamed_bytes_; }
   /// Whether the CPU of the host updates a GPU's records where they lie (OffloadedStep::kCpu).
   bool steps_on_host() const { return steps_on_host_; }

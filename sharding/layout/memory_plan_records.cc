@@ -232,37 +232,35 @@ void MemoryPlan::plan_parameter_records() {
   plan_updates(parameter_records_, updated, /*first_pass_writes=*/false);
 }
 
+std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) const {
+  return in_pages(4 * tensor_state_part_of(group).numel);
+}
+
 /// What moves does so batch by batch, always in one order, so the slots hold all that a step wants, or nothing.
 void MemoryPlan::plan_tensor_states() {
-  std::vector<std::int64_t> bytes, records,
-      records_of_unit;  // of all groups that have such states; of those in records
-  for (const UnitShape& unit : input_.units) {
-    for (const GroupShape& group : unit.groups) {
-      const Extent part = group.trainable ? tensor_state_part_of(group) : Extent{};
-      if (part.numel == 0) continue;
-      bytes.push_back(4 * part.numel);
-      records.push_back(tensor_state_record_bytes(part));
+  std::vector<std::int64_t> bytes, records;  // of all groups that have such states
+  std::vector<std::size_t> units;            // theirs
+  for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
+    for (const GroupShape& group : input_.units[unit].groups) {
+      const std::int64_t numel = group.trainable ? tensor_state_part_of(group).numel : 0;
+      if (numel == 0) continue;
+      bytes.push_back(4 * numel);
+      records.push_back(tensor_state_record_bytes_of(group));
+      units.push_back(unit);
     }
   }
   const auto below =
       static_cast<std::int64_t>(std::ceil(share_below(input_.offload.moments) * static_cast<double>(bytes.size())));
   tensor_states_in_memory_ = std::ssize(bytes) - below;
-  const auto in_memory = std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_));
-  use_[MemoryCategory::kOptimizer] += sum(in_memory);
+  use_[MemoryCategory::kOptimizer] += sum(std::span(bytes).first(static_cast<std::size_t>(tensor_states_in_memory_)));
   if (below == 0) return;
-  std::int64_t index = 0;
-  for (const UnitShape& unit : input_.units) {
-    records_of_unit.push_back(0);
-    for (const GroupShape& group : unit.groups) {
-      const bool has_some = group.trainable && tensor_state_part_of(group).numel > 0;
-      if (has_some && index++ >= tensor_states_in_memory_) ++records_of_unit.back();
-    }
-  }
-  for (const MatrixBatch& batch : matrices_.batches()) {
-    const auto units = std::span(records_of_unit).subspan(batch.begin_unit, batch.end_unit - batch.begin_unit);
-    tensor_states_of_a_batch_ = std::max(tensor_states_of_a_batch_, sum(units));
-  }
   records.erase(records.begin(), records.begin() + tensor_states_in_memory_);
+  units.erase(units.begin(), units.begin() + tensor_states_in_memory_);
+  for (const MatrixBatch& batch : matrices_.batches()) {
+    const auto of_batch = std::ranges::count_if(
+        units, [&](std::size_t unit) { return batch.begin_unit <= unit && unit < batch.end_unit; });
+    tensor_states_of_a_batch_ = std::max<std::int64_t>(tensor_states_of_a_batch_, of_batch);
+  }
   const std::int64_t most = tensor_states_of_a_batch_, more = 2 * tensor_states_ahead();
   RecordPool& pool = tensor_state_records_;
   if (input_.is_queued) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/noise.h"
 #include "tessera/token_options.h"
 
 namespace tessera {
@@ -107,6 +108,8 @@ struct Manifest {
   std::vector<SavedParameter> parameters;
   std::vector<SavedTensor> buffers, items;
   std::map<std::string, std::string> json_items;
+  std::int64_t noise =
+      kNoiseVersion;            ///< by which the run rounds states stochastically; a text without it has version 1
   std::int64_t generators = 0;  ///< ranks 0 ... generators - 1 have a piece "generator" of type U8, named by the rank
   std::optional<SavedLossScale> loss_scale;
   /// Learning rates set by hand: everybody's, then those of groups that have one of their own.

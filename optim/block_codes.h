@@ -5,7 +5,11 @@
 namespace tessera {
 namespace {
 
-// A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane.
+// A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane. A value is encoded
+// in two steps:
+//   magnitude(value, inverse, noise)   what is left of its code, in the upper 16 bits; those below mean nothing
+//   code(magnitudes, tops)             the code, of the upper 16 bits of magnitudes and of values (V::tops): with half the
+//                                      registers
 
 /// A block's scale, and what values are multiplied by to become relative to it.
 struct BlockScale {
@@ -31,18 +35,17 @@ struct SignedBlockCode {
   using Float = typename V::Float;
   using Bits = typename V::Bits;
   using Int = typename V::Int;
+  using Words = typename V::Words;
 
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
     const Int minus = -code;
     const Float magnitude = Code::decode(code > minus ? code : minus) * scale;
     return V::float_of(V::bits_of(magnitude) | (Bits(code) & 0x80000000u));
   }
-  static TESSERA_ALWAYS_INLINE Bits encode(Float value, float inverse, Bits noise) {
-    const Bits bits = V::bits_of(value);
-    const Bits code = Code::encode(V::float_of(bits & 0x7fffffffu) * inverse, noise);
-    const auto sign = Bits(Int(bits) >> 31);  // 0 or -1
-    return (code ^ sign) - sign;
+  static TESSERA_ALWAYS_INLINE Bits magnitude(Float value, float inverse, Bits noise) {
+    return Code::encode(V::float_of(V::bits_of(value) & 0x7fffffffu) * inverse, noise);
   }
+  static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) { return V::with_sign(magnitudes, tops); }
 };
 
 /// A second moment: uint8, its companded square root. Above zero it never gets the code 0: dividing by the root of a
@@ -54,16 +57,19 @@ struct RootBlockCode {
   using Code = Companding<V, 256>;
   using Float = typename V::Float;
   using Bits = typename V::Bits;
+  using Words = typename V::Words;
 
   static TESSERA_ALWAYS_INLINE Float decode(typename V::Int code, float scale) {
     const Float root = Code::decode(code) * scale;
     return root * root;
   }
-  /// `root`: the square root of the moment.
-  static TESSERA_ALWAYS_INLINE Bits encode(Float root, float inverse, Bits noise) {
-    const Bits code = Code::encode(root * inverse, noise);
-    const Bits least = root > 0.0f ? Bits{} + 1 : Bits{};
-    return code > least ? code : least;
+  /// `root`: the square root of the moment; it is never -0.
+  static TESSERA_ALWAYS_INLINE Bits magnitude(Float root, float inverse, Bits noise) {
+    return Code::encode(root * inverse, noise);
+  }
+  /// A root above zero has bits among its upper 16, since the root of the smallest number is 2^-74.5.
+  static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) {
+    return V::max_word(magnitudes, V::min_word(tops, 1));
   }
 };
 

@@ -33,13 +33,13 @@ struct Companding {
   /// The number whose code is kSteps - 1, by the function's last piece, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
-  /// The code that a number (>= 0) rounds to; `noise`, uniform in [0, 2^16), decides whether down or up. What is above
-  /// kLargest gets its code, and so does NaN.
+  /// The code that a number (>= 0) rounds to, in the upper 16 bits; those below mean nothing. `noise`, uniform in [0, 2^16),
+  /// decides whether down or up. What is above kLargest gets its code, and so does NaN.
   static TESSERA_ALWAYS_INLINE Bits encode(Float x, Bits noise) {
     // phi, the product with kSteps and 16 binary places, all at once: the latter two are powers of two.
     const Float root = V::float_of((V::bits_of(x + kOffset) >> 1) + kHalfOne + power_of_two(kSteps << 16));
     const Float code = V::min(root - float{2 << 16}, Float{} + float{(kSteps - 1) << 16});
-    return (Bits(V::to_int(code)) + noise) >> 16;
+    return Bits(V::to_int(code)) + noise;
   }
 
   /// The number that a code stands for. Exact.

@@ -24,11 +24,12 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
 }
 
 /// One of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is added
-/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). A NaN is
-/// cut off; REQUIRES: it is quiet, as every NaN is that arithmetic made.
+/// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The result is in
+/// the upper 16 bits; those below mean nothing. REQUIRES: with a NaN `noise` is zero, and it is quiet, as every NaN is that
+/// arithmetic made.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
-  return (__builtin_bit_cast(Bits, value) + (value == value ? noise : Bits{})) >> 16;
+  return __builtin_bit_cast(Bits, value) + noise;
 }
 
 /// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; nearest even. Three ranges, each right only in its own:

@@ -15,13 +15,14 @@ namespace tessera {
 namespace {
 
 // Where a loop's moments come from and go to, one type for each StateDType, made of the state's memory and of room for
-// the values of one block. A loop goes through blocks of kStateBlock elements; for each it calls
+// the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
 //   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
 // and then, where kIsNarrow, since a code may need the block's largest value,
 //   close(begin)
-//   encode(i, count, noise)    for all elements of the block once more; noise: 16 random bits an element
+//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close; noise: 16
+//                              random bits an element
 
 template <class V>
 struct F32State {
@@ -38,16 +39,17 @@ struct F32State {
   }
 };
 
-/// A block's values, in fp32 and in the first cache.
+/// Two blocks' values, in fp32 and in the first cache.
+inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
 template <class V>
 struct BlockValues {
-  float* values;  ///< [kStateBlock]
+  float* values;  ///< [kKeptValues]
 
   TESSERA_ALWAYS_INLINE void keep(std::size_t i, const typename V::FloatGroup& kept) const {
-    V::store(values + i % kStateBlock, V::kWidth, kept);
+    V::store(values + i % kKeptValues, V::kWidth, kept);
   }
   TESSERA_ALWAYS_INLINE typename V::FloatGroup kept(std::size_t i) const {
-    return V::load(values + i % kStateBlock, V::kWidth);
+    return V::load(values + i % kKeptValues, V::kWidth);
   }
 };
 
@@ -76,7 +78,7 @@ struct BF16State : BlockValues<V> {
     const typename V::FloatGroup values = this->kept(i);
     typename V::BitGroup rounded;
     for (int v = 0; v < V::kVectors; ++v) rounded[v] = bf16_stochastic(values[v], noise[v]);
-    V::store(data + i, count, V::template narrow<std::uint16_t>(rounded));
+    V::store(data + i, count, V::tops_in_order(rounded));
   }
 };
 
@@ -119,9 +121,12 @@ struct BlockState : BlockValues<V> {
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
     const typename V::FloatGroup values = this->kept(i);
-    typename V::BitGroup codes;
-    for (int v = 0; v < V::kVectors; ++v) codes[v] = BlockCode::encode(values[v], inverse, noise[v]);
-    V::store(data + i, count, V::template narrow<Byte>(codes));
+    typename V::BitGroup bits, magnitudes;
+    for (int v = 0; v < V::kVectors; ++v) {
+      bits[v] = V::bits_of(values[v]);
+      magnitudes[v] = BlockCode::magnitude(values[v], inverse, noise[v]);
+    }
+    V::store(data + i, count, V::template bytes<Byte>(BlockCode::code(V::tops(magnitudes), V::tops(bits))));
   }
 };
 

@@ -23,16 +23,28 @@ TESSERA_ALWAYS_INLINE void for_blocks(std::size_t numel, const Body& body) {
   }
 }
 
+/// The noise of a run's elements, group by group: to count up costs less than to begin anew with every group.
 template <class V>
-TESSERA_ALWAYS_INLINE typename V::BitGroup noise_of(const StepArguments& a, std::size_t i) {
-  constexpr std::uint32_t kRegister = V::kWidth / V::kVectors;
-  const std::uint32_t first = (a.first_element + static_cast<std::uint32_t>(i)) * kNoiseStride;
-  typename V::BitGroup noise;
-  for (int v = 0; v < V::kVectors; ++v) {
-    noise[v] = noise_at(a.noise, (V::lane_numbers() + kRegister * v) * kNoiseStride + first);
+class NoiseRun {
+ public:
+  explicit TESSERA_ALWAYS_INLINE NoiseRun(const StepArguments& a) {
+    for (int v = 0; v < V::kVectors; ++v) {
+      constexpr std::uint32_t kRegister = V::kWidth / V::kVectors;
+      places_[v] = (V::lane_numbers() + (a.first_element + kRegister * v)) * kNoiseStride + a.noise.start;
+    }
   }
-  return noise;
-}
+  TESSERA_ALWAYS_INLINE typename V::BitGroup next() {
+    typename V::BitGroup noise;
+    for (int v = 0; v < V::kVectors; ++v) {
+      noise[v] = mix_noise(places_[v]);
+      places_[v] += static_cast<std::uint32_t>(V::kWidth) * kNoiseStride;
+    }
+    return noise;
+  }
+
+ private:
+  typename V::BitGroup places_;
+};
 
 /// The states of a rule from its `k`th on. The first one's noise is an element's low 16 random bits, the second's the high;
 /// a third is exact.
@@ -46,7 +58,7 @@ class States : public States<V, Rule, kDType, k + 1> {
   using Stream = StateStream<V, kDType, Rule::kCodes[k]>;
   static constexpr bool kIsNarrow = Stream::kIsNarrow || Later::kIsNarrow;
 
-  explicit TESSERA_ALWAYS_INLINE States(const StepArguments& a, float (*values)[kStateBlock])
+  explicit TESSERA_ALWAYS_INLINE States(const StepArguments& a, float (*values)[kKeptValues])
       : Later(a, values), stream_(a.states[k], values[k]), is_kept_(a.states[k].data != nullptr) {}
 
   TESSERA_ALWAYS_INLINE void open(std::size_t begin, std::size_t end) {
@@ -68,6 +80,21 @@ class States : public States<V, Rule, kDType, k + 1> {
       if (is_kept()) stream_.close(begin);
     }
     Later::close(begin);
+  }
+  /// Leaves no noise where a new value is a NaN, which would become a number by it.
+  TESSERA_ALWAYS_INLINE void spare_nans(std::size_t i, BitGroup& noise) const {
+    if constexpr (kDType == StateDType::kBF16 && Stream::kIsNarrow) {
+      if (!is_kept()) return Later::spare_nans(i, noise);
+      const FloatGroup values = stream_.kept(i), later = Later::narrow_or(i, values);
+      for (int v = 0; v < V::kVectors; ++v) noise[v] &= V::ordered(values[v], later[v]);
+    }
+  }
+  /// The new values of a narrow state, or where there is none `other`.
+  TESSERA_ALWAYS_INLINE FloatGroup narrow_or(std::size_t i, const FloatGroup& other) const {
+    if constexpr (Stream::kIsNarrow) {
+      if (is_kept()) return stream_.kept(i);
+    }
+    return Later::narrow_or(i, other);
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const BitGroup& noise) const {
     if constexpr (Stream::kIsNarrow) {
@@ -93,12 +120,16 @@ class States<V, Rule, kDType, k, true> {
  public:
   static constexpr bool kIsNarrow = false;
 
-  explicit TESSERA_ALWAYS_INLINE States(const StepArguments&, float (*)[kStateBlock]) {}
+  explicit TESSERA_ALWAYS_INLINE States(const StepArguments&, float (*)[kKeptValues]) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
   TESSERA_ALWAYS_INLINE void load(std::size_t, std::size_t, typename V::FloatGroup*) const {}
   TESSERA_ALWAYS_INLINE void store(std::size_t, std::size_t,
                                    const typename V::template Group<RuleElement<V, Rule::kStates>>&) const {}
   TESSERA_ALWAYS_INLINE void close(std::size_t) const {}
+  TESSERA_ALWAYS_INLINE void spare_nans(std::size_t, typename V::BitGroup&) const {}
+  TESSERA_ALWAYS_INLINE typename V::FloatGroup narrow_or(std::size_t, const typename V::FloatGroup& other) const {
+    return other;
+  }
   TESSERA_ALWAYS_INLINE void encode(std::size_t, std::size_t, const typename V::BitGroup&) const {}
 };
 
@@ -127,45 +158,73 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
   return next;
 }
 
-/// A block is gone through twice where something is narrow: the formula leaves new values in the first cache, and what
-/// makes them narrow takes them from there. A processor looks ahead a few hundred instructions; in one loop with the
-/// rounding, these would hold too few of the formula's square roots and divisions to keep it busy.
-template <class V, class Rule, class Weights, StateDType kDType>
+/// A block is gone through twice where something is narrow: the formula leaves new values in the first cache, and what makes
+/// them narrow takes them from there, beside the next block's formula. A processor looks ahead a few hundred instructions.
+/// Were a group made narrow as soon as it is known, these would be one chain from load to store, and hold too few square roots
+/// and divisions to keep it busy; so there are two chains, which do not wait for each other.
+///
+/// `kIsUsual`: the rule's usual step, no clipping by value, no averages; loops then have no branch on these.
+template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;
   using AllStates = States<V, Rule, kDType, 0>;
   constexpr bool kIsNarrow = Weights::kIsNarrow || AllStates::kIsNarrow;
-  const typename Rule::Constants c = constants;
-  const StepArguments a = arguments;
-  alignas(64) float values[Rule::kStates][kStateBlock], new_weights[kStateBlock];
-  const BlockValues<V> block{new_weights};
+  typename Rule::Constants c = constants;
+  StepArguments a = arguments;
+  if constexpr (kIsUsual) {
+    Rule::make_usual(c);
+    a.clip_value = 0.0f;
+    a.average.values = nullptr;
+  }
+  alignas(64) float values[Rule::kStates][kKeptValues], new_weights[kKeptValues];
+  const BlockValues<V> kept_weights{new_weights};
   const Weights weights(a);
   AllStates states(a, values);
+  NoiseRun<V> noise(a);
 
-  for_blocks(a.numel, [&](std::size_t begin, std::size_t end) TESSERA_INLINE_BODY {
-    states.open(begin, end);
-    for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-      const FloatGroup weight = weights.load(i, count), gradient = V::stream(a.gradient + i, count);
-      FloatGroup old[Rule::kStates], moved;
-      states.load(i, count, old);
-      const auto next = elements<V, Rule>(c, a, gradient, weight, old);
-      for (int v = 0; v < V::kVectors; ++v) moved[v] = next[v].weight;
-      if constexpr (kIsNarrow) {
-        block.keep(i, moved);
-      } else {
-        weights.store(i, count, moved);
-      }
-      average<V>(a.average, i, count, weight, moved);
-      states.store(i, count, next);
-    });
-    if constexpr (kIsNarrow) {
-      states.close(begin);
-      for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-        weights.store(i, count, block.kept(i));
-        if constexpr (AllStates::kIsNarrow) states.encode(i, count, noise_of<V>(a, i));
-      });
+  const auto move = [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    const FloatGroup weight = weights.load(i, count), gradient = V::stream(a.gradient + i, count);
+    FloatGroup old[Rule::kStates], moved;
+    states.load(i, count, old);
+    const auto next = elements<V, Rule>(c, a, gradient, weight, old);
+    for (int v = 0; v < V::kVectors; ++v) moved[v] = next[v].weight;
+    if constexpr (Weights::kIsNarrow) {
+      kept_weights.keep(i, moved);
+    } else {
+      weights.store(i, count, moved);
     }
-  });
+    average<V>(a.average, i, count, weight, moved);
+    states.store(i, count, next);
+  };
+  const auto make_narrow = [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
+    if constexpr (Weights::kIsNarrow) weights.store(i, count, kept_weights.kept(i));
+    if constexpr (AllStates::kIsNarrow) {
+      typename V::BitGroup own = noise.next();
+      states.spare_nans(i, own);
+      states.encode(i, count, own);
+    }
+  };
+
+  if constexpr (!kIsNarrow) {
+    for_groups<V>(0, a.numel, move);
+  } else {
+    std::size_t narrow = 0;  // elements
+    for_blocks(a.numel, [&](std::size_t begin, std::size_t end) TESSERA_INLINE_BODY {
+      states.open(begin, end);
+      if (begin > narrow && end - begin == kStateBlock) {
+        for (; narrow < begin; narrow += V::kWidth) {
+          move(narrow + kStateBlock, V::kWidth);
+          make_narrow(narrow, V::kWidth);
+        }
+      } else {
+        for_groups<V>(narrow, begin, make_narrow);
+        narrow = begin;
+        for_groups<V>(begin, end, move);
+      }
+      states.close(begin);
+    });
+    for_groups<V>(narrow, a.numel, make_narrow);
+  }
 }
 
 template <class V, class Weights>
@@ -211,15 +270,24 @@ void swap_loop(const StepArguments& arguments) {
 
 // The formats are chosen outside the loops, so that the loops have no branch on them.
 
+template <class V, class Rule, class Weights, StateDType kDType>
+void update_elements(const typename Rule::Constants& c, const StepArguments& a) {
+  if constexpr (requires { Rule::make_usual; }) {
+    const bool is_usual = Rule::is_usual(c) && !(a.clip_value > 0.0f) && a.average.values == nullptr;
+    if (is_usual) return update_loop<V, Rule, Weights, kDType, true>(c, a);
+  }
+  update_loop<V, Rule, Weights, kDType, false>(c, a);
+}
+
 template <class V, class Rule, class Weights>
 void update_states(const typename Rule::Constants& c, const StepArguments& a) {
   switch (a.state_dtype) {
     case StateDType::kF32:
-      return update_loop<V, Rule, Weights, StateDType::kF32>(c, a);
+      return update_elements<V, Rule, Weights, StateDType::kF32>(c, a);
     case StateDType::kBF16:
-      return update_loop<V, Rule, Weights, StateDType::kBF16>(c, a);
+      return update_elements<V, Rule, Weights, StateDType::kBF16>(c, a);
     case StateDType::k8Bit:
-      return update_loop<V, Rule, Weights, StateDType::k8Bit>(c, a);
+      return update_elements<V, Rule, Weights, StateDType::k8Bit>(c, a);
   }
 }
 

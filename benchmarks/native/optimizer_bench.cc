@@ -141,10 +141,14 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, Inst
   numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
   std::vector<std::unique_ptr<Subject>> subjects;
   std::vector<OptimizerTiming> timings;
-  for (const OptimizerCase& what : kOptimizerCases) {
-    subjects.push_back(std::make_unique<Subject>(what, numel, set));
-    timings.push_back({what.name, numel, subjects.back()->bytes(), {}, {}});
-  }
+  const auto add = [&](std::span<const OptimizerCase> cases) {
+    for (const OptimizerCase& what : cases) {
+      subjects.push_back(std::make_unique<Subject>(what, numel, set));
+      timings.push_back({what.name, numel, subjects.back()->bytes(), {}, {}});
+    }
+  };
+  add(kOptimizerCases);
+  add(kMomentCases);
   for (int round = -1; round < rounds; ++round) {
     for (std::size_t i = 0; i < subjects.size(); ++i) {
       const std::int64_t limit = nanoseconds_of([&] { subjects[i]->limit(); });

@@ -23,13 +23,16 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
                                                     {"mixed", DType::kBF16, StateDType::kF32},
                                                     {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
                                                     {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
+/// fp32 but for its moments: beside "fp32" they show what narrow moments alone give and cost.
+inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
+                                                 {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
 /// One optimizer step over a flat run of `numel` parameters, on one thread, beside a loop that reads and writes the
 /// same bytes in place and computes nothing.
 struct OptimizerTiming {
-  /// "fp32": AdamW on fp32 parameters. The others take gradients' norm and finite flag first, then unscale, clip,
-  /// update split masters and write bf16 parameters: "mixed" with fp32 moments, "mixed_bf16_moments",
-  /// "mixed_8bit_moments".
+  /// "fp32": AdamW on fp32 parameters; "fp32_bf16_moments" and "fp32_8bit_moments" differ in their moments alone. The
+  /// others take gradients' norm and finite flag first, then unscale, clip, update split masters and write bf16
+  /// parameters: "mixed" with fp32 moments, "mixed_bf16_moments", "mixed_8bit_moments".
   std::string name;
   std::size_t numel = 0;
   std::size_t bytes = 0;  ///< read and written

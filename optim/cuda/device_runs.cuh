@@ -191,7 +191,7 @@ struct Moment<StateDType::kBF16> {
                                                const Run<float>& values, const Run<std::uint32_t>& noise) {
     Run<std::uint16_t> halves;
     for_run([&](int k) {
-      halves.values[k] = static_cast<std::uint16_t>(bf16_stochastic<std::uint32_t>(values.values[k], noise.values[k]));
+      halves.values[k] = ScalarLane::tops(bf16_stochastic<std::uint32_t>(values.values[k], noise.values[k]));
     });
     store_run(static_cast<std::uint16_t*>(a.data) + i, left, halves);
   }
@@ -208,7 +208,7 @@ struct Moment<StateDType::k8Bit> {
     for_run([&](int k) { values.values[k] = BlockCode::decode(codes.values[k], scale); });
     return values;
   }
-  /// `values`: what BlockCode::encode takes; for the second moment its root.
+  /// `values`: what BlockCode::magnitude takes; for the second moment its root.
   template <class BlockCode>
   static __device__ __forceinline__ void store(const StateArgument& a, std::size_t i, std::size_t left,
                                                const Run<float>& values, const Run<std::uint32_t>& noise) {
@@ -222,7 +222,9 @@ struct Moment<StateDType::k8Bit> {
     const BlockScale next = block_scale<typename BlockCode::Code>(ScalarLane::float_of(most));
     Run<Byte> codes;
     for_run([&](int k) {
-      codes.values[k] = static_cast<Byte>(BlockCode::encode(values.values[k], next.inverse, noise.values[k]));
+      const float value = values.values[k];
+      const std::uint16_t magnitude = ScalarLane::tops(BlockCode::magnitude(value, next.inverse, noise.values[k]));
+      codes.values[k] = static_cast<Byte>(BlockCode::code(magnitude, ScalarLane::tops(ScalarLane::bits_of(value))));
     });
     if (left == 0) return;
     store_run(static_cast<Byte*>(a.data) + i, left, codes);

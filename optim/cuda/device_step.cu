@@ -237,6 +237,13 @@ struct Update {
         const auto element = static_cast<std::uint32_t>(run.first_element + i + offset_of(k));
         noise.values[k] = noise_at(key, element * kNoiseStride);
       }
+      if constexpr (kStates == StateDType::kBF16) {  // States::spare_nans
+        for_states<Rule>([&]<int s>() {
+          using State = StateOf<Rule, kStates, s>;
+          const float value = states[s].values[k];
+          if (State::kDType == StateDType::kBF16 && State::is_kept(a) && value != value) noise.values[k] = 0;
+        });
+      }
     });
     if constexpr (requires { Rule::kMakesDirection; }) {
       store_run(run.direction + i, left, next_weight);

@@ -69,6 +69,13 @@ struct AdamRule {
     return c;
   }
 
+  /// What nearly every step is: adamw's, and not frozen. Loops are compiled for these alone once more.
+  static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
+  static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
+    c.decoupled = true;
+    c.frozen = false;
+  }
+
   template <class Float>
   static TESSERA_ALWAYS_INLINE Float second_moment(const Constants& c, Float g, Float second) {
     const Float added = (g * g) * c.one_minus_beta2;

@@ -39,6 +39,12 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(manifest->strategy, R"({"strategy": "FULL_SHARD"})");
 }
 
+TEST(Manifest, OneWithoutNoiseIsFromBeforeItHadVersions) {
+  const std::string text = some_text();
+  EXPECT_EQ(read_manifest("manifest.json", text)->noise, kNoiseVersion);
+  EXPECT_EQ(read_manifest("manifest.json", changed_manifest(text, "\"noise\"", "\"old\""))->noise, 1);
+}
+
 // Another program reads it without knowing Tessera.
 TEST(Manifest, IsJson) {
   const auto json = nlohmann::json::parse(some_text());
@@ -144,8 +150,8 @@ TEST(Manifest, NothingMayBeMissing) {
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items()) {
     // What a checkpoint need not have.
-    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key == "residuals" ||
-        key.starts_with("tessera") || key.starts_with("xxh3"))
+    if (key == "data" || key == "rates" || key == "losses" || key == "loss_scale" || key == "noise" ||
+        key == "residuals" || key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

@@ -304,6 +304,30 @@ TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
   }
 }
 
+TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
+  for (const StateDType state : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+    const TestFolder folder;
+    run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+      Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+      strategy.optimizer.state_dtype = state;
+      Session session(mesh, strategy, kWide);
+      train(session, 0, 3);
+      const std::string file = save_checkpoint(session.engine, folder.path()) + "/manifest.json";
+      EXPECT_THAT(load_checkpoint(session.engine, folder.path()).inexact, IsEmpty());
+      std::ifstream text(file);
+      auto manifest = read_manifest(file, std::string(std::istreambuf_iterator<char>(text), {}));
+      ASSERT_TRUE(manifest.ok()) << manifest.status();
+      manifest->noise = 1;
+      std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
+      const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
+      ASSERT_EQ(loaded.inexact.size(), state == StateDType::kF32 ? 0u : 1u);
+      if (state != StateDType::kF32) {
+        EXPECT_THAT(loaded.inexact[0], HasSubstr("had version 1"));
+      }
+    });
+  }
+}
+
 TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -17,6 +17,8 @@ _NAMES = {
     "tessera fp32": "Tessera, fp32", "tessera mixed": "Tessera, bf16, fp32 moments",
     "tessera mixed_bf16_moments": "Tessera, bf16, bf16 moments",
     "tessera mixed_8bit_moments": "Tessera, bf16, 8-bit moments",
+    "tessera fp32_bf16_moments": "Tessera, fp32, bf16 moments",
+    "tessera fp32_8bit_moments": "Tessera, fp32, 8-bit moments",
     "tessera fp32 cached": "Tessera, fp32, with a cache",
     "tessera mixed cached": "Tessera, bf16, fp32 moments, with a cache",
     "tessera mixed_bf16_moments cached": "Tessera, bf16, bf16 moments, with a cache",

@@ -92,7 +92,7 @@ std::string write_manifest(const Manifest& manifest) {
                {"steps_applied", manifest.steps_applied},
                {"ranks", manifest.ranks},
                {"mesh", {{"replicate", manifest.replicate}, {"shard", manifest.shard}}},
-               {"noise", manifest.noise},
+               {"noise", manifest.noise_version},
                {"generators", manifest.generators}};
   if (manifest.loss_scale) {
     root["loss_scale"] = {{"scale", manifest.loss_scale->scale},

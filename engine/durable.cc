@@ -9,12 +9,14 @@
 #include <utility>
 
 #include "engine/checkpoint/generators.h"
+#include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/expect.h"
 #include "engine/outcomes.h"
 #include "engine/run_scope.h"
 #include "runtime/base/log.h"
+#include "runtime/base/noise.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "sharding/unrecorded.h"
@@ -91,6 +93,7 @@ std::string text_of_items(const CheckpointItems& items) {
 CommitParts parts_of(const EngineCheckpoints::State& s) {
   const StepProgress progress = s.step->progress();
   json engine = {{"applied", progress.applied},
+                 {"noise", kNoiseVersion},
                  {"scaler", {progress.scaler.scale, progress.scaler.finite_steps, progress.scaler.overflow_steps}},
                  {"rates", json::array()},
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
@@ -152,6 +155,9 @@ class Resume {
     s_.attempts = step_;
     for (auto& unit : s_.units) unit->gathered_hash = 0;
     s_.accept_new_values();
+    // Commits without the key are from before noise had versions.
+    if (const auto noise = other_noise(s_.strategy, engine_.value("noise", std::int64_t{1})))
+      loaded_.inexact.push_back(*noise);
     loaded_.path = s_.durable->folder();
     loaded_.step = step_;
     return std::move(loaded_);

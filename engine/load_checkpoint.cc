@@ -12,6 +12,7 @@
 #include "engine/background_save.h"
 #include "engine/checkpoint/generators.h"
 #include "engine/checkpoint/matched_checkpoint.h"
+#include "engine/checkpoint/saved_noise.h"
 #include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/state_reader.h"
 #include "engine/checkpoint/stored_states.h"
@@ -97,6 +98,8 @@ class Load {
         match_checkpoint(s_.units, whole_tensors(*s_.module, s_.strategy.units), states_, checkpoint_->manifest());
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
+    if (const auto noise = other_noise(s_.strategy, checkpoint_->manifest().noise_version))
+      matched_.inexact.push_back(*noise);
     const std::int64_t chunks = checkpoint_->chunks(), ranks = s_.mesh.world_size();
     for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
       TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));

@@ -7,7 +7,7 @@ namespace {
 
 // A block's values in 8 bits each, relative to a scale that its largest value sets. V: Simd, or ScalarLane. A value is encoded
 // in two steps:
-//   magnitude(value, inverse, noise)   what is left of its code, in the upper 16 bits; those below mean nothing
+//   magnitude(value, inverse, noise)   the code without its sign or its minimum, in the upper 16 bits; those below mean nothing
 //   code(magnitudes, tops)             the code, of the upper 16 bits of magnitudes and of values (V::tops): with half the
 //                                      registers
 

@@ -25,8 +25,8 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
 
 /// One of the two bf16 numbers around the value, the nearer one more often: `noise`, uniform in [0, 2^16), is added
 /// below the last bit that stays. The mean over all noise is the value itself (up to overflow to infinity). The result is in
-/// the upper 16 bits; those below mean nothing. REQUIRES: with a NaN `noise` is zero, and it is quiet, as every NaN is that
-/// arithmetic made.
+/// the upper 16 bits; those below mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic made, and its noise
+/// is zero.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
   return __builtin_bit_cast(Bits, value) + noise;

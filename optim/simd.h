@@ -122,6 +122,7 @@ struct Simd {
   }
   template <class T>
   static TESSERA_ALWAYS_INLINE Narrow<T> narrow(const BitGroup& x) {
+    static_assert(sizeof(T) == 2);
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Narrow<T>(_mm512_maskz_cvtepi32_epi16(kAll, __m512i(x[0])));
 #endif
@@ -132,7 +133,7 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x[0], Narrow<T>);
   }
-  /// The upper 16 bits of each, in order; with AVX2 in half the instructions of a shift and `narrow`.
+  /// The upper 16 bits of each, in order: what a shift and `narrow` make, in fewer instructions.
   static TESSERA_ALWAYS_INLINE Words tops_in_order(const BitGroup& x) {
 #if defined(__AVX2__)
     if constexpr (kLanes == 8) return in_order(tops(x));
@@ -209,12 +210,17 @@ struct Simd {
     return a < b ? a : b;
   }
 
-  /// All bits of a lane, where neither number is a NaN.
-  static TESSERA_ALWAYS_INLINE Bits ordered(Float a, Float b) {
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Bits(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_ORD_Q));
+  /// `lanes`, with zeros where one of the numbers is a NaN.
+  static TESSERA_ALWAYS_INLINE Bits where_ordered(Bits lanes, Float a, Float b) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16) {
+      return Bits(_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(__m512(a), __m512(b), _CMP_ORD_Q), __m512i(lanes)));
+    }
 #endif
-    return Bits(a == a) & Bits(b == b);
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return lanes & Bits(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_ORD_Q));
+#endif
+    return lanes & Bits(a == a) & Bits(b == b);
   }
 
   /// 0, 1, ..., kLanes - 1.

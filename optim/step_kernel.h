@@ -56,7 +56,8 @@ class States : public States<V, Rule, kDType, k + 1> {
   using Elements = typename V::template Group<RuleElement<V, Rule::kStates>>;
   using Later = States<V, Rule, kDType, k + 1>;
   using Stream = StateStream<V, kDType, Rule::kCodes[k]>;
-  static constexpr bool kIsNarrow = Stream::kIsNarrow || Later::kIsNarrow;
+  static constexpr int kNarrowStates = (Stream::kIsNarrow ? 1 : 0) + Later::kNarrowStates;
+  static constexpr bool kIsNarrow = kNarrowStates > 0;
 
   explicit TESSERA_ALWAYS_INLINE States(const StepArguments& a, float (*values)[kKeptValues])
       : Later(a, values), stream_(a.states[k], values[k]), is_kept_(a.states[k].data != nullptr) {}
@@ -83,10 +84,11 @@ class States : public States<V, Rule, kDType, k + 1> {
   }
   /// Leaves no noise where a new value is a NaN, which would become a number by it.
   TESSERA_ALWAYS_INLINE void spare_nans(std::size_t i, BitGroup& noise) const {
-    if constexpr (kDType == StateDType::kBF16 && Stream::kIsNarrow) {
-      if (!is_kept()) return Later::spare_nans(i, noise);
-      const FloatGroup values = stream_.kept(i), later = Later::narrow_or(i, values);
-      for (int v = 0; v < V::kVectors; ++v) noise[v] &= V::ordered(values[v], later[v]);
+    static_assert(kNarrowStates <= 2, "a third one's values would have to be looked at too");
+    if constexpr (kDType == StateDType::kBF16 && kIsNarrow) {
+      if (!Stream::kIsNarrow || !is_kept()) return Later::spare_nans(i, noise);
+      const FloatGroup values = narrow_or(i, {}), later = Later::narrow_or(i, values);
+      for (int v = 0; v < V::kVectors; ++v) noise[v] = V::where_ordered(noise[v], values[v], later[v]);
     }
   }
   /// The new values of a narrow state, or where there is none `other`.
@@ -118,7 +120,7 @@ class States : public States<V, Rule, kDType, k + 1> {
 template <class V, class Rule, StateDType kDType, int k>
 class States<V, Rule, kDType, k, true> {
  public:
-  static constexpr bool kIsNarrow = false;
+  static constexpr int kNarrowStates = 0;
 
   explicit TESSERA_ALWAYS_INLINE States(const StepArguments&, float (*)[kKeptValues]) {}
   TESSERA_ALWAYS_INLINE void open(std::size_t, std::size_t) const {}
@@ -271,7 +273,7 @@ void swap_loop(const StepArguments& arguments) {
 // The formats are chosen outside the loops, so that the loops have no branch on them.
 
 template <class V, class Rule, class Weights, StateDType kDType>
-void update_elements(const typename Rule::Constants& c, const StepArguments& a) {
+void update_usual_or_any(const typename Rule::Constants& c, const StepArguments& a) {
   if constexpr (requires { Rule::make_usual; }) {
     const bool is_usual = Rule::is_usual(c) && !(a.clip_value > 0.0f) && a.average.values == nullptr;
     if (is_usual) return update_loop<V, Rule, Weights, kDType, true>(c, a);
@@ -283,11 +285,11 @@ template <class V, class Rule, class Weights>
 void update_states(const typename Rule::Constants& c, const StepArguments& a) {
   switch (a.state_dtype) {
     case StateDType::kF32:
-      return update_elements<V, Rule, Weights, StateDType::kF32>(c, a);
+      return update_usual_or_any<V, Rule, Weights, StateDType::kF32>(c, a);
     case StateDType::kBF16:
-      return update_elements<V, Rule, Weights, StateDType::kBF16>(c, a);
+      return update_usual_or_any<V, Rule, Weights, StateDType::kBF16>(c, a);
     case StateDType::k8Bit:
-      return update_elements<V, Rule, Weights, StateDType::k8Bit>(c, a);
+      return update_usual_or_any<V, Rule, Weights, StateDType::k8Bit>(c, a);
   }
 }
 

@@ -23,7 +23,7 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
                                                     {"mixed", DType::kBF16, StateDType::kF32},
                                                     {"mixed_bf16_moments", DType::kBF16, StateDType::kBF16},
                                                     {"mixed_8bit_moments", DType::kBF16, StateDType::k8Bit}};
-/// fp32 but for its moments: beside "fp32" they show what narrow moments alone give and cost.
+/// On the CPU alone. fp32 but for its moments: beside "fp32" they show what narrow moments alone give and cost.
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 

@@ -112,9 +112,6 @@ class Matcher {
         inexact("the optimizer has no state " + quoted(state.name) + ", so that of the checkpoint was left out");
     }
     const bool is_noisy = std::ranges::any_of(states, [](const SavedState& state) { return state.format != "fp32"; });
-    if (is_noisy && manifest_.noise != kNoiseVersion)
-      inexact(c10::str("states will be rounded with other noise: the run that was saved had version ", manifest_.noise,
-                       " of it, and this program has ", kNoiseVersion));
     if (is_noisy && renumbered_ > 0)
       inexact(c10::str("units are others than in the run that was saved, so ", renumbered_,
                        " parameters' states will be rounded with other noise"));

@@ -44,7 +44,7 @@ struct LoadedCheckpoint {
   std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
   CheckpointItems items;  ///< the same on every rank
   /// What is not as it was when the checkpoint was saved, each in a sentence: states that had to be rounded or that begin anew,
-  /// generators of ranks or GPUs that there were not. Empty where nothing was lost.
+  /// generators of ranks or GPUs that there were not, noise that another version of Tessera made otherwise. Empty where nothing was lost.
   std::vector<std::string> inexact;
 };
 

@@ -12,7 +12,8 @@ namespace tessera {
 ///
 /// Group and step are mixed into one word once a call; for an element a multiple of an odd constant is added to it (Weyl's
 /// sequence), and the sum goes through one shift, xor and multiplication: a loop that rounds spends as much on its noise as
-/// on what it rounds.
+/// on what it rounds. All keys read one cycle of 2^32 numbers, from different places on. Two that overlap share numbers of
+/// different elements or steps, whose errors have nothing to do with each other.
 struct NoiseKey {
   std::uint32_t start = 0;
 };
@@ -39,8 +40,8 @@ TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step
 inline constexpr std::uint32_t kNoiseStride = 0x9e3779b1u;  // the prime next to 2^32 over the golden ratio
 
 /// The last step of `noise_at`, for loops that count `strides + key.start` up themselves. The factor is chosen by trial: with
-/// it, no lag up to 300 elements shows a correlation of either half or between them, nor do pairs of 4 bits differ from an even
-/// spread (tests/base/noise_test.cc has a sample); others that are well known fail at some lag.
+/// it, no lag up to 300 elements shows a correlation of either half or between them (tests/base/noise_test.cc has a sample);
+/// others that are well known fail at some lag.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits mix_noise(Bits x) {
   return (x ^ (x >> 16)) * 0xac564b05u;

@@ -41,8 +41,8 @@ TEST(Manifest, ComesBack) {
 
 TEST(Manifest, OneWithoutNoiseIsFromBeforeItHadVersions) {
   const std::string text = some_text();
-  EXPECT_EQ(read_manifest("manifest.json", text)->noise, kNoiseVersion);
-  EXPECT_EQ(read_manifest("manifest.json", changed_manifest(text, "\"noise\"", "\"old\""))->noise, 1);
+  EXPECT_EQ(read_manifest("manifest.json", text)->noise_version, kNoiseVersion);
+  EXPECT_EQ(read_manifest("manifest.json", changed_manifest(text, "\"noise\"", "\"old\""))->noise_version, 1);
 }
 
 // Another program reads it without knowing Tessera.
@@ -112,6 +112,7 @@ TEST(Manifest, HostileOnesAreRefused) {
       {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":{\"sums\":[1]}", "not among \"states\""},
       {"\"shape\":[700,512]", "\"shape\":[700,512],\"state_shapes\":[[1]]", "wanted an object"},
       {"\"step\": 12", "\"step\": -12", "/step"},
+      {"\"noise\": 2", "\"noise\": 0", "/noise"},
       {"\"step\": 12", "\"step\": 1.2e1", "/step"},
       {"\"step\": 12", "\"step\": 99999999999999999999", "/step"},
       {"\"step\": 12", "\"step\": 12, \"step\": 13", "given twice"},

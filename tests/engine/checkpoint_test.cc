@@ -17,6 +17,7 @@
 #include <set>
 
 #include "checkpoint/saved_checkpoint.h"
+#include "engine/checkpoint/saved_noise.h"
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
@@ -305,11 +306,9 @@ TEST(Checkpoint, AnotherPrecisionKeepsTheMasters) {
 }
 
 TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
-  for (const StateDType state : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
+  const auto expect_said = [](const Strategy& strategy, const std::string& wanted) {
     const TestFolder folder;
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
-      Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
-      strategy.optimizer.state_dtype = state;
       Session session(mesh, strategy, kWide);
       train(session, 0, 3);
       const std::string file = save_checkpoint(session.engine, folder.path()) + "/manifest.json";
@@ -317,15 +316,25 @@ TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
       std::ifstream text(file);
       auto manifest = read_manifest(file, std::string(std::istreambuf_iterator<char>(text), {}));
       ASSERT_TRUE(manifest.ok()) << manifest.status();
-      manifest->noise = 1;
+      manifest->noise_version = 1;
       std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
       const LoadedCheckpoint loaded = load_checkpoint(session.engine, folder.path());
-      ASSERT_EQ(loaded.inexact.size(), state == StateDType::kF32 ? 0u : 1u);
-      if (state != StateDType::kF32) {
-        EXPECT_THAT(loaded.inexact[0], HasSubstr("had version 1"));
+      ASSERT_EQ(loaded.inexact.size(), wanted.empty() ? 0u : 1u);
+      if (!wanted.empty()) {
+        EXPECT_THAT(loaded.inexact[0], AllOf(HasSubstr(wanted), HasSubstr("had version 1")));
       }
     });
+  };
+  Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+  expect_said(strategy, "");
+  for (const StateDType state : {StateDType::kBF16, StateDType::k8Bit}) {
+    Strategy narrow = strategy;
+    narrow.optimizer.state_dtype = state;
+    expect_said(narrow, "states will be rounded");
   }
+  strategy.compression.random_k = 0.5;
+  EXPECT_THAT(other_noise(strategy, 1).value_or(""), HasSubstr("of gradients other ones"));
+  EXPECT_EQ(other_noise(strategy, kNoiseVersion), std::nullopt);
 }
 
 TEST(Checkpoint, FrozenAndUnfrozenParametersSayWhatIsLost) {

@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
+#include "checkpoint/commit.h"
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
 #include "tessera/safetensors.h"
@@ -393,6 +395,39 @@ TEST(Durable, ARunOfOneCommitIsNotForgotten) {
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(elsewhere / name, folder.path() / name);
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
+}
+
+TEST(Durable, NoiseOfAnotherVersionIsSaid) {
+  for (const StateDType state : {StateDType::kF32, StateDType::kBF16}) {
+    const TestFolder folder;
+    Strategy strategy = made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path());
+    strategy.optimizer.state_dtype = state;
+    const auto resume = [&](std::size_t wanted) {
+      run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+        Session session(mesh, strategy);
+        const auto resumed = resume_durable(session.engine);
+        if (resumed) {
+          EXPECT_EQ(resumed->inexact.size(), wanted);
+        }
+        session.train(0);
+        commit_durable(session.engine);
+      });
+    };
+    resume(0);
+    resume(0);
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      if (entry.path().filename().string().find(".commit-") == std::string::npos) continue;
+      std::ifstream file(entry.path(), std::ios::binary);
+      auto commit = read_commit(entry.path(), std::string(std::istreambuf_iterator<char>(file), {}));
+      ASSERT_TRUE(commit.ok()) << commit.status();
+      const std::string has = R"("noise":2)";
+      for (auto& [name, bytes] : commit->parts) {
+        if (const auto at = bytes.find(has); at != bytes.npos) bytes.replace(at, has.size(), R"("older":2)");
+      }
+      std::ofstream(entry.path(), std::ios::binary | std::ios::trunc) << write_commit(*commit);
+    }
+    resume(state == StateDType::kF32 ? 0 : 1);
+  }
 }
 
 TEST(Durable, RatesAreTheNewStrategysUnlessTheyAreSetByHand) {

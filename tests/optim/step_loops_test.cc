@@ -104,6 +104,21 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   });
 }
 
+TEST(StepLoops, EveryInstructionSetGivesTheSameBitsOfFewBlocks) {
+  for_each_case([](const Case& test, Formats formats) {
+    for (const std::size_t numel : {1, 15, 255, 256, 257, 512, 767}) {
+      StepProblem wanted(numel, 1, true, formats);
+      step(make(test, InstructionSet::kPortable), test, wanted, 0, numel, test.step);
+      for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+        if (!supports(set)) continue;
+        StepProblem got(numel, 1, true, formats);
+        step(make(test, set), test, got, 0, numel, test.step);
+        EXPECT_TRUE(same_bits(wanted, got)) << numel << " elements, " << name_of(set);
+      }
+    }
+  });
+}
+
 // Rounding up the upper half of a NaN whose payload is all ones would give zero.
 TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
   for_each_case([](const Case& test, Formats formats) {

@@ -32,7 +32,7 @@ STEPS, SAVED = 400, 399
 FIRST, WINDOW = 20, 20  # of the curve: a mean over so many steps
 
 
-def strategy(every=None, momentum=0.0, lr=1.0):
+def strategy(every=None, momentum=0.0, lr=1.0, mix=0.5):
     base = {"strategy": "NO_SHARD", "units": {"classes": ["Block"]}, "gradient_clipping": 1.0,
             "optimizer": {"type": "adamw", "lr": 1.5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
             "lr_schedule": {"type": "cosine", "warmup_steps": 20, "total_steps": STEPS, "min_ratio": 0.1},
@@ -41,7 +41,7 @@ def strategy(every=None, momentum=0.0, lr=1.0):
         return base
     return base | {"mesh": {"replicate": 2, "shard": 1},
                    "compression": {"gradients": "int4", "sums": "int4", "axes": "replicate"},
-                   "sync": {"type": "streaming_diloco", "every": every, "fragments": 4, "delay": 1, "mix": 0.5,
+                   "sync": {"type": "streaming_diloco", "every": every, "fragments": 4, "delay": 1, "mix": mix,
                             "outer": {"lr": lr, "momentum": momentum}}}
 
 
@@ -57,6 +57,7 @@ MEETINGS = PLAIN | {
     "h20_m9": ("every 20 steps, outer lr 0.7, momentum 0.9", strategy(20, 0.9, 0.7)),
     "h20_m5": ("every 20 steps, outer lr 0.7, momentum 0.5", strategy(20, 0.5, 0.7)),
     "h20_m0": ("every 20 steps, outer lr 1, no momentum", strategy(20)),
+    "h20_m0_mix0": ("every 20 steps, outer lr 1, no momentum, mix 0", strategy(20, mix=0.0)),
     "h14_m5": ("every 14 steps, outer lr 0.7, momentum 0.5", strategy(14, 0.5, 0.7)),
     "h14_m0": ("every 14 steps, outer lr 1, no momentum", strategy(14)),
 }

@@ -24,6 +24,10 @@ def cpu_model():
     return platform.machine()
 
 
+def has_avx2():
+    return any("avx2" in line.split() for line in _lines("/proc/cpuinfo") if line.startswith("flags"))
+
+
 def facts():
     total = next(line for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
     return {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "memory_bytes": int(total.split()[1]) * 1024,

@@ -39,6 +39,7 @@ _NAMES = {
     # Groups of ratios
     "python_step": "Step time of one Python model", "python_memory": "Peak memory of a rank, of one Python model",
     "step": "Step time", "peak_memory": "Peak memory of a rank", "optimizer": "Optimizer step",
+    "optimizer_avx2": "Optimizer step with AVX2",
     "collective": "Collectives", "crowded_work": "Work a second with more ranks than cores",
     "crowded_step": "Step time with more ranks than cores", "buckets": "Step time with buckets of gradients",
     "disk": "Passes over a disk", "disk_cpu": "CPU time of passes over a disk",

@@ -14,6 +14,7 @@ results.json, made by benchmarks/run, is one object:
     python       [{contender, label, family, alone, title, parameters, tokens_a_rank, rounds_s, baseline_bytes?,
                  peak_bytes?}]                         one Python model under everybody (may be absent)
     optimizer    [{contender, numel, rounds_s}]        one thread
+    optimizer_avx2    [{contender, numel, rounds_s}]   with nothing wider than AVX2; Tessera's too, with limit_rounds_s
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples at most
     crowded      [{contender, ranks, title, tokens_a_rank, rounds_s}]   as many ranks on the machine's cores
     disk         [{contender, kind: "write" | "read" | "mixed", bytes, settings, rounds_s, rounds_cpu_s}]   whole passes
@@ -393,7 +394,11 @@ class Page:
                 "<p>AdamW over one flat tensor, one thread. “Chain for bf16” is mixed precision in PyTorch: "
                 "bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the masters, copy back. "
                 "Tessera’s bf16 has fp32 masters too.</p>"
-                + self._parameter_bars("Optimizer step", table))
+                + self._parameter_bars("Optimizer step", table) + self._with_avx2())
+
+    def _with_avx2(self):
+        table = tables.optimizer_avx2(self.results)
+        return self._parameter_bars("Optimizer step with AVX2", table) if table["rows"] else ""
 
     def _parameter_bars(self, title, table):
         """Steps that differ in their numbers of parameters, as bars and as the table."""

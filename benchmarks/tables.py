@@ -134,6 +134,15 @@ def _optimizer_ratios(results):
             yield ["optimizer", None, None, peer, f"tessera {kernel}", target, _ratio(theirs, ours)]
 
 
+def _avx2_ratios(results):
+    def of(contender):
+        return [sample for entry in results.data.get("optimizer_avx2", []) if entry["contender"] == contender
+                for sample in _a_parameter(entry)]
+    for peer, ours, target in targets.OPTIMIZER_AVX2:
+        if of(peer) and of(ours):
+            yield ["optimizer_avx2", None, None, peer, ours, target, _ratio(of(peer), of(ours))]
+
+
 def _collective_ratios(results):
     for collective, size, target in targets.COLLECTIVES:
         memory_kind = "group" if size is None else "private"
@@ -213,8 +222,8 @@ def _bucket_ratios(results):
 def ratios(results):
     """The peer's median over Tessera's, by measure. `subject` is the work, collective, model or number of ranks;
     `bytes` is the size of a collective, or of the best bucket."""
-    rows = [row for source in (_step_ratios, _memory_ratios, _python_ratios, _optimizer_ratios, _collective_ratios, _limit_ratios,
-                               _crowded_ratios, _disk_ratios, _bucket_ratios)
+    rows = [row for source in (_step_ratios, _memory_ratios, _python_ratios, _optimizer_ratios, _avx2_ratios, _collective_ratios,
+                               _limit_ratios, _crowded_ratios, _disk_ratios, _bucket_ratios)
             for row in source(results)]
     columns = ["measure", "subject", "bytes", "peer", "tessera", "target", "measured_ratio", "reached"]
     return {"title": "Ratios", "columns": columns, "rows": _judged(rows)}
@@ -241,8 +250,20 @@ def memory(results):
     return {"title": "Peak memory of a rank", "columns": columns, "rows": rows}
 
 
+_OPTIMIZER_COLUMNS = ["contender", "parameters", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s", "share_of_limit"]
+
+
+def optimizer_avx2(results):
+    rows = []
+    for entry in results.data.get("optimizer_avx2", []):
+        of = stats.summary(_flat(entry["rounds_s"]))
+        limit = _flat(entry.get("limit_rounds_s", []))
+        rows.append([entry["contender"], entry["numel"], of["n"], of["median"], of["p10"], of["p90"], entry["numel"] / of["median"],
+                     stats.median(limit) / of["median"] if limit else None])
+    return {"title": "Optimizer step, one thread, AVX2", "columns": _OPTIMIZER_COLUMNS, "rows": rows}
+
+
 def optimizer(results):
-    columns = ["contender", "parameters", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s", "share_of_limit"]
     rows = []
     for entry in results.data["optimizer"]:
         of = stats.summary(results.samples("optimizer", contender=entry["contender"], numel=entry["numel"]))
@@ -252,7 +273,7 @@ def optimizer(results):
         of = stats.summary(case["samples_s"])
         rows.append([f"tessera {case['name']}", case["numel"], of["n"], of["median"], of["p10"], of["p90"],
                      case["numel"] / of["median"], case["limit_s"] / of["median"] if case["limit_s"] else None])
-    return {"title": "Optimizer step, one thread", "columns": columns, "rows": rows}
+    return {"title": "Optimizer step, one thread", "columns": _OPTIMIZER_COLUMNS, "rows": rows}
 
 
 def collectives(results):
@@ -392,7 +413,7 @@ def of_bench(results, section):
 def all_tables(results):
     """{file stem: table} of those that have rows."""
     tables = {"steps": steps(results), "ratios": ratios(results), "memory": memory(results), "python": python(results),
-              "optimizer": optimizer(results), "collectives": collectives(results), "crowded": crowded(results),
+              "optimizer": optimizer(results), "optimizer_avx2": optimizer_avx2(results), "collectives": collectives(results), "crowded": crowded(results),
               "disk": disk(results), "disk_steps": disk_steps(results),
               "buckets": buckets(results), "inference": inference(results)}
     tables |= {f"tessera_{section}": of_bench(results, section) for section in ("step", "memory", "overhead")}

@@ -59,6 +59,14 @@ OPTIMIZER = (
     ("deepspeed_chain_bf16", "mixed_bf16_moments", 4.0),
 )
 
+# With AVX2 alone (contender, Tessera's kernel, target); Tessera's own fp32 is what narrow moments are beside.
+OPTIMIZER_AVX2 = (
+    ("deepspeed_fp32", "tessera fp32", 1.0),
+    ("fused_fp32", "tessera fp32", 1.1),
+    ("tessera fp32", "tessera fp32_bf16_moments", 1.2),
+    ("tessera fp32", "tessera fp32_8bit_moments", 1.0),
+)
+
 # (collective, bytes or None for the largest, target over Gloo), fp32. The largest in the group's memory, where the
 # Engine has its buffers (what is gathered lands in a private copy); few bytes, and none, in any memory.
 COLLECTIVES = (

@@ -14,12 +14,20 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
+// Of a call in rounds: little enough to be in cache still when peers read it, and so much that its meeting costs little.
+constexpr std::size_t kWindowBytes = 512 << 10;
 
 // The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (to != from) copy_large(to, from, bytes);
+// `whole`: the bytes of the call's output, where these are a piece of it.
+void copy_bytes(void* to, const void* from, std::size_t bytes, std::size_t whole = 0) {
+  if (to != from) copy_large(to, from, bytes, whole);
+}
+
+// Never past the caches: peers read it next.
+void load_bytes(std::byte* mailbox, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(mailbox, from, bytes);
 }
 
 bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
@@ -115,6 +123,11 @@ absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& ca
   return absl::OkStatus();
 }
 
+// No less than a piece for every rank that a visitor may see.
+std::size_t SharedMemoryCollectives::window_bytes() const {
+  return std::min(space_->mailbox_bytes(), std::max(kWindowBytes, size() * SumVisitor::kAlignment * sizeof(float)));
+}
+
 bool SharedMemoryCollectives::small(std::size_t bytes) const {
   return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
 }
@@ -208,22 +221,24 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
       });
     }
   }
+  const std::size_t whole = bytes * size();
   const auto load = [&](const Round& round, std::byte* mailbox) {
-    copy_bytes(mailbox, shard + round.begin, round.length);
+    load_bytes(mailbox, shard + round.begin, round.length);
   };
   const auto use = [&](const Round& round) {
-    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length);
+    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length, whole);
     for (int step = 1; step < size(); ++step)
-      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length);
+      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length, whole);
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, window_bytes(), load, use);
 }
 
 // --- Reductions ---
 
-// `offset` in bytes.
-std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset) {
-  for (int q = 0; q < size(); ++q) sources_[q] = round.mailbox(q) + offset;
+// `offset` in bytes. `own`: what this rank has there.
+std::span<const void* const> SharedMemoryCollectives::mailboxes_from(const Round& round, std::size_t offset,
+                                                                     const std::byte* own) {
+  for (int q = 0; q < size(); ++q) sources_[q] = q == rank() ? own : round.mailbox(q) + offset;
   return sources_;
 }
 
@@ -253,18 +268,20 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
       return access_peers([&] { buffers_.sum_part(dtype, output, numel, visitor); });
     }
   }
-  // A mailbox holds one piece for each rank.
+  // A mailbox holds one piece for each peer.
   const auto load = [&](const Round& round, std::byte* mailbox) {
-    for (int q = 0; q < size(); ++q)
-      copy_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element,
+    for (int step = 1; step < size(); ++step) {
+      const int q = peer(step);
+      load_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element,
                  round.length * element);
+    }
   };
   const auto use = [&](const Round& round) {
-    float* const target = output + round.begin;
-    visited_sum(mailboxes_from(round, rank() * round.length * element), dtype, {&target, 1}, round.length, visitor,
-                round.begin);
+    const std::byte* const own = input + (rank() * numel + round.begin) * element;
+    visited_window_sum(mailboxes_from(round, rank() * round.length * element, own), dtype, output + round.begin,
+                       nullptr, round.length, numel * sizeof(float), visitor, round.begin);
   };
-  const std::size_t window = visited_window(space_->mailbox_bytes() / (element * size()));
+  const std::size_t window = visited_window(window_bytes() / (element * size()));
   return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
 }
 
@@ -305,8 +322,8 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
     // So little that every rank sums everything: one meeting instead of three.
-    const auto load = [&](const Round&, std::byte* mailbox) { copy_bytes(mailbox, input, numel * size_of(dtype)); };
-    const auto use = [&](const Round& round) { pairwise_sum(mailboxes_from(round, 0), dtype, output, numel); };
+    const auto load = [&](const Round&, std::byte* mailbox) { load_bytes(mailbox, input, numel * size_of(dtype)); };
+    const auto use = [&](const Round& round) { pairwise_sum(mailboxes_from(round, 0, input), dtype, output, numel); };
     return in_rounds(&call, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
@@ -315,31 +332,37 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   return access_peers([&] { buffers_.sum_slice(dtype, numel); });
 }
 
-// An all-reduce one window at a time: inputs through one mailbox, summed slices through the other.
+// An all-reduce one window at a time: peers' slices of the input through one mailbox, the own slice's sums through the other.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
-  const std::size_t window = space_->mailbox_bytes() / sizeof(float);
-  const auto load_inputs = [&](std::size_t begin) {
-    return [&, begin](const Round& round, std::byte* mailbox) {
-      copy_bytes(mailbox, input + begin * size_of(dtype), round.length * size_of(dtype));
-    };
-  };
+  const std::size_t window = window_bytes() / sizeof(float), element = size_of(dtype), whole = numel * sizeof(float);
   for (std::size_t begin = 0; begin < numel; begin += window) {
     const std::size_t length = std::min(window, numel - begin);
     const Slice mine = slice_of(length, rank(), size());
+    const std::byte* const from = input + begin * element;
     float* const sums = output + begin;
-    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs(begin), [&](const Round& round) {
-      pairwise_sum(mailboxes_from(round, mine.begin * size_of(dtype)), dtype, sums + mine.begin, mine.numel);
-    }));
-    const auto load_sums = [&](const Round&, std::byte* mailbox) {
-      copy_bytes(mailbox, sums + mine.begin, mine.numel * sizeof(float));
+    const auto for_peers = [&](const auto& body) {
+      for (int step = 1; step < size(); ++step) body(peer(step), slice_of(length, peer(step), size()));
     };
-    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_sums, [&](const Round& round) {
-      for (int step = 1; step < size(); ++step) {
-        const Slice slice = slice_of(length, peer(step), size());
-        copy_bytes(sums + slice.begin, round.mailbox(peer(step)), slice.numel * sizeof(float));
-      }
-    }));
+    std::span<const void* const> sources;
+    const auto load_inputs = [&](const Round&, std::byte* mailbox) {
+      for_peers([&](int, const Slice& slice) {
+        load_bytes(mailbox + slice.begin * element, from + slice.begin * element, slice.numel * element);
+      });
+    };
+    const auto find_sources = [&](const Round& round) {
+      sources = mailboxes_from(round, mine.begin * element, from + mine.begin * element);
+    };
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs, find_sources));
+    const auto load_sums = [&](const Round&, std::byte* mailbox) {
+      visited_window_sum(sources, dtype, sums + mine.begin, reinterpret_cast<float*>(mailbox), mine.numel, whole);
+    };
+    const auto take_sums = [&](const Round& round) {
+      for_peers([&](int q, const Slice& slice) {
+        copy_bytes(sums + slice.begin, round.mailbox(q), slice.numel * sizeof(float), whole);
+      });
+    };
+    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_sums, take_sums));
   }
   return absl::OkStatus();
 }
@@ -364,12 +387,12 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
     }
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
-    if (rank() == root) copy_bytes(mailbox, data + round.begin, round.length);
+    if (rank() == root) load_bytes(mailbox, data + round.begin, round.length);
   };
   const auto use = [&](const Round& round) {
-    if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length);
+    if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length, bytes);
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, window_bytes(), load, use);
 }
 
 Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
@@ -394,14 +417,18 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
     }
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
-    for (int q = 0; q < size(); ++q)
-      copy_bytes(mailbox + q * round.length, input + q * bytes + round.begin, round.length);
+    for (int step = 1; step < size(); ++step)
+      load_bytes(mailbox + peer(step) * round.length, input + peer(step) * bytes + round.begin, round.length);
   };
   const auto use = [&](const Round& round) {
-    for (int q = 0; q < size(); ++q)
-      copy_bytes(output + q * bytes + round.begin, round.mailbox(q) + rank() * round.length, round.length);
+    for (int step = 0; step < size(); ++step) {
+      const int q = peer(step);
+      const std::byte* const from =
+          q == rank() ? input + q * bytes + round.begin : round.mailbox(q) + rank() * round.length;
+      copy_bytes(output + q * bytes + round.begin, from, round.length, bytes * size());
+    }
   };
-  return in_rounds(is_small ? &call : nullptr, bytes, space_->mailbox_bytes() / size(), load, use);
+  return in_rounds(is_small ? &call : nullptr, bytes, window_bytes() / size(), load, use);
 }
 
 Work SharedMemoryCollectives::barrier(std::string_view label) {

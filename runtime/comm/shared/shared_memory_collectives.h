@@ -73,6 +73,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Work refuse_dtype(Operation operation, std::string_view label, DType dtype, std::size_t numel);
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
+  std::size_t window_bytes() const;
   bool small(std::size_t bytes) const;
   int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }  // of the next phase's mailbox
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
@@ -81,7 +82,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   absl::Status access_peers(Access access);
   template <typename Load, typename Use>
   absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load, Use use);
-  std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset);
+  std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset, const std::byte* own);
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
       CallDescriptor call, absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> allocation);

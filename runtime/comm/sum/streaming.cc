@@ -50,8 +50,8 @@ void end_stream() {}
 
 #endif
 
-void copy_large(void* to, const void* from, std::size_t bytes) {
-  if (bytes < kStreamBytes) {
+void copy_large(void* to, const void* from, std::size_t bytes, std::size_t whole) {
+  if (std::max(bytes, whole) < kStreamBytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return;
   }

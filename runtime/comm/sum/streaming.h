@@ -16,7 +16,8 @@ constexpr std::size_t kStreamBytes = 1 << 20;
 void stream_bytes(void* to, const void* from, std::size_t bytes);
 void end_stream();
 
-/// memcpy that streams where `bytes` is large, and is over when it returns.
-void copy_large(void* to, const void* from, std::size_t bytes);
+/// memcpy that streams where `bytes` is large, and is over when it returns. `whole`: where this is a piece of a larger copy, the
+/// bytes of that.
+void copy_large(void* to, const void* from, std::size_t bytes, std::size_t whole = 0);
 
 }  // namespace tessera

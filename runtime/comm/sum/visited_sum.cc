@@ -25,22 +25,10 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
-}  // namespace
-
-void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel) {
-  if (!visitor) return;
-  for (std::size_t begin = 0; begin < numel; begin += kPiece)
-    visitor->visit(offset + begin, sums + begin, std::min(kPiece, numel - begin));
-}
-
-// A piece is summed where it stays in cache: in an output that is not streamed, or on the stack.
-void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
-                 SumVisitor* visitor, std::size_t offset) {
-  const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
-  if (!large && !visitor && outputs.size() == 1) return pairwise_sum(sources, dtype, outputs[0], numel);
-  OfRanks<float*> streamed, kept;
-  // What is a source has just been read: its lines are in cache and cost nothing to write.
-  for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
+/// A piece is summed where it stays in cache: in an output that is not streamed, or on the stack.
+void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<float* const> streamed,
+                std::span<float* const> kept, std::size_t numel, SumVisitor* visitor, std::size_t offset) {
+  if (streamed.empty() && kept.size() == 1 && !visitor) return pairwise_sum(sources, dtype, kept[0], numel);
   OfRanks<const void*> at(sources.begin(), sources.end());
   alignas(64) std::array<float, kPiece> stack;
   for (std::size_t begin = 0; begin < numel; begin += kPiece) {
@@ -53,6 +41,32 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);
   }
   if (!streamed.empty()) end_stream();
+}
+
+}  // namespace
+
+void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel) {
+  if (!visitor) return;
+  for (std::size_t begin = 0; begin < numel; begin += kPiece)
+    visitor->visit(offset + begin, sums + begin, std::min(kPiece, numel - begin));
+}
+
+void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
+                 SumVisitor* visitor, std::size_t offset) {
+  const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
+  OfRanks<float*> streamed, kept;
+  // What is a source has just been read: its lines are in cache and cost nothing to write.
+  for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
+  sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
+}
+
+void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* kept,
+                        std::size_t numel, std::size_t whole, SumVisitor* visitor, std::size_t offset) {
+  const bool streams = whole >= kStreamBytes && !contains(sources, output);
+  const std::array<float*, 2> both = {kept, output};
+  const std::span<float*const> first(both.data(), kept ? 1 : 0), second(both.data() + 1, 1);
+  if (streams) return sum_pieces(sources, dtype, second, first, numel, visitor, offset);
+  sum_pieces(sources, dtype, {}, kept ? std::span<float* const>(both) : second, numel, visitor, offset);
 }
 
 absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,

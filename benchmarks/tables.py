@@ -163,11 +163,12 @@ def _collective_ratios(results):
 
 def _limit_ratios(results):
     for collective in [collective for collective, size, _ in targets.COLLECTIVES if size is None]:
-        cases = [case for case in results.bench_collectives(collective=collective, memory="group") if case["limit_s"]]
-        if cases:
-            largest = max(cases, key=lambda case: case["bytes"])
-            yield ["collective", collective, largest["bytes"], "limit", _MEMORY_KINDS["group"],
-                   targets.COLLECTIVES_OF_LIMIT, largest["limit_s"] / stats.median(largest["samples_s"])]
+        for memory_kind, target in targets.COLLECTIVES_OF_LIMIT:
+            cases = [case for case in results.bench_collectives(collective=collective, memory=memory_kind) if case["limit_s"]]
+            if cases:
+                largest = max(cases, key=lambda case: case["bytes"])
+                yield ["collective", collective, largest["bytes"], "limit", _MEMORY_KINDS[memory_kind], target,
+                       largest["limit_s"] / stats.median(largest["samples_s"])]
 
 
 def _crowded_ratios(results):

@@ -44,19 +44,39 @@ TEST(HostCollectivesTest, BuffersLargerThanMailboxesNeedNotBeShared) {
     expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, ranks), store));
       constexpr std::size_t kLarge = 700'003;  // 2.8 MB of fp32: six windows and more, written past the caches
-      check_all_gather(*group, 4 * kLarge, false, false);
       for (const bool in_place : {false, true}) {
+        check_all_gather(*group, 4 * kLarge, false, in_place);
         check_reduce_scatter(*group, DType::kF32, kLarge, false, in_place);
         check_visited_sums(*group, DType::kF32, kLarge, false, in_place);
         check_all_reduce(*group, DType::kF32, kLarge, false, in_place);
       }
       check_reduce_scatter(*group, DType::kBF16, kLarge, false, false);
       check_all_reduce(*group, DType::kBF16, kLarge, false, false);
+      check_all_reduce(*group, DType::kF32, (512 << 10) / 4 + 1, false,
+                       true);  // of the last window most ranks have nothing
       check_broadcast(*group, 4 * kLarge, false);
       check_all_to_all(*group, 4 * kLarge, false);
       return absl::OkStatus();
     }));
   }
+}
+
+TEST(HostCollectivesTest, FewBytesOfCommonMemoryAreReadBeforeAnyoneWritesThem) {
+  expect_all_ok(fork_ranks(3, [](int rank, KeyValueStore& store) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(auto group, host_collectives(world_of(rank, 3), store));
+    constexpr std::size_t kNumel = 1000;
+    TESSERA_ASSIGN_OR_RETURN(auto common, group->allocate_common(4 * kNumel));
+    auto* const input = reinterpret_cast<float*>(common->data());
+    std::vector<float> own(kNumel);
+    for (int round = 0; round < 200; ++round) {
+      if (rank == 0) std::fill_n(input, kNumel, static_cast<float>(round));
+      TESSERA_RETURN_IF_ERROR(group->barrier("filled").wait());
+      float* const output = rank == 0 ? input : own.data();
+      require_ok(group->all_reduce("sum", input, DType::kF32, output, kNumel).wait());
+      for (std::size_t i = 0; i < kNumel; ++i) require(output[i] == static_cast<float>(3 * round), "the sum");
+    }
+    return absl::OkStatus();
+  }));
 }
 
 std::string maps_of_this_process() {

@@ -23,13 +23,14 @@ constexpr std::size_t kPage = 4096;
 // At least one: an empty mapping does not exist.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
-/// Where things are in the control segment: group block, rank blocks, mailboxes. A mailbox is of 1 MiB, and holds a
-/// visitor's piece for each rank however many there are.
+/// Where things are in the control segment: group block, rank blocks, mailboxes. A mailbox is of 512 KiB: little enough to be in
+/// cache still when peers read it, and so much that its meeting costs little. It holds a visitor's piece for each rank however
+/// many there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
         mailboxes(rank_blocks + in_pages(ranks * sizeof(RankBlock))),
-        mailbox_bytes(std::max<std::size_t>(1 << 20, in_pages(ranks * SumVisitor::kAlignment * sizeof(float)))),
+        mailbox_bytes(std::max<std::size_t>(512 << 10, in_pages(ranks * SumVisitor::kAlignment * sizeof(float)))),
         bytes(mailboxes + 2 * ranks * mailbox_bytes) {}
   std::size_t rank_blocks, mailboxes, mailbox_bytes, bytes;
 };

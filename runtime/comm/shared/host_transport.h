@@ -13,7 +13,7 @@ namespace tessera {
 /// The `host` transport: ranks that are processes of one host, over shared memory (SharedMemoryCollectives).
 ///
 /// Every group has one control segment, which its first rank makes. It holds the control blocks and two mailboxes of
-/// 1 MiB a rank. Each allocate() makes one more segment a rank, which its peers map too; each allocate_common() makes one
+/// 512 KiB a rank. Each allocate() makes one more segment a rank, which its peers map too; each allocate_common() makes one
 /// segment for all, on the first rank. A segment is known as descriptor n of process p and opened as /proc/<p>/fd/<n>;
 /// ranks learn n and p of the control segment from the store, and those of all others from the control segment. No
 /// segment has a name, so nothing is left behind however a rank ends.

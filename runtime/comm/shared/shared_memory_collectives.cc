@@ -14,18 +14,17 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
-// Of a call in rounds: little enough to be in cache still when peers read it, and so much that its meeting costs little.
-constexpr std::size_t kWindowBytes = 512 << 10;
+constexpr std::size_t kLine = 64;  // bytes: what is written past the caches begins and ends with whole ones
 
 // The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
-// `whole`: the bytes of the call's output, where these are a piece of it.
+// `whole`: where this is a window of it, the bytes that the direct way would copy at once.
 void copy_bytes(void* to, const void* from, std::size_t bytes, std::size_t whole = 0) {
   if (to != from) copy_large(to, from, bytes, whole);
 }
 
-// Never past the caches: peers read it next.
+// By plain stores, which leave it in cache: peers read it next.
 void load_bytes(std::byte* mailbox, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(mailbox, from, bytes);
 }
@@ -123,11 +122,6 @@ absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& ca
   return absl::OkStatus();
 }
 
-// No less than a piece for every rank that a visitor may see.
-std::size_t SharedMemoryCollectives::window_bytes() const {
-  return std::min(space_->mailbox_bytes(), std::max(kWindowBytes, size() * SumVisitor::kAlignment * sizeof(float)));
-}
-
 bool SharedMemoryCollectives::small(std::size_t bytes) const {
   return bytes <= std::min(kSmallBytes, space_->mailbox_bytes());
 }
@@ -141,8 +135,9 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
   return meeting_.meet();
 }
 
-// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads everyone's. `unannounced`: the call
-// whose descriptors the first of these meetings exchanges; null if a meeting before did.
+// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads peers'. What peers loaded stays until the next round's
+// meeting (invariant 2), so the next `load` may read it too. `unannounced`: the call whose descriptors the first of these
+// meetings exchanges; null if a meeting before did.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
                                                 std::size_t window, Load load, Use use) {
@@ -221,16 +216,15 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
       });
     }
   }
-  const std::size_t whole = bytes * size();
   const auto load = [&](const Round& round, std::byte* mailbox) {
     load_bytes(mailbox, shard + round.begin, round.length);
   };
   const auto use = [&](const Round& round) {
-    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length, whole);
+    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length, bytes);
     for (int step = 1; step < size(); ++step)
-      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length, whole);
+      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length, bytes);
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, window_bytes(), load, use);
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
 }
 
 // --- Reductions ---
@@ -268,20 +262,21 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
       return access_peers([&] { buffers_.sum_part(dtype, output, numel, visitor); });
     }
   }
-  // A mailbox holds one piece for each peer.
   const auto load = [&](const Round& round, std::byte* mailbox) {
     for (int step = 1; step < size(); ++step) {
       const int q = peer(step);
-      load_bytes(mailbox + q * round.length * element, input + (q * numel + round.begin) * element,
+      load_bytes(mailbox + place_for(q, rank()) * round.length * element, input + (q * numel + round.begin) * element,
                  round.length * element);
     }
   };
   const auto use = [&](const Round& round) {
     const std::byte* const own = input + (rank() * numel + round.begin) * element;
-    visited_window_sum(mailboxes_from(round, rank() * round.length * element, own), dtype, output + round.begin,
-                       nullptr, round.length, numel * sizeof(float), visitor, round.begin);
+    for (int q = 0; q < size(); ++q)
+      sources_[q] = q == rank() ? own : round.mailbox(q) + place_for(rank(), q) * round.length * element;
+    visited_window_sum(sources_, dtype, output + round.begin, nullptr, round.length, numel * sizeof(float), visitor,
+                       round.begin);
   };
-  const std::size_t window = visited_window(window_bytes() / (element * size()));
+  const std::size_t window = visited_window(space_->mailbox_bytes() / (element * peer_count()));
   return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
 }
 
@@ -323,7 +318,10 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   if (small(numel * size_of(dtype))) {
     // So little that every rank sums everything: one meeting instead of three.
     const auto load = [&](const Round&, std::byte* mailbox) { load_bytes(mailbox, input, numel * size_of(dtype)); };
-    const auto use = [&](const Round& round) { pairwise_sum(mailboxes_from(round, 0, input), dtype, output, numel); };
+    const auto use = [&](const Round& round) {
+      // The own mailbox, too: the input may be common memory, of which a peer's output is a part.
+      pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
+    };
     return in_rounds(&call, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
@@ -335,7 +333,9 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 // An all-reduce one window at a time: peers' slices of the input through one mailbox, the own slice's sums through the other.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
-  const std::size_t window = window_bytes() / sizeof(float), element = size_of(dtype), whole = numel * sizeof(float);
+  // A slice's sums have room too: from two ranks on, a slice is half a window at most, and an element 2 bytes at least.
+  const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
+                    whole = slice_of(numel, rank(), size()).numel * sizeof(float);
   for (std::size_t begin = 0; begin < numel; begin += window) {
     const std::size_t length = std::min(window, numel - begin);
     const Slice mine = slice_of(length, rank(), size());
@@ -353,6 +353,7 @@ absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::b
     const auto find_sources = [&](const Round& round) {
       sources = mailboxes_from(round, mine.begin * element, from + mine.begin * element);
     };
+    // Added up while the next round is loaded, before whose meeting peers do not load this one's mailboxes again.
     TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs, find_sources));
     const auto load_sums = [&](const Round&, std::byte* mailbox) {
       visited_window_sum(sources, dtype, sums + mine.begin, reinterpret_cast<float*>(mailbox), mine.numel, whole);
@@ -392,7 +393,7 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
   const auto use = [&](const Round& round) {
     if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length, bytes);
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, window_bytes(), load, use);
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
 }
 
 Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
@@ -418,17 +419,19 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
   }
   const auto load = [&](const Round& round, std::byte* mailbox) {
     for (int step = 1; step < size(); ++step)
-      load_bytes(mailbox + peer(step) * round.length, input + peer(step) * bytes + round.begin, round.length);
+      load_bytes(mailbox + place_for(peer(step), rank()) * round.length, input + peer(step) * bytes + round.begin,
+                 round.length);
   };
   const auto use = [&](const Round& round) {
     for (int step = 0; step < size(); ++step) {
       const int q = peer(step);
       const std::byte* const from =
-          q == rank() ? input + q * bytes + round.begin : round.mailbox(q) + rank() * round.length;
-      copy_bytes(output + q * bytes + round.begin, from, round.length, bytes * size());
+          q == rank() ? input + q * bytes + round.begin : round.mailbox(q) + place_for(rank(), q) * round.length;
+      copy_bytes(output + q * bytes + round.begin, from, round.length, bytes);
     }
   };
-  return in_rounds(is_small ? &call : nullptr, bytes, window_bytes() / size(), load, use);
+  const std::size_t window = space_->mailbox_bytes() / peer_count() / kLine * kLine;
+  return in_rounds(is_small ? &call : nullptr, bytes, is_small ? bytes : window, load, use);
 }
 
 Work SharedMemoryCollectives::barrier(std::string_view label) {

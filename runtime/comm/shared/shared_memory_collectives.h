@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -73,10 +74,12 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Work refuse_dtype(Operation operation, std::string_view label, DType dtype, std::size_t numel);
   absl::Status meet_about(const CallDescriptor& call);
   absl::Status exchange_calls(const CallDescriptor& call);
-  std::size_t window_bytes() const;
   bool small(std::size_t bytes) const;
   int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }  // of the next phase's mailbox
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
+  std::size_t peer_count() const { return std::max(1, size() - 1); }
+  /// Where in `from`'s mailbox the piece for `to` lies that holds one for each of its peers.
+  static std::size_t place_for(int to, int from) { return static_cast<std::size_t>(to < from ? to : to - 1); }
 
   template <typename Access>
   absl::Status access_peers(Access access);

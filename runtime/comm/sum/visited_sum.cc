@@ -25,7 +25,8 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
-/// A piece is summed where it stays in cache: in an output that is not streamed, or on the stack.
+/// A piece is summed where it stays in cache: in an output, or on the stack where some output is streamed. (Not in an output that peers have
+/// read: its lines come back from their caches one by one, and what reads the piece next would wait for them.)
 void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<float* const> streamed,
                 std::span<float* const> kept, std::size_t numel, SumVisitor* visitor, std::size_t offset) {
   if (streamed.empty() && kept.size() == 1 && !visitor) return pairwise_sum(sources, dtype, kept[0], numel);
@@ -33,9 +34,11 @@ void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<flo
   alignas(64) std::array<float, kPiece> stack;
   for (std::size_t begin = 0; begin < numel; begin += kPiece) {
     const std::size_t length = std::min(kPiece, numel - begin);
-    float* const piece = kept.empty() ? stack.data() : kept[0] + begin;
+    float* const piece = streamed.empty() ? kept[0] + begin : stack.data();
     pairwise_sum(at, dtype, piece, length);
-    for (std::size_t k = 1; k < kept.size(); ++k) std::memcpy(kept[k] + begin, piece, length * sizeof(float));
+    for (float* output : kept) {
+      if (output + begin != piece) std::memcpy(output + begin, piece, length * sizeof(float));
+    }
     for (float* output : streamed) stream_bytes(output + begin, piece, length * sizeof(float));
     if (visitor) visitor->visit(offset + begin, piece, length);
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);

@@ -254,27 +254,26 @@ def memory(results):
 _OPTIMIZER_COLUMNS = ["contender", "parameters", "samples", "median_s", "p10_s", "p90_s", "parameters_per_s", "share_of_limit"]
 
 
-def optimizer_avx2(results):
-    rows = []
-    for entry in results.data.get("optimizer_avx2", []):
-        of = stats.summary(_flat(entry["rounds_s"]))
-        limit = _flat(entry.get("limit_rounds_s", []))
-        rows.append([entry["contender"], entry["numel"], of["n"], of["median"], of["p10"], of["p90"], entry["numel"] / of["median"],
-                     stats.median(limit) / of["median"] if limit else None])
-    return {"title": "Optimizer step, one thread, AVX2", "columns": _OPTIMIZER_COLUMNS, "rows": rows}
+def _optimizer_row(contender, numel, samples, limit_s=None):
+    of = stats.summary(samples)
+    return [contender, numel, of["n"], of["median"], of["p10"], of["p90"], numel / of["median"],
+            limit_s / of["median"] if limit_s else None]
 
 
 def optimizer(results):
-    rows = []
-    for entry in results.data["optimizer"]:
-        of = stats.summary(results.samples("optimizer", contender=entry["contender"], numel=entry["numel"]))
-        rows.append([entry["contender"], entry["numel"], of["n"], of["median"], of["p10"], of["p90"],
-                     entry["numel"] / of["median"], None])
-    for case in results.bench_cases("optimizer"):
-        of = stats.summary(case["samples_s"])
-        rows.append([f"tessera {case['name']}", case["numel"], of["n"], of["median"], of["p10"], of["p90"],
-                     case["numel"] / of["median"], case["limit_s"] / of["median"] if case["limit_s"] else None])
+    rows = [_optimizer_row(entry["contender"], entry["numel"], _flat(entry["rounds_s"])) for entry in results.data["optimizer"]]
+    rows += [_optimizer_row(f"tessera {case['name']}", case["numel"], case["samples_s"], case["limit_s"])
+             for case in results.bench_cases("optimizer")]
     return {"title": "Optimizer step, one thread", "columns": _OPTIMIZER_COLUMNS, "rows": rows}
+
+
+def optimizer_avx2(results):
+    rows = []
+    for entry in results.data.get("optimizer_avx2", []):
+        limits = _flat(entry.get("limit_rounds_s", []))
+        rows.append(_optimizer_row(entry["contender"], entry["numel"], _flat(entry["rounds_s"]),
+                                   stats.median(limits) if limits else None))
+    return {"title": "Optimizer step, one thread, AVX2", "columns": _OPTIMIZER_COLUMNS, "rows": rows}
 
 
 def collectives(results):

@@ -25,8 +25,8 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
-/// A piece is summed where it stays in cache: in an output, or on the stack where some output is streamed. (Not in an output that peers have
-/// read: its lines come back from their caches one by one, and what reads the piece next would wait for them.)
+/// A piece is summed where it stays in cache: in an output, or on the stack where some output is streamed. (Not in an output that
+/// peers have read: its lines come back from their caches one by one, and what reads the piece next would wait for them.)
 void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<float* const> streamed,
                 std::span<float* const> kept, std::size_t numel, SumVisitor* visitor, std::size_t offset) {
   if (streamed.empty() && kept.size() == 1 && !visitor) return pairwise_sum(sources, dtype, kept[0], numel);
@@ -65,11 +65,10 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
 
 void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* kept,
                         std::size_t numel, std::size_t whole, SumVisitor* visitor, std::size_t offset) {
-  const bool streams = whole >= kStreamBytes && !contains(sources, output);
   const std::array<float*, 2> both = {kept, output};
-  const std::span<float*const> first(both.data(), kept ? 1 : 0), second(both.data() + 1, 1);
-  if (streams) return sum_pieces(sources, dtype, second, first, numel, visitor, offset);
-  sum_pieces(sources, dtype, {}, kept ? std::span<float* const>(both) : second, numel, visitor, offset);
+  const auto outputs = std::span<float* const>(both).last(kept ? 2 : 1);
+  const std::size_t streamed = whole >= kStreamBytes && !contains(sources, output) ? 1 : 0;  // the last one
+  sum_pieces(sources, dtype, outputs.last(streamed), outputs.first(outputs.size() - streamed), numel, visitor, offset);
 }
 
 absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,

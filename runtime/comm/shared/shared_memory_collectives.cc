@@ -15,18 +15,21 @@ namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
 constexpr std::size_t kLine = 64;  // bytes: what is written past the caches begins and ends with whole ones
+// Of a round's part: enough to keep a copy at its speed, little enough that memory answers one while another is under way.
+constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
+static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
 // The largest round of a sum that ends where a visitor's next piece may begin. Mailboxes hold that much a rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
-// `whole`: where this is a window of it, the bytes that the direct way would copy at once.
-void copy_bytes(void* to, const void* from, std::size_t bytes, std::size_t whole = 0) {
-  if (to != from) copy_large(to, from, bytes, whole);
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (to != from) copy_large(to, from, bytes);
 }
 
-// By plain stores, which leave it in cache: peers read it next.
-void load_bytes(std::byte* mailbox, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(mailbox, from, bytes);
+// Of what lies in a mailbox. `whole`: the bytes that the direct way would copy at once.
+void take_bytes(void* to, const std::byte* mailbox, std::size_t bytes, std::size_t whole) {
+  if (whole >= kStreamBytes) return stream_bytes(to, mailbox, bytes);
+  if (bytes > 0) std::memcpy(to, mailbox, bytes);
 }
 
 bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
@@ -41,11 +44,41 @@ std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 // A window of a call that goes through the mailboxes, in the call's units (bytes or elements).
 struct SharedMemoryCollectives::Round {
-  std::size_t begin, length;
+  std::size_t number, begin, length;
   SharedSpace* space;
   int parity;
-  const std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
+  bool streams;  // this rank writes its mailbox past the caches
+  std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
+
+// What is done of a round at a time: units [begin, begin + length), as far as there are some.
+struct SharedMemoryCollectives::Part {
+  std::size_t begin = 0, length = SIZE_MAX;
+  Slice of(std::size_t units) const {
+    const std::size_t first = std::min(begin, units);
+    return {first, std::min(length, units - first)};
+  }
+};
+
+// Into this rank's mailbox, from byte `at` on.
+void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, const std::byte* from,
+                                           std::size_t bytes) const {
+  std::byte* const to = round.mailbox(rank()) + at;
+  if (round.streams)
+    stream_bytes(to, from, bytes);
+  else
+    load_bytes(to, from, bytes);
+}
+
+// Does `first(part)` and `second(part)` for `units` in turn. One that reads memory and one that writes it are so under way at the
+// same time: one behind the other, each leaves half of what memory can do unused.
+template <typename First, typename Second>
+void SharedMemoryCollectives::in_turn(std::size_t units, std::size_t part, First first, Second second) {
+  for (std::size_t begin = 0; begin < units; begin += part) {
+    first(Part{begin, part});
+    second(Part{begin, part});
+  }
+}
 
 SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group, std::unique_ptr<SharedSpace> space)
     : kind_(kind),
@@ -135,23 +168,47 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
   return meeting_.meet();
 }
 
-// `load(round, mailbox)` fills this rank's mailbox, `use(round)` reads peers'. What peers loaded stays until the next round's
-// meeting (invariant 2), so the next `load` may read it too. `unannounced`: the call whose descriptors the first of these
-// meetings exchanges; null if a meeting before did.
+// `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers'. What peers loaded stays until the next round's
+// meeting (invariant 2), so a round is used while the next one is loaded, `part` units of one and of the other in turn.
+// `unannounced`: a call of one round, whose meeting exchanges the descriptors, too; null if a meeting before did.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
-                                                std::size_t window, Load load, Use use) {
+                                                std::size_t window, std::size_t part, Load load, Use use) {
   TESSERA_RETURN_IF_ERROR(peers_.status());
-  std::size_t begin = 0;
-  do {
-    const Round round{begin, std::min(window, total - begin), space_.get(), next_parity()};
-    load(round, space_->mailbox(rank(), round.parity));
-    TESSERA_RETURN_IF_ERROR(unannounced ? exchange_calls(*unannounced) : meeting_.meet());
-    unannounced = nullptr;
-    use(round);
-    begin += round.length;
-  } while (begin < total);
+  if (unannounced) {
+    const Round only{0, 0, total, space_.get(), next_parity(), false};
+    load(only, Part{});
+    TESSERA_RETURN_IF_ERROR(exchange_calls(*unannounced));
+    use(only, Part{});
+    return absl::OkStatus();
+  }
+  way_.begin((total + window - 1) / window);
+  Round round = round_of(0, total, window);
+  load(round, Part{});
+  TESSERA_RETURN_IF_ERROR(meet_loaded());
+  while (round.begin + round.length < total) {
+    const Round next = round_of(round.number + 1, total, window);
+    in_turn(
+        round.length, part, [&](const Part& some) { use(round, some); }, [&](const Part& some) { load(next, some); });
+    TESSERA_RETURN_IF_ERROR(meet_loaded());
+    way_.passed(round.number);
+    round = next;
+  }
+  use(round, Part{});
+  end_stream();
   return absl::OkStatus();
+}
+
+SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
+                                                                 std::size_t window) const {
+  const std::size_t begin = number * window;
+  return {number, begin, std::min(window, total - begin), space_.get(), next_parity(), way_.streams(number)};
+}
+
+// What was written past the caches is seen by all who meet afterwards.
+absl::Status SharedMemoryCollectives::meet_loaded() {
+  end_stream();
+  return meeting_.meet();
 }
 
 absl::StatusOr<std::unique_ptr<CommBuffer>> SharedMemoryCollectives::allocate(std::size_t bytes) {
@@ -216,15 +273,20 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
       });
     }
   }
-  const auto load = [&](const Round& round, std::byte* mailbox) {
-    load_bytes(mailbox, shard + round.begin, round.length);
+  const auto load = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    fill_mailbox(round, some.begin, shard + round.begin + some.begin, some.numel);
   };
-  const auto use = [&](const Round& round) {
-    copy_bytes(full + rank() * bytes + round.begin, shard + round.begin, round.length, bytes);
-    for (int step = 1; step < size(); ++step)
-      copy_bytes(full + peer(step) * bytes + round.begin, round.mailbox(peer(step)), round.length, bytes);
+  const auto use = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    const std::size_t at = round.begin + some.begin;
+    if (std::byte* const own = full + rank() * bytes; own != shard) take_bytes(own + at, shard + at, some.numel, bytes);
+    for (int step = 1; step < size(); ++step) {
+      const int q = peer(step);
+      take_bytes(full + q * bytes + at, round.mailbox(q) + some.begin, some.numel, bytes);
+    }
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), kPartBytes, load, use);
 }
 
 // --- Reductions ---
@@ -262,22 +324,24 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
       return access_peers([&] { buffers_.sum_part(dtype, output, numel, visitor); });
     }
   }
-  const auto load = [&](const Round& round, std::byte* mailbox) {
+  const auto load = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
     for (int step = 1; step < size(); ++step) {
       const int q = peer(step);
-      load_bytes(mailbox + place_for(q, rank()) * round.length * element, input + (q * numel + round.begin) * element,
-                 round.length * element);
+      fill_mailbox(round, (place_for(q, rank()) * round.length + some.begin) * element,
+                   input + (q * numel + round.begin + some.begin) * element, some.numel * element);
     }
   };
-  const auto use = [&](const Round& round) {
-    const std::byte* const own = input + (rank() * numel + round.begin) * element;
+  const auto use = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    const std::size_t at = round.begin + some.begin;
     for (int q = 0; q < size(); ++q)
-      sources_[q] = q == rank() ? own : round.mailbox(q) + place_for(rank(), q) * round.length * element;
-    visited_window_sum(sources_, dtype, output + round.begin, nullptr, round.length, numel * sizeof(float), visitor,
-                       round.begin);
+      sources_[q] = q == rank() ? input + (q * numel + at) * element
+                                : round.mailbox(q) + (place_for(rank(), q) * round.length + some.begin) * element;
+    visited_window_sum(sources_, dtype, output + at, nullptr, false, some.numel, numel * sizeof(float), visitor, at);
   };
   const std::size_t window = visited_window(space_->mailbox_bytes() / (element * peer_count()));
-  return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, load, use);
+  return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, kPartElements, load, use);
 }
 
 Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
@@ -317,12 +381,12 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
     // So little that every rank sums everything: one meeting instead of three.
-    const auto load = [&](const Round&, std::byte* mailbox) { load_bytes(mailbox, input, numel * size_of(dtype)); };
-    const auto use = [&](const Round& round) {
+    const auto load = [&](const Round& round, const Part&) { fill_mailbox(round, 0, input, numel * size_of(dtype)); };
+    const auto use = [&](const Round& round, const Part&) {
       // The own mailbox, too: the input may be common memory, of which a peer's output is a part.
       pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
     };
-    return in_rounds(&call, numel, numel, load, use);
+    return in_rounds(&call, numel, numel, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
   if (!buffers_.inputs_reachable() || !buffers_.outputs_reachable())
@@ -330,42 +394,57 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
   return access_peers([&] { buffers_.sum_slice(dtype, numel); });
 }
 
-// An all-reduce one window at a time: peers' slices of the input through one mailbox, the own slice's sums through the other.
+// An all-reduce one window at a time: peers' slices of the input through one mailbox, the own slice's sums through the other. A
+// window's sums are taken while the next one's inputs are loaded.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
   // A slice's sums have room too: from two ranks on, a slice is half a window at most, and an element 2 bytes at least.
   const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
                     whole = slice_of(numel, rank(), size()).numel * sizeof(float);
-  for (std::size_t begin = 0; begin < numel; begin += window) {
-    const std::size_t length = std::min(window, numel - begin);
-    const Slice mine = slice_of(length, rank(), size());
-    const std::byte* const from = input + begin * element;
-    float* const sums = output + begin;
-    const auto for_peers = [&](const auto& body) {
-      for (int step = 1; step < size(); ++step) body(peer(step), slice_of(length, peer(step), size()));
-    };
-    std::span<const void* const> sources;
-    const auto load_inputs = [&](const Round&, std::byte* mailbox) {
-      for_peers([&](int, const Slice& slice) {
-        load_bytes(mailbox + slice.begin * element, from + slice.begin * element, slice.numel * element);
-      });
-    };
-    const auto find_sources = [&](const Round& round) {
-      sources = mailboxes_from(round, mine.begin * element, from + mine.begin * element);
-    };
-    // Added up while the next round is loaded, before whose meeting peers do not load this one's mailboxes again.
-    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_inputs, find_sources));
-    const auto load_sums = [&](const Round&, std::byte* mailbox) {
-      visited_window_sum(sources, dtype, sums + mine.begin, reinterpret_cast<float*>(mailbox), mine.numel, whole);
-    };
-    const auto take_sums = [&](const Round& round) {
-      for_peers([&](int q, const Slice& slice) {
-        copy_bytes(sums + slice.begin, round.mailbox(q), slice.numel * sizeof(float), whole);
-      });
-    };
-    TESSERA_RETURN_IF_ERROR(in_rounds(nullptr, length, length, load_sums, take_sums));
+  const auto for_peers = [&](const Round& round, const Part& part, const auto& body) {
+    for (int step = 1; step < size(); ++step) {
+      const Slice slice = slice_of(round.length, peer(step), size()), some = part.of(slice.numel);
+      body(peer(step), some.begin, slice.begin + some.begin, some.numel);
+    }
+  };
+  const auto load_inputs = [&](const Round& round, const Part& part) {
+    for_peers(round, part, [&](int, std::size_t, std::size_t at, std::size_t length) {
+      fill_mailbox(round, at * element, input + (round.begin + at) * element, length * element);
+    });
+  };
+  const auto add_up = [&](const Round& inputs, const Round& sums) {
+    const Slice mine = slice_of(inputs.length, rank(), size());
+    const std::size_t at = inputs.begin + mine.begin;
+    visited_window_sum(mailboxes_from(inputs, mine.begin * element, input + at * element), dtype, output + at,
+                       reinterpret_cast<float*>(sums.mailbox(rank())), sums.streams, mine.numel, whole);
+  };
+  const auto take_sums = [&](const Round& round, const Part& part) {
+    for_peers(round, part, [&](int q, std::size_t in_slice, std::size_t at, std::size_t length) {
+      take_bytes(output + round.begin + at, round.mailbox(q) + in_slice * sizeof(float), length * sizeof(float), whole);
+    });
+  };
+
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  way_.begin((numel + window - 1) / window);
+  Round inputs = round_of(0, numel, window);
+  load_inputs(inputs, Part{});
+  TESSERA_RETURN_IF_ERROR(meet_loaded());
+  for (;;) {
+    const Round sums = round_of(inputs.number, numel, window);
+    add_up(inputs, sums);
+    TESSERA_RETURN_IF_ERROR(meet_loaded());
+    if (sums.begin + sums.length == numel) {
+      take_sums(sums, Part{});
+      end_stream();
+      return absl::OkStatus();
+    }
+    inputs = round_of(sums.number + 1, numel, window);
+    in_turn(
+        slice_of(sums.length, 0, size()).numel, kPartElements, [&](const Part& some) { take_sums(sums, some); },
+        [&](const Part& some) { load_inputs(inputs, some); });
+    TESSERA_RETURN_IF_ERROR(meet_loaded());
+    way_.passed(sums.number);
   }
-  return absl::OkStatus();
 }
 
 // --- broadcast, all_to_all, barrier ---
@@ -387,13 +466,17 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
       return access_peers([&] { copy_bytes(data, rank() == root ? data : buffers_.input(root), bytes); });
     }
   }
-  const auto load = [&](const Round& round, std::byte* mailbox) {
-    if (rank() == root) load_bytes(mailbox, data + round.begin, round.length);
+  const auto load = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    if (rank() == root) fill_mailbox(round, some.begin, data + round.begin + some.begin, some.numel);
   };
-  const auto use = [&](const Round& round) {
-    if (rank() != root) copy_bytes(data + round.begin, round.mailbox(root), round.length, bytes);
+  const auto use = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    if (rank() != root)
+      take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), load, use);
+  const std::size_t window = space_->mailbox_bytes();  // in one part: what one rank loads only others take
+  return in_rounds(small(bytes) ? &call : nullptr, bytes, window, window, load, use);
 }
 
 Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
@@ -417,21 +500,26 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
       });
     }
   }
-  const auto load = [&](const Round& round, std::byte* mailbox) {
-    for (int step = 1; step < size(); ++step)
-      load_bytes(mailbox + place_for(peer(step), rank()) * round.length, input + peer(step) * bytes + round.begin,
-                 round.length);
+  const auto load = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    for (int step = 1; step < size(); ++step) {
+      const int q = peer(step);
+      fill_mailbox(round, place_for(q, rank()) * round.length + some.begin,
+                   input + q * bytes + round.begin + some.begin, some.numel);
+    }
   };
-  const auto use = [&](const Round& round) {
+  const auto use = [&](const Round& round, const Part& part) {
+    const Slice some = part.of(round.length);
+    const std::size_t at = round.begin + some.begin;
     for (int step = 0; step < size(); ++step) {
       const int q = peer(step);
       const std::byte* const from =
-          q == rank() ? input + q * bytes + round.begin : round.mailbox(q) + place_for(rank(), q) * round.length;
-      copy_bytes(output + q * bytes + round.begin, from, round.length, bytes);
+          q == rank() ? input + q * bytes + at : round.mailbox(q) + place_for(rank(), q) * round.length + some.begin;
+      take_bytes(output + q * bytes + at, from, some.numel, bytes);
     }
   };
   const std::size_t window = space_->mailbox_bytes() / peer_count() / kLine * kLine;
-  return in_rounds(is_small ? &call : nullptr, bytes, is_small ? bytes : window, load, use);
+  return in_rounds(is_small ? &call : nullptr, bytes, is_small ? bytes : window, kPartBytes, load, use);
 }
 
 Work SharedMemoryCollectives::barrier(std::string_view label) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/shared/mailbox_way.h"
 #include "runtime/comm/shared/peer_buffers.h"
 #include "runtime/comm/shared/started_reductions.h"
 
@@ -21,6 +22,9 @@ namespace tessera {
 /// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
 /// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
 /// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
+///
+/// In rounds, memory is read into one round's mailboxes while what the round before brought is written to memory, and mailboxes
+/// are written the way that costs less between the cores that ranks run on (MailboxWay).
 ///
 /// Invariants:
 ///  1. The first meeting of every call exchanges its descriptors, and all ranks compare the same signatures:
@@ -66,6 +70,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
 
  private:
   struct Round;
+  struct Part;
 
   CallDescriptor describe(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
   CallDescriptor begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
@@ -84,7 +89,13 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   template <typename Access>
   absl::Status access_peers(Access access);
   template <typename Load, typename Use>
-  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, Load load, Use use);
+  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, std::size_t part,
+                         Load load, Use use);
+  template <typename First, typename Second>
+  static void in_turn(std::size_t units, std::size_t part, First first, Second second);
+  Round round_of(std::size_t number, std::size_t total, std::size_t window) const;
+  void fill_mailbox(const Round& round, std::size_t at, const std::byte* from, std::size_t bytes) const;
+  absl::Status meet_loaded();
   std::span<const void* const> mailboxes_from(const Round& round, std::size_t offset, const std::byte* own);
 
   absl::StatusOr<std::unique_ptr<CommBuffer>> open_all(
@@ -105,6 +116,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   Peers peers_;
   Meeting meeting_;
   PeerBuffers buffers_;  // of the blocking call under way
+  MailboxWay way_;
   StartedReductions started_;
   const int exceptions_at_start_;
   std::uint64_t sequence_ = 0;

@@ -15,7 +15,7 @@ namespace {
 constexpr int kFused = 8;             // so many sources are summed in registers
 constexpr std::size_t kBlock = 1024;  // elements of partial sums that stay in the first-level cache
 constexpr std::size_t kGroup = 64;    // elements between prefetches
-constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
+constexpr std::size_t kAhead = 2048;  // bytes: the hardware's prefetchers stop at the edge of a page
 
 struct BF16 {
   std::uint16_t bits;

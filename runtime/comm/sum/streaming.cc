@@ -41,7 +41,23 @@ void stream_bytes(void* to, const void* from, std::size_t bytes) {
 
 void end_stream() { _mm_sfence(); }
 
+void load_bytes(void* to, const void* from, std::size_t bytes) {
+  constexpr std::size_t kAhead = 2048, kManyBytes = 32 << 10;
+  auto* target = static_cast<std::byte*>(to);
+  const auto* source = static_cast<const std::byte*>(from);
+  const std::size_t lines = bytes > kManyBytes ? 0 : bytes / kLine * kLine;
+  for (std::size_t at = 0; at < lines; at += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(source) + at + kAhead, _MM_HINT_T0);
+    std::memcpy(target + at, source + at, kLine);
+  }
+  if (lines < bytes) std::memcpy(target + lines, source + lines, bytes - lines);
+}
+
 #else
+
+void load_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 void stream_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
@@ -50,8 +66,8 @@ void end_stream() {}
 
 #endif
 
-void copy_large(void* to, const void* from, std::size_t bytes, std::size_t whole) {
-  if (std::max(bytes, whole) < kStreamBytes) {
+void copy_large(void* to, const void* from, std::size_t bytes) {
+  if (bytes < kStreamBytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return;
   }

@@ -16,8 +16,11 @@ constexpr std::size_t kStreamBytes = 1 << 20;
 void stream_bytes(void* to, const void* from, std::size_t bytes);
 void end_stream();
 
-/// memcpy that streams where `bytes` is large, and is over when it returns. `whole`: where this is a piece of a larger copy, the
-/// bytes of that.
-void copy_large(void* to, const void* from, std::size_t bytes, std::size_t whole = 0);
+/// memcpy by plain stores, which leave the bytes in cache. Few are asked for early: they may be a part of what is copied
+/// beside other things. REQUIRES: no overlap.
+void load_bytes(void* to, const void* from, std::size_t bytes);
+
+/// memcpy that streams where `bytes` is large, and is over when it returns.
+void copy_large(void* to, const void* from, std::size_t bytes);
 
 }  // namespace tessera

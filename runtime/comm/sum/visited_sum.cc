@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kPiece = 512;  // elements: a piece and its sources stay in the first-level cache
+constexpr std::size_t kPiece = 256;  // elements: few, so that memory is read and written at the same time
 static_assert(kPiece % SumVisitor::kAlignment == 0);
 
 // Of as many ranks without the heap.
@@ -37,13 +37,12 @@ void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<flo
     float* const piece = streamed.empty() ? kept[0] + begin : stack.data();
     pairwise_sum(at, dtype, piece, length);
     for (float* output : kept) {
-      if (output + begin != piece) std::memcpy(output + begin, piece, length * sizeof(float));
+      if (output + begin != piece) load_bytes(output + begin, piece, length * sizeof(float));
     }
     for (float* output : streamed) stream_bytes(output + begin, piece, length * sizeof(float));
     if (visitor) visitor->visit(offset + begin, piece, length);
     for (const void*& source : at) source = static_cast<const std::byte*>(source) + length * size_of(dtype);
   }
-  if (!streamed.empty()) end_stream();
 }
 
 }  // namespace
@@ -61,14 +60,16 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
   // What is a source has just been read: its lines are in cache and cost nothing to write.
   for (float* output : outputs) (large && !contains(sources, output) ? streamed : kept).push_back(output);
   sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
+  if (!streamed.empty()) end_stream();
 }
 
-void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* kept,
-                        std::size_t numel, std::size_t whole, SumVisitor* visitor, std::size_t offset) {
-  const std::array<float*, 2> both = {kept, output};
-  const auto outputs = std::span<float* const>(both).last(kept ? 2 : 1);
-  const std::size_t streamed = whole >= kStreamBytes && !contains(sources, output) ? 1 : 0;  // the last one
-  sum_pieces(sources, dtype, outputs.last(streamed), outputs.first(outputs.size() - streamed), numel, visitor, offset);
+void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* shown,
+                        bool streams_shown, std::size_t numel, std::size_t whole, SumVisitor* visitor,
+                        std::size_t offset) {
+  OfRanks<float*> streamed, kept;
+  (whole >= kStreamBytes && !contains(sources, output) ? streamed : kept).push_back(output);
+  if (shown) (streams_shown ? streamed : kept).push_back(shown);
+  sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
 }
 
 absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,

@@ -1,0 +1,85 @@
+#include "runtime/comm/shared/mailbox_way.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kRounds = 12;
+
+/// A rank whose mailboxes cost as said, by how the round that is used and the one that is loaded are written.
+class Rank {
+ public:
+  /// How the rounds of a call were written. `disturbed`: the round that takes ten times as long, if any.
+  std::vector<bool> call(int kept, int streamed, std::size_t rounds = kRounds, std::size_t disturbed = kRounds) {
+    const auto cost = [&](std::size_t round) { return way_.streams(round) ? streamed : kept; };
+    way_.begin(rounds);
+    std::vector<bool> streams;
+    for (std::size_t round = 0; round < rounds; ++round) {
+      streams.push_back(way_.streams(round));
+      if (round + 1 == rounds) break;
+      now_ += std::chrono::microseconds((cost(round) + cost(round + 1)) * (round == disturbed ? 10 : 1));
+      way_.passed(round, now_);
+    }
+    return streams;
+  }
+  /// How a call's last round is written after all those of a try.
+  bool streams_after(int kept, int streamed) {
+    for (int call = 0; call < 7; ++call) this->call(kept, streamed);
+    return this->call(kept, streamed).back();
+  }
+
+ private:
+  MailboxWay way_;
+  MailboxWay::Clock::time_point now_{};
+};
+
+TEST(MailboxWayTest, TheFasterWayIsFoundInTheFirstCall) {
+  EXPECT_FALSE(Rank().call(40, 70).back());
+  EXPECT_TRUE(Rank().call(70, 40).back());
+}
+
+TEST(MailboxWayTest, BothWaysAreTriedInOneCallOfEight) {
+  Rank rank;
+  const std::vector<bool> tried = {false, false, false, false, true, true, true, false, false, false, false, false};
+  EXPECT_EQ(rank.call(40, 70), tried);
+  for (int call = 1; call < 8; ++call) EXPECT_EQ(rank.call(40, 70), std::vector<bool>(kRounds, false)) << call;
+  EXPECT_EQ(rank.call(40, 70), tried);
+}
+
+TEST(MailboxWayTest, RanksThatMoveToOtherCoresAreFollowed) {
+  Rank rank;
+  rank.call(40, 70);
+  EXPECT_TRUE(rank.streams_after(70, 40));
+  rank.call(70, 40);
+  EXPECT_FALSE(rank.streams_after(40, 70));
+}
+
+TEST(MailboxWayTest, ALittleFasterIsNoReasonToChange) {
+  Rank rank;
+  EXPECT_FALSE(rank.call(40, 38).back());
+  for (int call = 0; call < 7; ++call) rank.call(70, 40);
+  EXPECT_TRUE(rank.call(70, 40).back());
+  EXPECT_TRUE(rank.streams_after(38, 40));
+}
+
+TEST(MailboxWayTest, OneDisturbedRoundDecidesNothing) {
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    EXPECT_FALSE(Rank().call(40, 70, kRounds, round).back()) << round;
+    EXPECT_TRUE(Rank().call(70, 40, kRounds, round).back()) << round;
+  }
+}
+
+TEST(MailboxWayTest, CallsOfFewRoundsTryNothing) {
+  Rank rank;
+  for (std::size_t rounds = 1; rounds <= 6; ++rounds) {
+    EXPECT_EQ(rank.call(70, 40, rounds), std::vector<bool>(rounds, false));
+  }
+  EXPECT_TRUE(rank.call(70, 40, 8).back()) << "and do not count";
+  EXPECT_EQ(rank.call(70, 40, 3), std::vector<bool>(3, true)) << "but go the way that others found";
+}
+
+}  // namespace
+}  // namespace tessera

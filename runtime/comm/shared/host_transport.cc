@@ -24,8 +24,8 @@ constexpr std::size_t kPage = 4096;
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
 /// Where things are in the control segment: group block, rank blocks, mailboxes. A mailbox is of 512 KiB: little enough to be in
-/// cache still when peers read it, and so much that its meeting costs little. It holds a visitor's piece for each rank however
-/// many there are.
+/// cache still when peers read it there (MailboxWay), and so much that its meeting costs little. It holds a visitor's piece for
+/// each rank however many there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),

@@ -6,13 +6,14 @@ namespace tessera {
 namespace {
 
 // A try: rounds 1 to 3 are written into the cache, 4 to 6 past it. The time of a round in which one of either kind is used and the
-// next one written counts, so that of 1, 2, 4 and 5; the shorter one of two, since another process may have disturbed one.
+// next one written counts, so that of 1, 2, 4 and 5; the shorter one of two, since another process may have disturbed one. None of
+// these is a call's last round, which may be short.
 constexpr std::size_t kFirstStreamed = 4, kLast = 6;
 constexpr unsigned kCallsPerTry = 8;
 
 }  // namespace
 
-void MailboxWay::begin(std::size_t rounds) { tries_ = rounds > kLast && calls_++ % kCallsPerTry == 0; }
+void MailboxWay::begin(std::size_t rounds) { tries_ = rounds > kLast + 1 && calls_++ % kCallsPerTry == 0; }
 
 bool MailboxWay::streams(std::size_t round) const {
   return tries_ && round > 0 && round <= kLast ? round >= kFirstStreamed : streams_;

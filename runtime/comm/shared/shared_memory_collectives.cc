@@ -26,10 +26,10 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from) copy_large(to, from, bytes);
 }
 
-// Of what lies in a mailbox. `whole`: the bytes that the direct way would copy at once.
-void take_bytes(void* to, const std::byte* mailbox, std::size_t bytes, std::size_t whole) {
-  if (whole >= kStreamBytes) return stream_bytes(to, mailbox, bytes);
-  if (bytes > 0) std::memcpy(to, mailbox, bytes);
+// A round's part of a copy of `whole` bytes.
+void take_bytes(void* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
+  if (whole >= kStreamBytes) return stream_bytes(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
@@ -60,14 +60,13 @@ struct SharedMemoryCollectives::Part {
   }
 };
 
-// Into this rank's mailbox, from byte `at` on.
+// Into this rank's mailbox, from byte `at` on; part by part, but for a call's first round.
 void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, const std::byte* from,
                                            std::size_t bytes) const {
   std::byte* const to = round.mailbox(rank()) + at;
-  if (round.streams)
-    stream_bytes(to, from, bytes);
-  else
-    load_bytes(to, from, bytes);
+  if (round.streams) return stream_bytes(to, from, bytes);
+  if (round.number > 0 && bytes <= kPartBytes) return load_bytes(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 // Does `first(part)` and `second(part)` for `units` in turn. One that reads memory and one that writes it are so under way at the
@@ -199,6 +198,7 @@ absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounce
   return absl::OkStatus();
 }
 
+// REQUIRES: the last meeting before the one that the round is loaded for is over.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;

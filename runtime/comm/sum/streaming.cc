@@ -41,23 +41,37 @@ void stream_bytes(void* to, const void* from, std::size_t bytes) {
 
 void end_stream() { _mm_sfence(); }
 
-void load_bytes(void* to, const void* from, std::size_t bytes) {
-  constexpr std::size_t kAhead = 2048, kManyBytes = 32 << 10;
-  auto* target = static_cast<std::byte*>(to);
-  const auto* source = static_cast<const std::byte*>(from);
-  const std::size_t lines = bytes > kManyBytes ? 0 : bytes / kLine * kLine;
+namespace {
+
+// Of a loop and not of memcpy, which may be one instruction for all (rep movs): where other cores have copies of the lines that is
+// slower.
+template <bool kAsks>
+void copy_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
+  constexpr std::size_t kLoadAhead = 2048;
+  const std::size_t lines = bytes / kLine * kLine;
   for (std::size_t at = 0; at < lines; at += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(source) + at + kAhead, _MM_HINT_T0);
-    std::memcpy(target + at, source + at, kLine);
+    if (kAsks) _mm_prefetch(reinterpret_cast<const char*>(from) + at + kLoadAhead, _MM_HINT_T0);
+    std::memcpy(to + at, from + at, kLine);
   }
-  if (lines < bytes) std::memcpy(target + lines, source + lines, bytes - lines);
+  if (lines < bytes) std::memcpy(to + lines, from + lines, bytes - lines);
+}
+
+}  // namespace
+
+void keep_bytes(void* to, const void* from, std::size_t bytes) {
+  copy_lines<false>(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+}
+
+void load_bytes(void* to, const void* from, std::size_t bytes) {
+  copy_lines<true>(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
 }
 
 #else
 
-void load_bytes(void* to, const void* from, std::size_t bytes) {
+void keep_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
+void load_bytes(void* to, const void* from, std::size_t bytes) { keep_bytes(to, from, bytes); }
 
 void stream_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);

@@ -37,7 +37,7 @@ void sum_pieces(std::span<const void* const> sources, DType dtype, std::span<flo
     float* const piece = streamed.empty() ? kept[0] + begin : stack.data();
     pairwise_sum(at, dtype, piece, length);
     for (float* output : kept) {
-      if (output + begin != piece) load_bytes(output + begin, piece, length * sizeof(float));
+      if (output + begin != piece) keep_bytes(output + begin, piece, length * sizeof(float));
     }
     for (float* output : streamed) stream_bytes(output + begin, piece, length * sizeof(float));
     if (visitor) visitor->visit(offset + begin, piece, length);

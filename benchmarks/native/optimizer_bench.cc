@@ -120,20 +120,23 @@ class Subject {
     const auto take = [&](std::size_t bytes) {
       std::byte* piece = next;
       next += bytes;
-      if (bytes >= numel_) pieces_.push_back({piece, bytes / numel_});
       return piece;
+    };
+    const auto take_each = [&](std::size_t element) {
+      pieces_.push_back({take(numel_ * element), element});
+      return pieces_.back().data;
     };
     slice_.gradient = gradient_.as<float>();
     if (what_.param == DType::kF32) {
-      slice_.master = {reinterpret_cast<float*>(take(numel_ * 4)), numel_};
+      slice_.master = {reinterpret_cast<float*>(take_each(4)), numel_};
     } else {
       slice_.master_kind = MasterKind::kSplitBF16;
       slice_.parameter_dtype = DType::kBF16;
-      slice_.parameter = take(numel_ * 2);
-      slice_.low = {reinterpret_cast<std::int16_t*>(take(numel_ * 2)), numel_};
+      slice_.parameter = take_each(2);
+      slice_.low = {reinterpret_cast<std::int16_t*>(take_each(2)), numel_};
     }
     for (StateSlice* state : {&slice_.states[0], &slice_.states[1]}) {
-      state->data = {take(static_cast<std::size_t>(state_.data)), static_cast<std::size_t>(state_.data)};
+      state->data = {take_each(static_cast<std::size_t>(state_.data) / numel_), static_cast<std::size_t>(state_.data)};
     }
     for (StateSlice* state : {&slice_.states[0], &slice_.states[1]}) {
       if (state_.scales == 0) break;

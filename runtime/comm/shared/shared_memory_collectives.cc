@@ -169,18 +169,11 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
 
 // `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers'. What peers loaded stays until the next round's
 // meeting (invariant 2), so a round is used while the next one is loaded, `part` units of one and of the other in turn.
-// `unannounced`: a call of one round, whose meeting exchanges the descriptors, too; null if a meeting before did.
+// REQUIRES: a meeting exchanged the call's descriptors.
 template <typename Load, typename Use>
-absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounced, std::size_t total,
-                                                std::size_t window, std::size_t part, Load load, Use use) {
+absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,
+                                                Use use) {
   TESSERA_RETURN_IF_ERROR(peers_.status());
-  if (unannounced) {
-    const Round only{0, 0, total, space_.get(), next_parity(), false};
-    load(only, Part{});
-    TESSERA_RETURN_IF_ERROR(exchange_calls(*unannounced));
-    use(only, Part{});
-    return absl::OkStatus();
-  }
   way_.begin((total + window - 1) / window);
   Round round = round_of(0, total, window);
   load(round, Part{});
@@ -195,6 +188,17 @@ absl::Status SharedMemoryCollectives::in_rounds(const CallDescriptor* unannounce
   }
   use(round, Part{});
   end_stream();
+  return absl::OkStatus();
+}
+
+// A small call: one round, whose meeting exchanges the descriptors, too.
+template <typename Load, typename Use>
+absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, std::size_t total, Load load, Use use) {
+  TESSERA_RETURN_IF_ERROR(peers_.status());
+  const Round round{0, 0, total, space_.get(), next_parity(), false};
+  load(round, Part{});
+  TESSERA_RETURN_IF_ERROR(exchange_calls(call));
+  use(round, Part{});
   return absl::OkStatus();
 }
 
@@ -275,18 +279,20 @@ absl::Status SharedMemoryCollectives::gather(const CallDescriptor& call, const s
   }
   const auto load = [&](const Round& round, const Part& part) {
     const Slice some = part.of(round.length);
-    fill_mailbox(round, some.begin, shard + round.begin + some.begin, some.numel);
+    const std::size_t at = round.begin + some.begin;
+    fill_mailbox(round, some.begin, shard + at, some.numel);
+    if (std::byte* const own = full + rank() * bytes; own != shard) take_bytes(own + at, shard + at, some.numel, bytes);
   };
   const auto use = [&](const Round& round, const Part& part) {
     const Slice some = part.of(round.length);
     const std::size_t at = round.begin + some.begin;
-    if (std::byte* const own = full + rank() * bytes; own != shard) take_bytes(own + at, shard + at, some.numel, bytes);
     for (int step = 1; step < size(); ++step) {
       const int q = peer(step);
       take_bytes(full + q * bytes + at, round.mailbox(q) + some.begin, some.numel, bytes);
     }
   };
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, space_->mailbox_bytes(), kPartBytes, load, use);
+  if (small(bytes)) return in_one_round(call, bytes, load, use);
+  return in_rounds(bytes, space_->mailbox_bytes(), kPartBytes, load, use);
 }
 
 // --- Reductions ---
@@ -338,10 +344,11 @@ absl::Status SharedMemoryCollectives::scatter(const CallDescriptor& call, const 
     for (int q = 0; q < size(); ++q)
       sources_[q] = q == rank() ? input + (q * numel + at) * element
                                 : round.mailbox(q) + (place_for(rank(), q) * round.length + some.begin) * element;
-    visited_window_sum(sources_, dtype, output + at, nullptr, false, some.numel, numel * sizeof(float), visitor, at);
+    visited_window_sum(sources_, dtype, output + at, {}, some.numel, numel * sizeof(float), visitor, at);
   };
+  if (is_small) return in_one_round(call, numel, load, use);
   const std::size_t window = visited_window(space_->mailbox_bytes() / (element * peer_count()));
-  return in_rounds(is_small ? &call : nullptr, numel, is_small ? numel : window, kPartElements, load, use);
+  return in_rounds(numel, window, kPartElements, load, use);
 }
 
 Work SharedMemoryCollectives::do_all_reduce(std::string_view label, void* input, DType dtype, float* output,
@@ -386,7 +393,7 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
       // The own mailbox, too: the input may be common memory, of which a peer's output is a part.
       pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
     };
-    return in_rounds(&call, numel, numel, numel, load, use);
+    return in_one_round(call, numel, load, use);
   }
   TESSERA_RETURN_IF_ERROR(meet_about(call));
   if (!buffers_.inputs_reachable() || !buffers_.outputs_reachable())
@@ -416,7 +423,7 @@ absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::b
     const Slice mine = slice_of(inputs.length, rank(), size());
     const std::size_t at = inputs.begin + mine.begin;
     visited_window_sum(mailboxes_from(inputs, mine.begin * element, input + at * element), dtype, output + at,
-                       reinterpret_cast<float*>(sums.mailbox(rank())), sums.streams, mine.numel, whole);
+                       {reinterpret_cast<float*>(sums.mailbox(rank())), sums.streams}, mine.numel, whole);
   };
   const auto take_sums = [&](const Round& round, const Part& part) {
     for_peers(round, part, [&](int q, std::size_t in_slice, std::size_t at, std::size_t length) {
@@ -475,8 +482,9 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
     if (rank() != root)
       take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
+  if (small(bytes)) return in_one_round(call, bytes, load, use);
   const std::size_t window = space_->mailbox_bytes();  // in one part: what one rank loads only others take
-  return in_rounds(small(bytes) ? &call : nullptr, bytes, window, window, load, use);
+  return in_rounds(bytes, window, window, load, use);
 }
 
 Work SharedMemoryCollectives::all_to_all(std::string_view label, const void* input, void* output,
@@ -518,8 +526,9 @@ absl::Status SharedMemoryCollectives::exchange(const CallDescriptor& call, const
       take_bytes(output + q * bytes + at, from, some.numel, bytes);
     }
   };
+  if (is_small) return in_one_round(call, bytes, load, use);
   const std::size_t window = space_->mailbox_bytes() / peer_count() / kLine * kLine;
-  return in_rounds(is_small ? &call : nullptr, bytes, is_small ? bytes : window, kPartBytes, load, use);
+  return in_rounds(bytes, window, kPartBytes, load, use);
 }
 
 Work SharedMemoryCollectives::barrier(std::string_view label) {

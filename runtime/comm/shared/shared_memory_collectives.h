@@ -89,8 +89,9 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   template <typename Access>
   absl::Status access_peers(Access access);
   template <typename Load, typename Use>
-  absl::Status in_rounds(const CallDescriptor* unannounced, std::size_t total, std::size_t window, std::size_t part,
-                         Load load, Use use);
+  absl::Status in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load, Use use);
+  template <typename Load, typename Use>
+  absl::Status in_one_round(const CallDescriptor& call, std::size_t total, Load load, Use use);
   template <typename First, typename Second>
   static void in_turn(std::size_t units, std::size_t part, First first, Second second);
   Round round_of(std::size_t number, std::size_t total, std::size_t window) const;

@@ -27,22 +27,6 @@ void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   }
 }
 
-}  // namespace
-
-void stream_bytes(void* to, const void* from, std::size_t bytes) {
-  auto* target = static_cast<std::byte*>(to);
-  const auto* source = static_cast<const std::byte*>(from);
-  const std::size_t head = std::min(bytes, -reinterpret_cast<std::uintptr_t>(target) % kLine);
-  const std::size_t lines = (bytes - head) / kLine, done = head + lines * kLine;
-  if (head > 0) std::memcpy(target, source, head);
-  stream_lines(target + head, source + head, lines);
-  if (done < bytes) std::memcpy(target + done, source + done, bytes - done);
-}
-
-void end_stream() { _mm_sfence(); }
-
-namespace {
-
 // Of a loop and not of memcpy, which may be one instruction for all (rep movs): where other cores have copies of the lines that is
 // slower.
 template <bool kAsks>
@@ -57,6 +41,18 @@ void copy_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 }  // namespace
+
+void stream_bytes(void* to, const void* from, std::size_t bytes) {
+  auto* target = static_cast<std::byte*>(to);
+  const auto* source = static_cast<const std::byte*>(from);
+  const std::size_t head = std::min(bytes, -reinterpret_cast<std::uintptr_t>(target) % kLine);
+  const std::size_t lines = (bytes - head) / kLine, done = head + lines * kLine;
+  if (head > 0) std::memcpy(target, source, head);
+  stream_lines(target + head, source + head, lines);
+  if (done < bytes) std::memcpy(target + done, source + done, bytes - done);
+}
+
+void end_stream() { _mm_sfence(); }
 
 void keep_bytes(void* to, const void* from, std::size_t bytes) {
   copy_lines<false>(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);

@@ -63,12 +63,11 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
   if (!streamed.empty()) end_stream();
 }
 
-void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* shown,
-                        bool streams_shown, std::size_t numel, std::size_t whole, SumVisitor* visitor,
-                        std::size_t offset) {
+void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
+                        std::size_t numel, std::size_t whole, SumVisitor* visitor, std::size_t offset) {
   OfRanks<float*> streamed, kept;
   (whole >= kStreamBytes && !contains(sources, output) ? streamed : kept).push_back(output);
-  if (shown) (streams_shown ? streamed : kept).push_back(shown);
+  if (shown.to) (shown.streams ? streamed : kept).push_back(shown.to);
   sum_pieces(sources, dtype, streamed, kept, numel, visitor, offset);
 }
 

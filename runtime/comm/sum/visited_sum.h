@@ -19,12 +19,16 @@ void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std:
 void visited_sum(std::span<const void* const> sources, DType dtype, std::span<float* const> outputs, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
-/// The same of a piece of a larger call, whose output has `whole` bytes: whether it is written past the caches goes by that. `shown`
-/// (which may be null) gets the sums too, for others to read; past the caches if `streams_shown`. Whose call it is a piece of
-/// ends the stream (end_stream).
-void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, float* shown,
-                        bool streams_shown, std::size_t numel, std::size_t whole, SumVisitor* visitor = nullptr,
-                        std::size_t offset = 0);
+/// Where sums are shown to others besides, if at all.
+struct ShownSums {
+  float* to = nullptr;
+  bool streams = false;  ///< written past the caches
+};
+
+/// The same of a piece of a larger call, whose output has `whole` bytes: whether it is written past the caches goes by that. Whose
+/// call it is a piece of ends the stream (end_stream).
+void visited_window_sum(std::span<const void* const> sources, DType dtype, float* output, const ShownSums& shown,
+                        std::size_t numel, std::size_t whole, SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
 /// What all_reduce and reduce_scatter do where ReduceOptions::method says how sums are made; `numel` as in those calls.
 absl::Status all_reduce_by(SumMethod& method, Collectives& group, std::string_view label, float* input, float* output,

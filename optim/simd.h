@@ -70,8 +70,7 @@ struct Simd {
   /// by one of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
-    constexpr std::size_t kAheadBytes = 2560;
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + kAheadBytes);
+    ask_ahead(from);
     return load(from, count);
   }
   static TESSERA_ALWAYS_INLINE void store(float* to, std::size_t count, const FloatGroup& lanes) {
@@ -82,27 +81,23 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Integers of 8 bits to 32, with their sign if they have one; pairs of 16 bits to 32; back to 16, dropping high
-  /// bits; integers to floats; and back, dropping fractions. (The compiler's own conversions are right too, but take
-  /// three instructions for one.)
-  static TESSERA_ALWAYS_INLINE Group<Int> widen(Narrow<std::uint8_t> x) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return {Int(_mm512_maskz_cvtepu8_epi32(kAll, __m128i(x)))};
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return {Int(_mm256_cvtepu8_epi32(__m128i(x))), Int(_mm256_cvtepu8_epi32(last_half(x)))};
-#endif
-    if constexpr (kVectors == 1) return {__builtin_convertvector(x, Int)};
+  /// Integers of 8 bits to 32, with their sign if they have one; read as `stream` reads, register by register, since a register's
+  /// upper half would have to be moved down first.
+  template <class T>
+  static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
+    ask_ahead(from);
+    Group<Int> wide;
+    for (int v = 0; v < kVectors; ++v) {
+      typedef T Bytes __attribute__((vector_size(kLanes)));
+      Bytes bytes = {};
+      __builtin_memcpy(&bytes, from + v * kLanes, lanes_of(v, count));
+      wide[v] = widen<(T(-1) < T(0))>(bytes);
+    }
+    return wide;
   }
-  static TESSERA_ALWAYS_INLINE Group<Int> widen(Narrow<std::int8_t> x) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return {Int(_mm512_maskz_cvtepi8_epi32(kAll, __m128i(x)))};
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return {Int(_mm256_cvtepi8_epi32(__m128i(x))), Int(_mm256_cvtepi8_epi32(last_half(x)))};
-#endif
-    if constexpr (kVectors == 1) return {__builtin_convertvector(x, Int)};
-  }
+
+  /// Pairs of 16 bits to 32; back to 16, dropping high bits. (The compiler's own conversions are right too, but take three
+  /// instructions for one.)
   static TESSERA_ALWAYS_INLINE BitGroup join(Narrow<std::uint16_t> high, Narrow<std::uint16_t> low) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -140,16 +135,20 @@ struct Simd {
 #endif
     return tops(x);
   }
-  /// The same in the order of `bytes`, which undoes it.
-  static TESSERA_ALWAYS_INLINE Words tops(const BitGroup& x) {
+  /// 16 bits of each from bit `kFirst` (<= 16) on, in the order of `bytes`, which undoes it.
+  template <int kFirst>
+  static TESSERA_ALWAYS_INLINE Words words(const BitGroup& x) {
 #if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Words(_mm256_blend_epi16(__m256i(x[0] >> 16), __m256i(x[1]), 0xaa));
+    if constexpr (kLanes == 8) {
+      return Words(_mm256_blend_epi16(__m256i(x[0] >> kFirst), __m256i(x[1] << (16 - kFirst)), 0xaa));
+    }
 #endif
     BitGroup shifted;
-    for (int v = 0; v < kVectors; ++v) shifted[v] = x[v] >> 16;
+    for (int v = 0; v < kVectors; ++v) shifted[v] = x[v] >> kFirst;
     return narrow<std::uint16_t>(shifted);
   }
-  /// The low 8 bits of each of what `tops` made, in order.
+  static TESSERA_ALWAYS_INLINE Words tops(const BitGroup& x) { return words<16>(x); }
+  /// The low 8 bits of each of what `words` made, in order.
   template <class T>
   static TESSERA_ALWAYS_INLINE Narrow<T> bytes(Words x) {
 #if defined(__AVX512BW__)
@@ -178,8 +177,42 @@ struct Simd {
   }
   static TESSERA_ALWAYS_INLINE Words max_word(Words x, Words y) { return x > y ? x : y; }
 
-  static TESSERA_ALWAYS_INLINE Float to_float(Int x) { return __builtin_convertvector(x, Float); }
-  static TESSERA_ALWAYS_INLINE Int to_int(Float x) { return __builtin_convertvector(x, Int); }
+  static TESSERA_ALWAYS_INLINE Int abs(Int x) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16) return Int(_mm512_maskz_abs_epi32(kAll, __m512i(x)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return Int(_mm256_abs_epi32(__m256i(x)));
+#endif
+    return x > -x ? x : -x;
+  }
+
+  // Where one of two roundings has nothing to round, a fused multiply-add gives the same bits as two operations.
+
+  /// x + y * factor. REQUIRES: the product is exact, as it is where the factor is a power of two.
+  static TESSERA_ALWAYS_INLINE Float add_multiple(Float x, Float y, float factor) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16) return Float(_mm512_fmadd_ps(__m512(y), __m512(Float{} + factor), __m512(x)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) return Float(_mm256_fmadd_ps(__m256(y), __m256(Float{} + factor), __m256(x)));
+#endif
+    return x + y * factor;
+  }
+  /// (x - y) * factor. REQUIRES: both the difference and y * factor are exact.
+  static TESSERA_ALWAYS_INLINE Float scaled_difference(Float x, float y, float factor) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16) {
+      return Float(_mm512_fmsub_ps(__m512(x), __m512(Float{} + factor), __m512(Float{} + y * factor)));
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) {
+      return Float(_mm256_fmsub_ps(__m256(x), __m256(Float{} + factor), __m256(Float{} + y * factor)));
+    }
+#endif
+    return (x - y) * factor;
+  }
 
   static TESSERA_ALWAYS_INLINE Bits bits_of(Float lanes) { return Bits(lanes); }
   static TESSERA_ALWAYS_INLINE Float float_of(Bits lanes) { return Float(lanes); }
@@ -197,17 +230,6 @@ struct Simd {
 #endif
     for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = __builtin_sqrtf(lanes[lane]);
     return lanes;
-  }
-
-  /// a < b ? a : b lane by lane; so b where one is NaN. As the instruction, which the compiler does not find itself.
-  static TESSERA_ALWAYS_INLINE Float min(Float a, Float b) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16) return Float(_mm512_maskz_min_ps(kAll, __m512(a), __m512(b)));
-#endif
-#if defined(__AVX2__)
-    if constexpr (kLanes == 8) return Float(_mm256_min_ps(__m256(a), __m256(b)));
-#endif
-    return a < b ? a : b;
   }
 
   /// `lanes`, with zeros where one of the numbers is a NaN.
@@ -237,6 +259,27 @@ struct Simd {
   }
 
  private:
+  static TESSERA_ALWAYS_INLINE void ask_ahead(const void* from) {
+    constexpr std::size_t kAheadBytes = 2560;
+    __builtin_prefetch(static_cast<const char*>(from) + kAheadBytes);
+  }
+  /// kLanes integers of 8 bits.
+  template <bool kIsSigned, class Bytes>
+  static TESSERA_ALWAYS_INLINE Int widen(Bytes x) {
+#if defined(__AVX512F__)
+    if constexpr (kLanes == 16) {
+      return Int(kIsSigned ? _mm512_maskz_cvtepi8_epi32(kAll, __m128i(x))
+                           : _mm512_maskz_cvtepu8_epi32(kAll, __m128i(x)));
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (kLanes == 8) {
+      const __m128i low = _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
+      return Int(kIsSigned ? _mm256_cvtepi8_epi32(low) : _mm256_cvtepu8_epi32(low));
+    }
+#endif
+    if constexpr (kLanes == 4) return __builtin_convertvector(x, Int);
+  }
   /// Of a group's first `count` elements, those in register `v`.
   static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
     const std::size_t before = static_cast<std::size_t>(v) * kLanes;
@@ -249,10 +292,6 @@ struct Simd {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
     const __m256i halves = _mm256_shuffle_epi8(__m256i(pairs), _mm256_broadcastsi128_si256(order));
     return Words(_mm256_permute4x64_epi64(halves, 0xd8));
-  }
-  template <class Bytes>
-  static TESSERA_ALWAYS_INLINE __m128i last_half(Bytes x) {
-    return _mm_unpackhi_epi64(__m128i(x), __m128i(x));
   }
 #endif
 };

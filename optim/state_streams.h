@@ -21,8 +21,8 @@ namespace {
 //   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
 // and then, where kIsNarrow, since a code may need the block's largest value,
 //   close(begin)
-//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close; noise: 16
-//                              random bits an element
+//   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close; noise:
+//                              kNoiseBits random bits an element
 
 template <class V>
 struct F32State {
@@ -58,6 +58,7 @@ struct BlockValues {
 template <class V>
 struct BF16State : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = false;
+  static constexpr int kNoiseBits = 16;
   std::uint16_t* data;
 
   explicit TESSERA_ALWAYS_INLINE BF16State(const StateArgument& a, float* values)
@@ -87,11 +88,12 @@ struct BF16State : BlockValues<V> {
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
+  static constexpr int kNoiseBits = BlockCode::Code::kNoiseBits;
   using Byte = typename BlockCode::Byte;
 
   Byte* data;
   float* scales;
-  float inverse = 0.0f;
+  float half_inverse = 0.0f;
   typename V::Bits largest = {};
 
   explicit TESSERA_ALWAYS_INLINE BlockState(const StateArgument& a, float* values)
@@ -99,7 +101,7 @@ struct BlockState : BlockValues<V> {
   TESSERA_ALWAYS_INLINE void open(std::size_t begin, std::size_t end) {
     const float scale = scales[begin / kStateBlock];
     for_groups<V>(begin, end, [&](std::size_t i, std::size_t count) TESSERA_INLINE_BODY {
-      const typename V::template Group<typename V::Int> codes = V::widen(V::stream(data + i, count));
+      const typename V::template Group<typename V::Int> codes = V::stream_integers(data + i, count);
       typename V::FloatGroup decoded;
       for (int v = 0; v < V::kVectors; ++v) decoded[v] = BlockCode::decode(codes[v], scale);
       this->keep(i, decoded);
@@ -110,23 +112,25 @@ struct BlockState : BlockValues<V> {
   TESSERA_ALWAYS_INLINE void store(std::size_t i, std::size_t, const typename V::FloatGroup& values) {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
-      const typename V::Bits magnitude = V::bits_of(values[v]) & 0x7fffffffu;  // as integers NaN > infinity > finite
+      typename V::Bits magnitude = V::bits_of(values[v]);   // as integers NaN > infinity > finite
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // the only root with a sign is a NaN, then larger still
       largest = magnitude > largest ? magnitude : largest;
     }
   }
   TESSERA_ALWAYS_INLINE void close(std::size_t begin) {
     const BlockScale next = block_scale<typename BlockCode::Code>(__builtin_bit_cast(float, V::largest(largest)));
     scales[begin / kStateBlock] = next.scale;
-    inverse = next.inverse;
+    half_inverse = next.half_inverse;
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const typename V::BitGroup& noise) const {
     const typename V::FloatGroup values = this->kept(i);
     typename V::BitGroup bits, magnitudes;
     for (int v = 0; v < V::kVectors; ++v) {
       bits[v] = V::bits_of(values[v]);
-      magnitudes[v] = BlockCode::magnitude(values[v], inverse, noise[v]);
+      magnitudes[v] = BlockCode::magnitude(values[v], half_inverse, noise[v]);
     }
-    V::store(data + i, count, V::template bytes<Byte>(BlockCode::code(V::tops(magnitudes), V::tops(bits))));
+    const typename V::Words codes = BlockCode::code(V::template words<kNoiseBits>(magnitudes), V::tops(bits));
+    V::store(data + i, count, V::template bytes<Byte>(codes));
   }
 };
 

@@ -12,7 +12,8 @@ namespace tessera {
 namespace {
 
 // The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of each
-// other (but for the scale of an 8-bit block), and each operation is rounded on its own.
+// other (but for the scale of an 8-bit block), and each operation is rounded on its own, or
+// fused where that gives the same bits (Simd::add_multiple).
 
 /// Calls `body(begin, end)` for the blocks of a state.
 template <class Body>
@@ -46,8 +47,7 @@ class NoiseRun {
   typename V::BitGroup places_;
 };
 
-/// The states of a rule from its `k`th on. The first one's noise is an element's low 16 random bits, the second's the high;
-/// a third is exact.
+/// The states of a rule from its `k`th on. A third one is exact, since an element's noise is enough for two.
 template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
 class States : public States<V, Rule, kDType, k + 1> {
  public:
@@ -100,18 +100,15 @@ class States : public States<V, Rule, kDType, k + 1> {
   }
   TESSERA_ALWAYS_INLINE void encode(std::size_t i, std::size_t count, const BitGroup& noise) const {
     if constexpr (Stream::kIsNarrow) {
-      if (is_kept()) stream_.encode(i, count, own(noise));
+      BitGroup own;
+      for (int v = 0; v < V::kVectors; ++v) own[v] = own_noise<k == 0, Stream::kNoiseBits>(noise[v]);
+      if (is_kept()) stream_.encode(i, count, own);
     }
     Later::encode(i, count, noise);
   }
 
  private:
   TESSERA_ALWAYS_INLINE bool is_kept() const { return !Rule::kOptional[k] || is_kept_; }
-  static TESSERA_ALWAYS_INLINE BitGroup own(const BitGroup& noise) {
-    BitGroup mine;
-    for (int v = 0; v < V::kVectors; ++v) mine[v] = k == 0 ? noise[v] & 0xffffu : noise[v] >> 16;
-    return mine;
-  }
 
   Stream stream_;
   const bool is_kept_;

@@ -158,8 +158,8 @@ struct Weights {
   }
 };
 
-// Where moments come from and go to (state_streams.h for the CPU). `noise`: 16 random bits an element. All threads of a
-// warp call together.
+// Where moments come from and go to (state_streams.h for the CPU). `noise`: kNoiseBits<BlockCode> random bits an element. All
+// threads of a warp call together.
 
 template <StateDType kDType>
 struct Moment;
@@ -180,6 +180,8 @@ struct Moment<StateDType::kF32> {
 template <>
 struct Moment<StateDType::kBF16> {
   template <class BlockCode>
+  static constexpr int kNoiseBits = 16;
+  template <class BlockCode>
   static __device__ __forceinline__ Run<float> load(const StateArgument& a, std::size_t i, std::size_t left) {
     const Run<std::uint16_t> halves = load_run(static_cast<const std::uint16_t*>(a.data) + i, left);
     Run<float> values;
@@ -199,6 +201,8 @@ struct Moment<StateDType::kBF16> {
 
 template <>
 struct Moment<StateDType::k8Bit> {
+  template <class BlockCode>
+  static constexpr int kNoiseBits = BlockCode::Code::kNoiseBits;
   template <class BlockCode>
   static __device__ __forceinline__ Run<float> load(const StateArgument& a, std::size_t i, std::size_t left) {
     using Byte = typename BlockCode::Byte;
@@ -223,8 +227,9 @@ struct Moment<StateDType::k8Bit> {
     Run<Byte> codes;
     for_run([&](int k) {
       const float value = values.values[k];
-      const std::uint16_t magnitude = ScalarLane::tops(BlockCode::magnitude(value, next.inverse, noise.values[k]));
-      codes.values[k] = static_cast<Byte>(BlockCode::code(magnitude, ScalarLane::tops(ScalarLane::bits_of(value))));
+      const std::uint32_t magnitude = BlockCode::magnitude(value, next.half_inverse, noise.values[k]);
+      codes.values[k] = static_cast<Byte>(BlockCode::code(ScalarLane::words<BlockCode::Code::kNoiseBits>(magnitude),
+                                                          ScalarLane::tops(ScalarLane::bits_of(value))));
     });
     if (left == 0) return;
     store_run(static_cast<Byte*>(a.data) + i, left, codes);

@@ -256,9 +256,13 @@ struct Update {
     for_states<Rule>([&]<int s>() {
       using State = StateOf<Rule, kStates, s>;
       if (!State::is_kept(a)) return;
-      Run<std::uint32_t> own;
-      for_run([&](int k) { own.values[k] = s == 0 ? noise.values[k] & 0xffffu : noise.values[k] >> 16; });
-      Moment<State::kDType>::template store<CodeOf<State::kCode>>(a.states[s], i, left, states[s], own);
+      using Code = CodeOf<State::kCode>;
+      Run<std::uint32_t> own = {};
+      if constexpr (State::kDType != StateDType::kF32) {
+        constexpr int kBits = Moment<State::kDType>::template kNoiseBits<Code>;
+        for_run([&](int k) { own.values[k] = own_noise<s == 0, kBits>(noise.values[k]); });
+      }
+      Moment<State::kDType>::template store<Code>(a.states[s], i, left, states[s], own);
     });
   }
 };

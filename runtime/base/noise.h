@@ -18,9 +18,10 @@ struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// Says which function this is: a checkpoint has it, since a run that goes on from it under another draws other numbers. Version 1 had
-/// another factor and two more steps.
-inline constexpr std::int64_t kNoiseVersion = 2;
+/// Says which function this is, and how it rounds: a checkpoint has it, since a run that goes on from it under another draws other
+/// numbers. Version 1 had another factor and two more steps; version 2 rounded 8-bit states otherwise, and kept
+/// scales of theirs that block_scale makes no more.
+inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea
 /// and Flood, OOPSLA 2014, section 6).
@@ -48,10 +49,16 @@ TESSERA_ALWAYS_INLINE Bits mix_noise(Bits x) {
 }
 
 /// 32 bits for one element of the group, or for a vector of elements: `strides` is kNoiseStride * element, modulo 2^32.
-/// Two numbers of one element that are both rounded take 16 bits each. Elements 2^32 apart get the same.
+/// Two numbers of one element that are both rounded take up to 16 bits each (`own_noise`). Elements 2^32 apart get the same.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits noise_at(NoiseKey key, Bits strides) {
   return mix_noise(strides + key.start);
+}
+
+/// `kBits` bits (at most 16) of an element's noise, for the first number that it rounds or for the second.
+template <bool kIsFirst, int kBits, class Bits>
+TESSERA_ALWAYS_INLINE Bits own_noise(Bits noise) {
+  return kIsFirst ? noise & ((1u << kBits) - 1) : noise >> (32 - kBits);
 }
 
 }  // namespace tessera

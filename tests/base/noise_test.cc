@@ -95,9 +95,15 @@ TEST(Noise, EveryBitOfTheKeyMatters) {
   }
 }
 
+TEST(Noise, TwoNumbersOfAnElementTakeItsTwoEnds) {
+  EXPECT_EQ((own_noise<true, 15>(0x9234d678u)), 0x5678u);
+  EXPECT_EQ((own_noise<true, 16>(0x9234d678u)), 0xd678u);
+  EXPECT_EQ((own_noise<false, 14>(0x9234d678u)), 0x9234d678u >> 18);
+}
+
 // A run that goes on from a checkpoint, or on another processor, must draw the same numbers: a change is another kNoiseVersion.
 TEST(Noise, IsTheSameInOneVersion) {
-  EXPECT_EQ(kNoiseVersion, 2);
+  EXPECT_EQ(kNoiseVersion, 3);
   EXPECT_EQ(noise(0, 1, 0), 0x7535934eu);
   EXPECT_EQ(noise(5, 100, 12345), 0xf599879fu);
   EXPECT_EQ(noise(~0ull, 1ll << 40, 0xffffffff), 0x46ee12c6u);

@@ -330,10 +330,12 @@ TEST(Checkpoint, NoiseOfAnotherVersionIsSaid) {
   for (const StateDType state : {StateDType::kBF16, StateDType::k8Bit}) {
     Strategy narrow = strategy;
     narrow.optimizer.state_dtype = state;
+    EXPECT_EQ(other_noise(narrow, 2).has_value(), state == StateDType::k8Bit);
     expect_said(narrow, "states will be rounded");
   }
   strategy.compression.random_k = 0.5;
   EXPECT_THAT(other_noise(strategy, 1).value_or(""), HasSubstr("of gradients other ones"));
+  EXPECT_EQ(other_noise(strategy, 2), std::nullopt);
   EXPECT_EQ(other_noise(strategy, kNoiseVersion), std::nullopt);
 }
 

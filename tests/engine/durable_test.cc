@@ -15,6 +15,7 @@
 
 #include "checkpoint/commit.h"
 #include "offload/fault_plan.h"
+#include "runtime/base/noise.h"
 #include "tessera/error.h"
 #include "tessera/safetensors.h"
 #include "tests/support/durable_runs.h"
@@ -420,9 +421,9 @@ TEST(Durable, NoiseOfAnotherVersionIsSaid) {
       std::ifstream file(entry.path(), std::ios::binary);
       auto commit = read_commit(entry.path(), std::string(std::istreambuf_iterator<char>(file), {}));
       ASSERT_TRUE(commit.ok()) << commit.status();
-      const std::string has = R"("noise":2)";
+      const std::string version = std::to_string(kNoiseVersion), has = "\"noise\":" + version;
       for (auto& [name, bytes] : commit->parts) {
-        if (const auto at = bytes.find(has); at != bytes.npos) bytes.replace(at, has.size(), R"("older":2)");
+        if (const auto at = bytes.find(has); at != bytes.npos) bytes.replace(at, has.size(), "\"older\":" + version);
       }
       std::ofstream(entry.path(), std::ios::binary | std::ios::trunc) << write_commit(*commit);
     }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "optim/rule_optimizer.h"
@@ -104,6 +105,33 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
       }
     }
   });
+}
+
+// Scales at either end of what is computed with, and beyond it after the step.
+TEST(StepLoops, BlocksOfExtremeScalesHaveTheSameBitsToo) {
+  constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
+  constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;
+  for (OptimizerType type : {OptimizerType::kLion, OptimizerType::kAdamW}) {
+    Case test{name_of(type), config_of(type), 7};
+    test.config.state_dtype = StateDType::k8Bit;
+    const auto stepped = [&](InstructionSet set) {
+      StepProblem problem(kCount, 8, false, {WeightFormat::kF32, make(test)});
+      for (float& g : problem.gradient) g = 0.0f;
+      for (std::size_t b = 0; b < std::size(kExponents); ++b) problem.scales[0][b] = std::ldexp(1.2f, kExponents[b]);
+      step(make(test, set), test, problem, 0, kCount, test.step);
+      return problem;
+    };
+    const StepProblem wanted = stepped(InstructionSet::kPortable);
+    const std::vector<float>& scales = wanted.scales[0];
+    EXPECT_EQ(scales[0], 0.0f);
+    EXPECT_TRUE(scales[1] > 0x1p-112f && scales[1] < 0x1p-111f) << scales[1];
+    EXPECT_TRUE(scales[6] > 0x1p124f && scales[6] < 0x1p125f) << scales[6];
+    EXPECT_TRUE(std::isnan(scales[7]));
+    for (InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+      if (!supports(set)) continue;
+      EXPECT_TRUE(same_bits(wanted, stepped(set))) << test.name << ", " << name_of(set);
+    }
+  }
 }
 
 // Rounding up the upper half of a NaN whose payload is all ones would give zero.

@@ -12,8 +12,8 @@ namespace tessera {
 namespace {
 
 // The loops, for any vector type V, any rule, any kind of weights and any kind of state. Elements are independent of each
-// other (but for the scale of an 8-bit block), and each operation is rounded on its own, or
-// fused where that gives the same bits (Simd::add_multiple).
+// other (but for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that gives the same
+// bits (Simd::add_multiple).
 
 /// Calls `body(begin, end)` for the blocks of a state.
 template <class Body>

@@ -18,9 +18,9 @@ struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// Says which function this is, and how it rounds: a checkpoint has it, since a run that goes on from it under another draws other
-/// numbers. Version 1 had another factor and two more steps; version 2 rounded 8-bit states otherwise, and kept
-/// scales of theirs that block_scale makes no more.
+/// Says which function this is, and how states are rounded by it: a checkpoint has it, since a run that goes on from it under
+/// another draws other numbers. Version 1 had another factor and two more steps; version 2 rounded 8-bit states otherwise, and
+/// kept smaller and larger scales of their blocks.
 inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea

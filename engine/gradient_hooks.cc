@@ -12,7 +12,7 @@
 
 #include "runtime/base/log.h"
 #include "sharding/scalar_type.h"
-#include "sharding/storage_access.h"
+#include "runtime/torch/storage_access.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 
@@ -110,7 +110,7 @@ GradientHooks::~GradientHooks() {
   }
 }
 
-void GradientHooks::hook_before(Watched& watched, std::shared_ptr<autograd::Node> accumulator) {
+void GradientHooks::hook_before(Watched& watched, NodePtr accumulator) {
   auto before = std::make_unique<BeforeAccumulation>(*this, watched);
   watched.before = before.get();
   watched.accumulator = std::move(accumulator);
@@ -191,7 +191,7 @@ void GradientHooks::follow() {
     const at::Tensor& tensor = watched.flat().tensor;
     if (autograd::impl::post_acc_grad_hooks(tensor).get() != watched.after) throw_replaced_hook(watched);
     // A tensor that was given data of another dtype accumulates through another node.
-    std::shared_ptr<autograd::Node> accumulator = autograd::impl::try_get_grad_accumulator(tensor);
+    NodePtr accumulator = autograd::impl::try_get_grad_accumulator(tensor);
     if (!accumulator || accumulator == watched.accumulator) continue;
     unhook_before(watched);
     hook_before(watched, std::move(accumulator));

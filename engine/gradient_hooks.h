@@ -6,12 +6,12 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/torch/autograd_node.h"
 #include "sharding/reducer.h"
 #include "sharding/unit.h"
 
 namespace torch::autograd {
 struct FunctionPreHook;
-struct Node;
 struct PostAccumulateGradHook;
 }  // namespace torch::autograd
 
@@ -63,7 +63,7 @@ class GradientHooks {
   struct Watched {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;
-    std::shared_ptr<torch::autograd::Node> accumulator;  ///< held, since a tensor holds it weakly
+    NodePtr accumulator;  ///< held, since a tensor holds it weakly
     const torch::autograd::FunctionPreHook* before = nullptr;
     const torch::autograd::PostAccumulateGradHook* after = nullptr;
     bool counts = false;        ///< the Engine's backward has made a gradient since the last step
@@ -78,7 +78,7 @@ class GradientHooks {
 
   void lift(Watched& watched);
   void receive(Watched& watched);
-  void hook_before(Watched& watched, std::shared_ptr<torch::autograd::Node> accumulator);
+  void hook_before(Watched& watched, NodePtr accumulator);
   static void unhook_before(Watched& watched);
   [[noreturn]] static void throw_replaced_hook(const Watched& watched);
   [[noreturn]] static void throw_taken_away(const Watched& watched);

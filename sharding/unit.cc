@@ -5,7 +5,7 @@
 
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
-#include "sharding/storage_access.h"
+#include "runtime/torch/storage_access.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/autograd/end_of_backward.h"
+#include "runtime/torch/autograd_node.h"
 
 namespace tessera {
 namespace {
@@ -39,7 +40,7 @@ class HookingEngine final : public autograd::Engine {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<autograd::GraphTask>& task,
-                                                                 std::shared_ptr<autograd::Node> root,
+                                                                 NodePtr root,
                                                                  autograd::InputBuffer&& input) override {
     return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
   }

@@ -8,7 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
-#include "sharding/storage_access.h"
+#include "runtime/torch/storage_access.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 

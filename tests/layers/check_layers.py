@@ -25,23 +25,24 @@ SUM = [*INTERFACE, "runtime/comm", "runtime/comm/sum"]
 LOCAL = [*SUM, "runtime/comm/local"]
 COMPOSE = [*LOCAL, "runtime/comm/compose"]
 SHARED = [*COMPOSE, "runtime/comm/rounds", "runtime/comm/shared"]
-DEVICE = [*SHARED, "runtime/comm/c10d"]
+DEVICE = [*SHARED, "runtime/torch", "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
 SHARDING = ["sharding", "sharding/layout", "sharding/timing", *PUBLIC_LAYOUT]
-ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/data", *COMM, *SHARDING, "optim", "offload", "checkpoint", "include/tessera"]
+ENGINE_GROUND = [*GROUND, "runtime/border", "runtime/torch", "runtime/data", *COMM, *SHARDING, "optim", "offload", "checkpoint", "include/tessera"]
 ALLOWED = {
     "runtime/base": PUBLIC_BASE,
     "runtime/config": ["runtime/base", *PUBLIC_CONFIG],
     "runtime/border": ["runtime/base", "include/tessera/error.h"],
+    "runtime/torch": [],
     "runtime/comm": INTERFACE,
     "runtime/comm/sum": [*INTERFACE, "runtime/comm"],
     "runtime/comm/local": SUM,
     "runtime/comm/compose": LOCAL,
     "runtime/comm/rounds": [*INTERFACE, "runtime/comm"],
     "runtime/comm/shared": COMPOSE,
-    "runtime/comm/c10d": SHARED,
+    "runtime/comm/c10d": [*SHARED, "runtime/torch"],
     "runtime/comm/device": DEVICE,
     "runtime/comm/nccl": NCCL,
     "runtime/comm/cuda_host": CUDA_HOST,
@@ -51,7 +52,7 @@ ALLOWED = {
     "runtime/data": ["runtime/base", *PUBLIC_BASE, *PUBLIC_DATA],
     "sharding/layout": [*GROUND, *PUBLIC_LAYOUT],
     "sharding/timing": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", "sharding/layout", *PUBLIC_LAYOUT],
-    "sharding": [*GROUND, *SHARED, "runtime/border", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", "sharding/layout", *PUBLIC_LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "optim": GROUND,
     "offload": ["runtime/base", *PUBLIC_BASE, *PUBLIC_OFFLOAD],
     "checkpoint": ["runtime/base", "runtime/config", "offload", *PUBLIC_BASE, *PUBLIC_DATA, *PUBLIC_OFFLOAD],

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/comm/sum/wire_codec.h"
+#include "runtime/torch/flat_collectives.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +36,7 @@ void Transfers::gather_packed(c10d::Backend& backend, int tag, std::optional<DTy
   at::Tensor output = as_tensor(full, bytes * static_cast<std::size_t>(backend.getSize())),
              input = as_tensor(shard, bytes);
   const std::lock_guard lock(in_backend_);
-  collective_ = backend._allgather_base(output, input);
+  collective_ = all_gather_single(backend, output, input);
 }
 
 void Transfers::gather_rounded(c10d::Backend& backend, int tag, WireForm form, DType dtype, const void* shard,
@@ -60,9 +61,8 @@ void Transfers::exchange(c10d::Backend& backend, int tag, const void* input, std
   }
   const std::size_t all = bytes * static_cast<std::size_t>(backend.getSize());
   at::Tensor to = as_tensor(output, all), from = as_tensor(input, all);
-  std::vector<std::int64_t> equal_parts;
   const std::lock_guard lock(in_backend_);
-  collective_ = backend.alltoall_base(to, from, equal_parts, equal_parts);
+  collective_ = all_to_all_single(backend, to, from);
 }
 
 void Transfers::broadcast(c10d::Backend& backend, void* data, std::size_t bytes, int root) {

@@ -14,6 +14,7 @@
 #include "runtime/comm/device/device_memory.h"
 #include "runtime/comm/device/work_watch.h"
 #include "runtime/comm/sum/visited_sum.h"
+#include "runtime/torch/flat_collectives.h"
 
 namespace tessera {
 namespace {
@@ -172,7 +173,7 @@ Work QueuedCollectives::do_all_gather(std::string_view label, const void* shard,
                                       const GatherOptions&) {
   return start(Operation::kAllGather, label, DType::kU8, bytes_per_rank, [&](c10d::Backend& backend) {
     at::Tensor output = tensor(full, bytes_per_rank * size()), input = tensor(shard, bytes_per_rank);
-    return backend._allgather_base(output, input);
+    return all_gather_single(backend, output, input);
   });
 }
 
@@ -185,7 +186,7 @@ Work QueuedCollectives::do_reduce_scatter(std::string_view label, void* input, D
   at::Tensor sum = dtype == DType::kF32 ? wide : addends.narrow(0, rank() * numel, numel);
   return start(
       Operation::kReduceScatter, label, dtype, numel_per_rank,
-      [&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, addends); },
+      [&](c10d::Backend& backend) { return reduce_scatter_single(backend, sum, addends); },
       [wide, sum] {
         if (!sum.is_same(wide)) wide.copy_(sum);
       });
@@ -220,8 +221,7 @@ Work QueuedCollectives::all_to_all(std::string_view label, const void* input, vo
                                    std::size_t bytes_per_rank) {
   return start(Operation::kAllToAll, label, DType::kU8, bytes_per_rank, [&](c10d::Backend& backend) {
     at::Tensor to = tensor(output, bytes_per_rank * size()), from = tensor(input, bytes_per_rank * size());
-    std::vector<std::int64_t> equal_parts;
-    return backend.alltoall_base(to, from, equal_parts, equal_parts);
+    return all_to_all_single(backend, to, from);
   });
 }
 

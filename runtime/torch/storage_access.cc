@@ -1,4 +1,4 @@
-#include "sharding/storage_access.h"
+#include "runtime/torch/storage_access.h"
 
 namespace tessera {
 namespace {

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/version.h>
+#include <vector>
+
+/// LibTorch 2.15 gave three calls of c10d::Backend new names and keeps the old ones as deprecated aliases. Each name forwards to the
+/// other, so a backend of the user's may override either. Tessera calls them through these functions.
+///
+/// 1 where c10d::Backend has the new names.
+#define TESSERA_TORCH_HAS_SINGLE_NAMES \
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
+
+namespace tessera {
+
+/// `output` is [size * input.numel()].
+inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
+#if TESSERA_TORCH_HAS_SINGLE_NAMES
+  return backend.all_gather_single(output, input);
+#else
+  return backend._allgather_base(output, input);
+#endif
+}
+
+/// `input` is [size * output.numel()].
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::Backend& backend, at::Tensor& output,
+                                                            at::Tensor& input) {
+#if TESSERA_TORCH_HAS_SINGLE_NAMES
+  return backend.reduce_scatter_single(output, input);
+#else
+  return backend._reduce_scatter_base(output, input);
+#endif
+}
+
+/// Both are [size * part].
+inline c10::intrusive_ptr<c10d::Work> all_to_all_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
+  std::vector<std::int64_t> equal_parts;
+#if TESSERA_TORCH_HAS_SINGLE_NAMES
+  return backend.all_to_all_single(output, input, equal_parts, equal_parts);
+#else
+  return backend.alltoall_base(output, input, equal_parts, equal_parts);
+#endif
+}
+
+}  // namespace tessera

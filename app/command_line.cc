@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <system_error>
 
+#include "app/parts.h"
 #include "runtime/base/text.h"
+#include "tessera/exit_code.h"
 
 namespace tessera::app {
 namespace {
@@ -116,6 +119,41 @@ std::string unknown_word(const CLI::App& app, const std::vector<std::string>& wo
   }
   if (command == &app || command->get_name() == "launch") return "";
   return unknown_option(*command, words, at);
+}
+
+CLI::App* add_command(CLI::App& app, const char* command) {
+  const Part* const part = part_with(command);
+  return app.add_subcommand(command, part ? part->help : "");
+}
+
+int refuse(const std::string& what) {
+  std::fprintf(stderr, "tessera: %s\n", what.c_str());
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+CommandLine::CommandLine()
+    : app("Tessera trains LibTorch modules with parameters, gradients and optimizer state sharded over ranks.",
+          "tessera") {
+  app.require_subcommand(1);
+  // Said twice, the last one counts, so that a script can append to a command line. Subcommands inherit it.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+}
+
+std::optional<int> CommandLine::parse(int argc, char** argv) {
+  if (const std::string slip = unknown_word(app, {argv + std::min(argc, 1), argv + argc}); !slip.empty())
+    return refuse(slip);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+  }
+  return std::nullopt;
+}
+
+bool CommandLine::got(const char* command, const char* section) const {
+  if (!app.got_subcommand(command)) return false;
+  return section == nullptr || app.get_subcommand(command)->got_subcommand(section);
 }
 
 }  // namespace tessera::app

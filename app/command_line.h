@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,27 @@ CLI::Validator integer_from(std::int64_t least, std::int64_t most);
 CLI::Validator number_from(double least, double most);
 /// A path or text that is not empty.
 CLI::Validator not_empty();
+
+constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
+
+/// One line on stderr. Returns 64.
+int refuse(const std::string& what);
+
+/// The command line of one of the programs.
+struct CommandLine {
+  CommandLine();
+
+  /// Reads it into what the options of `app` name. An exit code where the program ends here: after --help or --version, or 64
+  /// after a line that says what is wrong.
+  std::optional<int> parse(int argc, char** argv);
+  /// Whether `command` was given, and its `section`.
+  bool got(const char* command, const char* section = nullptr) const;
+
+  CLI::App app;
+};
+
+/// Adds a command of parts.h, with its line of help.
+CLI::App* add_command(CLI::App& app, const char* command);
 
 /// What is wrong with the words behind the program's name before their values are looked at: a command that there is
 /// not, or an option that its command does not have, with the name that was probably meant. Empty: nothing. What

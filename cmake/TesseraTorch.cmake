@@ -49,8 +49,6 @@ if(NOT TARGET tessera::torch)
   endif()
 endif()
 
-option(TESSERA_BATCHES "Compile sources that include LibTorch several at a time: fast from nothing, slow after a change" OFF)
-
 # tessera_use_torch_pch(<target>...): compiles targets with one shared precompiled header of LibTorch's expensive ones
 # (torch/nn/module.h alone costs 9 s a file). Sources still include what they use.
 function(tessera_use_torch_pch)
@@ -63,11 +61,8 @@ function(tessera_use_torch_pch)
       <torch/csrc/distributed/c10d/Backend.hpp> <memory> <string> <vector>)
   endif()
   foreach(target ${ARGN})
+    set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM "")  # in place of the one without LibTorch
     target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)
-    if(TESSERA_BATCHES)
-      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-      # A batch is not a header, so an unnamed namespace in it is no mistake.
-      target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
-    endif()
+    tessera_compile_in_batches(${target})
   endforeach()
 endfunction()

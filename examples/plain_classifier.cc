@@ -1,4 +1,4 @@
-// A training program of plain LibTorch: it tells three spirals apart. README.md shows the lines that shard it.
+// A training program of plain LibTorch: it tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
 #include <ATen/Functions.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>

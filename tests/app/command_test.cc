@@ -104,10 +104,10 @@ TEST_F(Command, LaunchGivesTheProgramItsOwnArguments) {
   EXPECT_EQ(run_program(launch(2) + Words{"/bin/sh", "-c", "exit 9"}, path("run")).code, 9);
 }
 
-TEST_F(Command, TheReadmeShowsTheExample) {
+TEST_F(Command, ThePageForCppShowsTheExample) {
   const std::string program = read_file(kExamples + "train_gpt.cc");
   ASSERT_FALSE(program.empty());
-  EXPECT_THAT(read_file(TESSERA_SOURCE "/README.md"), HasSubstr("```cpp\n" + program + "```\n"));
+  EXPECT_THAT(read_file(TESSERA_SOURCE "/docs/start-cpp.md"), HasSubstr("```cpp\n" + program + "```\n"));
 }
 
 }  // namespace

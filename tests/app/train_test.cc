@@ -387,7 +387,7 @@ TEST_F(Train, TheStatusLineTellsTheMeanTheEpochAndTheTimeLeft) {
   EXPECT_THAT(ended.out, ::testing::ContainsRegex("left [0-9]+ s"));
 }
 
-TEST_F(Train, TheExampleOfTheReadmeLearns) {
+TEST_F(Train, TheProgramForAGptLearns) {
   write_file(path("example.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"lr": 0.003}})");
   const Ended ended = run(launch(2, {"--no-prefix"}) + Words{TESSERA_EXAMPLE, path("example.json"), path("text")});
   const auto loss_at = [&](int step) {

@@ -1,25 +1,26 @@
-"""Applies the diff that README.md shows for a program, so that what it shows is known to build and to run.
+"""Applies the diff that a page shows for a program, so that what it shows is known to build and to run.
 
 The diff of a program is the one behind the last mention of its path in backticks.
 
 A hunk begins with a line of "@@". Its lines of context and those that it takes away must stand in the program, once and
 one below the other; line numbers there are none. More than ten added lines are an error: the page promises few.
 
-Usage: apply_diff.py README PROGRAM OUTPUT
+Usage: apply_diff.py PAGE PROGRAM OUTPUT
 """
 
 import pathlib
 import re
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_LINES = 10
 
 
-def diff_of(readme, program):
-    found = [each[1] for each in re.finditer(r"^```diff\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-             if re.findall(r"`(examples/[^`]+)`", readme[:each.start()])[-1:] == [program]]
+def diff_of(page, program):
+    found = [each[1] for each in re.finditer(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+             if re.findall(r"`(examples/[^`]+)`", page[:each.start()])[-1:] == [program]]
     if len(found) != 1:
-        sys.exit(f"README shows {len(found)} diffs for {program}, where one is expected")
+        sys.exit(f"the page shows {len(found)} diffs for {program}, where one is expected")
     return found[0].splitlines()
 
 
@@ -41,12 +42,11 @@ def applied(program, hunk):
     return program.replace(old, new)
 
 
-def main(readme, program, output):
-    root = pathlib.Path(readme).resolve().parent
-    diff = diff_of(pathlib.Path(readme).read_text(encoding="utf-8"), pathlib.Path(program).resolve().relative_to(root).as_posix())
+def main(page, program, output):
+    diff = diff_of(pathlib.Path(page).read_text(encoding="utf-8"), pathlib.Path(program).resolve().relative_to(ROOT).as_posix())
     added = sum(line.startswith("+") for line in diff)
     if not 0 < added <= MOST_LINES:
-        sys.exit(f"README's diff adds {added} lines, where at most {MOST_LINES} are promised")
+        sys.exit(f"the diff adds {added} lines, where at most {MOST_LINES} are promised")
     text = pathlib.Path(program).read_text(encoding="utf-8")
     for hunk in hunks_of(diff):
         text = applied(text, hunk)

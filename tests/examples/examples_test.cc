@@ -37,7 +37,7 @@ TEST_F(Examples, ThePlainClassifierLearns) {
   EXPECT_GT(last.at("right"), 0.9);
 }
 
-TEST_F(Examples, WithReadmesDiffItLearnsOnAnyNumberOfRanks) {
+TEST_F(Examples, WithThePagesDiffItLearnsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3}) {
     const std::string output = output_of(SHARDED_CLASSIFIER, ranks);
     const auto last = last_line(output, "epoch");

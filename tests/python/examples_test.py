@@ -1,4 +1,4 @@
-"""The Python program of examples/ with README's diff learns on two ranks as it does alone and plain."""
+"""The Python program of examples/ with the diff of docs/start-python.md learns on two ranks as it does alone and plain."""
 
 import importlib.util
 import pathlib
@@ -20,11 +20,12 @@ def losses(output):
 
 @unittest.skipUnless(importlib.util.find_spec("transformers"), "no transformers: scripts/setup --tests")
 class ExamplesTest(unittest.TestCase):
-    def test_with_readmes_diff_it_learns_on_two_ranks(self):
+    def test_with_the_pages_diff_it_learns_on_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
             sharded, text = pathlib.Path(folder) / "train.py", pathlib.Path(folder) / "text"
             text.write_text((ROOT / "docs" / "design.md").read_text(encoding="utf-8")[:40000], encoding="utf-8")
-            subprocess.run([sys.executable, "-B", ROOT / "tests" / "examples" / "apply_diff.py", ROOT / "README.md", PLAIN, sharded], check=True)
+            page = ROOT / "docs" / "start-python.md"
+            subprocess.run([sys.executable, "-B", ROOT / "tests" / "examples" / "apply_diff.py", page, PLAIN, sharded], check=True)
             code, output = run([sys.executable, "-B", PLAIN, text])
             self.assertEqual(code, 0, output)
             wanted = losses(output)

@@ -35,10 +35,12 @@ if(NOT CMAKE_MATCH_1 LESS first)
   message(FATAL_ERROR "the program did not learn")
 endif()
 
-# README shows this program.
+# README and the page for C++ show this program.
 file(READ ${SOURCE}/main.cc program)
-file(READ ${CMAKE_CURRENT_LIST_DIR}/../../README.md readme)
-string(FIND "${readme}" "${program}" place)
-if(place EQUAL -1)
-  message(FATAL_ERROR "README.md does not show ${SOURCE}/main.cc as it is")
-endif()
+foreach(page README.md docs/start-cpp.md)
+  file(READ ${CMAKE_CURRENT_LIST_DIR}/../../${page} text)
+  string(FIND "${text}" "${program}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "${page} does not show ${SOURCE}/main.cc as it is")
+  endif()
+endforeach()

@@ -4,6 +4,8 @@ A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages those in backticks and t
 sources those in comments. With a '/' it is a path from the root, from include/, or from the folder that names it. Without
 one it is the name of any file of this project. In pages, folders and programs that begin with a folder of ours count too.
 
+A page of MOST_BYTES has no more than so many bytes.
+
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, of the odd inputs, `FILE: name of a row`.
 
 Usage: check_docs.py ROOT
@@ -17,6 +19,7 @@ import re
 import sys
 
 PAGES = ["README.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
+MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
 CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "scripts",
         "sharding", "tests"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
@@ -96,6 +99,9 @@ def complaints(root, files, source):
         places = {name, f"include/{name}", posixpath.normpath(folder / name)}
         if name not in basenames and not places & files:
             yield f"names {name}, which is not there"
+    size = (root / source).stat().st_size
+    if size > MOST_BYTES.get(source, size):
+        yield f"has {size} bytes, and {MOST_BYTES[source]} are the most"
     if source.endswith(".md"):
         yield from (f"names {name}, which is not there" for name in folders_and_programs_in(root / source)
                     if not (root / name).exists())

@@ -1,4 +1,4 @@
-"""check_docs.py notices a name of a file that is gone, in pages and comments, and of a test that is gone, in pages; and nothing else."""
+"""check_docs.py notices a name of a file or a test that is gone, in pages and comments, and a README that is too long; and nothing else."""
 
 import pathlib
 import tempfile
@@ -54,6 +54,11 @@ class Docs(unittest.TestCase):
                 self.assertEqual(found_in({"docs/faults.md": f"`{name}`\n"}), [f"docs/faults.md: names the test {name}, which is not there"])
         self.assertEqual(found_in({"docs/faults.md": "`tests/base/gone_test.cc: Log.Lines`\n"}),
                          ["docs/faults.md: names tests/base/gone_test.cc, which is not there"])
+
+    def test_a_readme_that_is_too_long_is_found(self):
+        self.assertEqual(found_in({"README.md": "a" * 8192, "docs/design.md": "a" * 8193}), [])
+        self.assertEqual(found_in({"README.md": "a" * 8193}), ["README.md: has 8193 bytes, and 8192 are the most"])
+        self.assertEqual(found_in({"README.md": "\u00e4" * 4097}), ["README.md: has 8194 bytes, and 8192 are the most"])
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ struct SavedFile {
   std::int64_t chunks() const { return (data_bytes() + kChunkBytes - 1) / kChunkBytes; }
 };
 
-/// "tessera 0.1.0".
+/// "tessera ", and the version that the CMakeLists.txt of the root says.
 std::string this_program();
 
 struct Manifest {

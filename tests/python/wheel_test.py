@@ -23,7 +23,7 @@ for _ in range(20):
     engine.backward((model(torch.ones(2, 3)) - 1).square().mean())
     losses.append(engine.step().loss)
 assert losses[-1] < 1e-3, losses
-print("from", tessera.__file__)
+print("version", tessera.__version__, "from", tessera.__file__)
 """
 
 
@@ -41,7 +41,7 @@ class WheelTest(unittest.TestCase):
             zipfile.ZipFile(wheel).extractall(site)
             code, output = run([sys.executable, "-c", PROGRAM], PYTHONPATH=str(site))
             self.assertEqual(code, 0, output)
-            self.assertIn(f"from {site}", output)
+            self.assertIn(f"version {wheel.name.split('-')[1]} from {site}", output)
             built_with = site / "tessera" / "_built_with.py"
             built_with.write_text(re.sub(r'"2\..*"', '"2.10.0"', built_with.read_text()))
             code, output = run([sys.executable, "-c", "import tessera"], PYTHONPATH=str(site))

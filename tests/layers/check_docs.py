@@ -18,7 +18,7 @@ import posixpath
 import re
 import sys
 
-PAGES = ["README.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # one manual is read; the others are pages of docs/
 CODE = ["app", "benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "models", "offload", "optim", "python", "runtime", "scripts",
         "sharding", "tests"]

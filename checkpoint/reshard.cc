@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/shard_writer.h"
+#include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -116,7 +117,8 @@ absl::StatusOr<SavedFile> write_file(SavedCheckpoint& from, const std::string& f
     const std::int64_t element = element_bytes(piece.dtype), most = kPortionBytes / element;
     for (std::int64_t done = 0; done < piece.numel; done += most) {
       portion.resize(static_cast<std::size_t>(std::min(most, piece.numel - done) * element));
-      TESSERA_RETURN_IF_ERROR(from.read(piece.what, piece.name, piece.offset + done, portion));
+      const std::int64_t first = piece.offset + (seeded_fault(SeededFault::kPortionsAlike) ? 0 : done);
+      TESSERA_RETURN_IF_ERROR(from.read(piece.what, piece.name, first, portion));
       TESSERA_RETURN_IF_ERROR(writer->append(portion));
     }
   }

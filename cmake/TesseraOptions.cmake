@@ -23,6 +23,11 @@ add_library(tessera_options INTERFACE)
 target_compile_options(tessera_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-fPIC;-fpch-preprocess>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Wall>")
+# Wrong lines that TESSERA_SEEDED_FAULT switches on (runtime/base/seeded_fault.h). The definition is for our own sources: no target that
+# is installed has it.
+if(TESSERA_FAULTS)
+  target_compile_definitions(tessera_options INTERFACE TESSERA_SEEDED_FAULTS)
+endif()
 option(TESSERA_WERROR "Treat warnings as errors (what scripts/test does)" OFF)
 if(TESSERA_WERROR)
   target_compile_options(tessera_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/seeded_fault.h"
+
 namespace tessera::models {
 namespace {
 
@@ -32,7 +34,8 @@ at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Gen
   if (options.temperature == 0.0) return scores.argmax(-1, /*keepdim=*/true);
   scores = scores / options.temperature;
   if (options.top_k > 0 && options.top_k < scores.size(-1)) {
-    const auto [values, indices] = at::topk(scores, options.top_k, -1);
+    const std::int64_t kept = options.top_k + (seeded_fault(SeededFault::kTopKOneMore) ? 1 : 0);
+    const auto [values, indices] = at::topk(scores, kept, -1);
     const at::Tensor probabilities = at::softmax(values, -1);
     return indices.gather(-1, at::multinomial(probabilities, 1, /*replacement=*/false, generator));
   }

@@ -13,6 +13,7 @@
 #include "offload/sector.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
+#include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -531,6 +532,7 @@ absl::Status FileTier::let_go(std::int64_t record, bool changed, std::optional<s
   const std::size_t index = as_size(slot_of(record) - 1);
   slots_[index].order = ++order_;
   TESSERA_RETURN_IF_ERROR(end_writes_behind());
+  if (seeded_fault(SeededFault::kRecordWrittenOnce) && written_[on_disk(record)] != 0) changed = false;
   if (changed) return start_write(index, checksum);
   slots_[index].state = SlotState::kFree;
   return absl::OkStatus();

@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 
+#include "runtime/base/seeded_fault.h"
+
 namespace tessera {
 namespace {
 
@@ -173,7 +175,8 @@ void RuleOptimizer::step(const StepScalars& scalars, const OptimizerSlice& slice
   a.clip_value = scalars.clip_value;
   a.average.begins = scalars.step <= 1;
   a.noise = noise_key(slice.stream, scalars.step);
-  loops_->update[static_cast<int>(rule_)](rule_constants(rule_, numbers_, scalars.step, scalars.lr), a);
+  const std::int64_t step = scalars.step + (seeded_fault(SeededFault::kBiasCorrectionOneAhead) ? 1 : 0);
+  loops_->update[static_cast<int>(rule_)](rule_constants(rule_, numbers_, step, scalars.lr), a);
 }
 
 void RuleOptimizer::average(const OptimizerSlice& slice) const {

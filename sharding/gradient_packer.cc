@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/base/seeded_fault.h"
 #include "sharding/memory_view.h"
 #include "sharding/unrecorded.h"
 
@@ -126,7 +127,7 @@ void GradientPacker::fill_missing(const FlatGroup& group, std::byte* bucket, boo
     for (Extent gap : group.layout.gaps()) clear_extent(gap);
   }
   const std::vector<char>& arrived = parts_[group.index].arrived;
-  for (std::size_t i = 0; i < arrived.size(); ++i) {
+  for (std::size_t i = seeded_fault(SeededFault::kFirstGradientNotCleared) ? 1 : 0; i < arrived.size(); ++i) {
     if (!arrived[i]) clear_extent(group.layout.extent(i));
   }
 }

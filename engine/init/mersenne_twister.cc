@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/seeded_fault.h"
+
 namespace tessera::mt19937 {
 namespace {
 
@@ -146,7 +148,7 @@ void jump(Block& block, std::uint64_t blocks) {
   // Every bit of the words behind word 0 follows the recurrence that the characteristic polynomial stands for: where
   // x^e is the sum of c_i x^i, word 1 + m + e is the sum of c_i times word 1 + m + i. (Of word 0 only the highest bit
   // belongs to the state.) Word `blocks * kWords` is word 1 + e.
-  const Limbs power = power_of_x(blocks * kWords - 1);
+  const Limbs power = power_of_x(blocks * kWords - (seeded_fault(SeededFault::kJumpOneWordFar) ? 0 : 1));
   constexpr std::size_t kNeeded = kLimbs * 64 + kWords + 1;
   std::vector<std::uint32_t> words;
   words.reserve(kNeeded + kWords);

@@ -12,6 +12,7 @@
 #include "engine/expect.h"
 #include "engine/loop/recomputing.h"
 #include "engine/loop/reduce_tensor.h"
+#include "runtime/base/seeded_fault.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
@@ -80,7 +81,8 @@ void count(const RunningStatistics& running, const BatchStatistics& batch) {
     if (kept.defined()) kept.mul_(1 - running.momentum).add_(value.to(kept.options()), running.momentum);
   };
   add(running.mean, batch.mean);
-  add(running.variance, batch.variance * (batch.count / (batch.count - 1)));
+  const bool is_biased = seeded_fault(SeededFault::kBiasedRunningVariance);
+  add(running.variance, is_biased ? batch.variance : batch.variance * (batch.count / (batch.count - 1)));
 }
 
 struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {

@@ -9,6 +9,7 @@
 #include "engine/memory/host_view.h"
 #include "engine/memory/state_views.h"
 #include "optim/rounding.h"
+#include "runtime/base/seeded_fault.h"
 #include "sharding/memory_view.h"
 
 namespace tessera {
@@ -75,7 +76,7 @@ void write_values(FlatGroup& group, const at::Tensor& values, Extent at) {
                    if (is_split) return write_high(view, values.const_data_ptr<float>() + begin);
                    write_rounded(group, view, values.narrow(0, begin, view.run.numel));
                  });
-  if (!has_masters_beside(group)) return;
+  if (!has_masters_beside(group) || seeded_fault(SeededFault::kMastersNotWritten)) return;
   for_each_state(group, StateKind::kMastersAndStates, intersect(group.optimizer_part, at), StateUse::kUpdate,
                  [&](const StateView& view) {
                    write_masters(group, view, values.const_data_ptr<float>() + (view.run.offset - at.offset));

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "runtime/base/seeded_fault.h"
+
 namespace tessera {
 namespace {
 
@@ -22,6 +24,7 @@ constexpr std::array<std::uint32_t, 256> kCrcTable = make_crc_table();
 }  // namespace
 
 std::uint32_t crc32c(std::string_view bytes) {
+  if (seeded_fault(SeededFault::kCrcWithoutLastByte) && !bytes.empty()) bytes.remove_suffix(1);
   std::uint32_t crc = ~std::uint32_t{0};
   for (const char byte : bytes) crc = (crc >> 8) ^ kCrcTable[(crc ^ static_cast<unsigned char>(byte)) & 0xFF];
   return ~crc;

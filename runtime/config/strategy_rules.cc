@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "runtime/base/seeded_fault.h"
 #include "runtime/config/compression_methods.h"
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
@@ -21,7 +22,8 @@ StrategyRule replicate_rule() {
           "strategies "
           "each replica shards what the strategy says within itself.)",
           [](const Strategy& s) -> std::string {
-            if (s.mesh.replicate <= 1 || s.strategy != ShardingStrategy::kFullShard) return "";
+            const int most = seeded_fault(SeededFault::kTwoReplicasOfFullShard) ? 2 : 1;
+            if (s.mesh.replicate <= most || s.strategy != ShardingStrategy::kFullShard) return "";
             return fmt::format(
                 "{} replicas of FULL_SHARD are HYBRID_SHARD; write \"strategy\": \"HYBRID_SHARD\", or "
                 "leave replicate out",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/data/dataset_stats.h"
 
@@ -52,8 +53,8 @@ DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_
 }
 
 void DistributedSampler::start(std::int64_t epoch, std::int64_t consumed) {
-  order_ =
-      Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, static_cast<std::uint64_t>(epoch));
+  const std::uint64_t stream = seeded_fault(SeededFault::kEpochsAlike) ? 0 : static_cast<std::uint64_t>(epoch);
+  order_ = Permutation(static_cast<std::uint64_t>(options_.num_samples), options_.seed, stream);
   epoch_ = epoch;
   consumed_ = consumed;
   const std::int64_t left = std::max<std::int64_t>(0, options_.num_samples - consumed);

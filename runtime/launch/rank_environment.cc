@@ -5,6 +5,7 @@
 #include <map>
 #include <string_view>
 
+#include "runtime/base/seeded_fault.h"
 #include "runtime/launch/launcher.h"
 
 namespace tessera {
@@ -32,7 +33,10 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"},
                                                    {"TORCHELASTIC_ERROR_FILE", job.error_file(rank)},
                                                    {"TESSERA_LAUNCHER", "tessera"}};
-  for (const auto& [name, value] : ours) variables.insert_or_assign(name, value);
+  for (const auto& [name, value] : ours) {
+    if (seeded_fault(SeededFault::kInheritedRankWins) && variables.contains(name)) continue;
+    variables.insert_or_assign(name, value);
+  }
   if (options.hosts > 1) variables.erase("TESSERA_HOSTS");  // said by LOCAL_WORLD_SIZE already
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);

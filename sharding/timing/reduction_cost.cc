@@ -1,6 +1,7 @@
 #include "sharding/timing/reduction_cost.h"
 
 #include "runtime/base/message_words.h"
+#include "runtime/base/seeded_fault.h"
 #include "sharding/layout/factor_layout.h"
 #include "sharding/layout/method_layout.h"
 #include "sharding/layout/placement.h"
@@ -23,7 +24,8 @@ struct SentAs {
 /// rank.
 CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
                         SentAs sums) {
-  const std::int64_t part = part_of(numel, ranks), others = ranks - 1;
+  const std::int64_t part = part_of(numel, ranks);
+  const std::int64_t others = seeded_fault(SeededFault::kPartSentToItself) ? ranks : ranks - 1;
   std::int64_t bytes = others * bytes_on_wire(contribution.form, contribution.dtype, part);
   double coding_s = static_cast<double>(others) * links.coding.of_reductions *
                     coding_seconds(links.coding, contribution.form, contribution.dtype, part);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "runtime/base/seeded_fault.h"
+
 namespace tessera {
 namespace {
 
@@ -37,7 +39,8 @@ class Halving {
                         .receives = {to_partner(distance, member_, is_first)},
                         .adds = true});
     }
-    if (after_.size > 0) rounds.push_back({.sends = {}, .receives = {with_later(after_.size == 1)}, .adds = true});
+    const bool adds = !seeded_fault(SeededFault::kLaterBlockReplaces);
+    if (after_.size > 0) rounds.push_back({.sends = {}, .receives = {with_later(after_.size == 1)}, .adds = adds});
     if (before_.size > 0) rounds.push_back({.sends = with_earlier(is_lone_), .receives = {}});
   }
 

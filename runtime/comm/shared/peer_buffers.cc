@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/sum/visited_sum.h"
 
@@ -50,7 +51,8 @@ void PeerBuffers::sum_part(DType dtype, float* output, std::size_t numel, SumVis
 }
 
 void PeerBuffers::sum_slice(DType dtype, std::size_t numel) {
-  const Slice mine = slice_of(numel, peers_.rank(), peers_.size());
+  Slice mine = slice_of(numel, peers_.rank(), peers_.size());
+  if (seeded_fault(SeededFault::kSliceEndsAtALine)) mine.numel = mine.numel / 16 * 16;
   for (int q = 0; q < peers_.size(); ++q) targets_[q] = reinterpret_cast<float*>(outputs_[q]) + mine.begin;
   visited_sum(inputs_from(mine.begin * size_of(dtype)), dtype, targets_, mine.numel);
 }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "runtime/base/seeded_fault.h"
 #include "runtime/comm/sum/cpu_clones.h"
 
 namespace tessera {
@@ -112,7 +113,9 @@ SumFew kernel_of(DType dtype) {
 void sum_many(SumFew sum_few, const void* const* sources, int count, float* output, std::size_t numel) {
   if (count <= kFused) return sum_few(sources, count, output, numel);
   std::array<float, kBlock> left, right;
-  const int left_count = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
+  const int left_count = seeded_fault(SeededFault::kSumSplitInTheMiddle)
+                             ? count / 2
+                             : static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
   sum_many(sum_few, sources, left_count, left.data(), numel);
   sum_many(sum_few, sources + left_count, count - left_count, right.data(), numel);
   const std::array<const void*, 2> halves = {left.data(), right.data()};

@@ -10,8 +10,7 @@ namespace tessera::app {
 namespace {
 
 void add_import_config(CLI::App& app, ImportConfigCommand& config) {
-  CLI::App* command =
-      add_command(app, "import-config");
+  CLI::App* command = add_command(app, "import-config");
   command->add_option("file", config.file, "JSON or YAML (docs/import-config.md)")->required()->check(not_empty());
   command->add_option("--format", config.format, "deepspeed, accelerate or fsdp; default: the keys tell")
       ->check(CLI::IsMember(import_format_names()));

@@ -25,8 +25,7 @@ constexpr Part kParts[] = {
     {"bench", "tessera-bench",
      "measure steps, memory, buckets, and collectives and optimizer steps beside this machine's limits"},
     {"doctor", "tessera-bench", "what this machine offers, and how to mend what it lacks"},
-    {"import-config", "tessera-import-config",
-     "a configuration of DeepSpeed, Accelerate or FSDP as a strategy file"},
+    {"import-config", "tessera-import-config", "a configuration of DeepSpeed, Accelerate or FSDP as a strategy file"},
 };
 
 }  // namespace

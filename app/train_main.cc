@@ -241,8 +241,7 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
 }
 
 void add_simulate(CLI::App& app, SimulateCommand& simulate) {
-  CLI::App* command =
-      add_command(app, "simulate");
+  CLI::App* command = add_command(app, "simulate");
   add_world(*command, simulate.world);
   const auto [links, profile] = add_timing(*command, simulate.timing);
   links->required();

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "sharding/scalar_type.h"
 #include "runtime/torch/storage_access.h"
+#include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 

@@ -4,8 +4,8 @@
 #include <ATen/ops/empty.h>
 
 #include "runtime/border/throw.h"
-#include "sharding/scalar_type.h"
 #include "runtime/torch/storage_access.h"
+#include "sharding/scalar_type.h"
 #include "tessera/error.h"
 
 namespace tessera {

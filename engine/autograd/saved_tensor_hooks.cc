@@ -40,8 +40,7 @@ class HookingEngine final : public autograd::Engine {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<autograd::GraphTask>& task,
-                                                                 NodePtr root,
-                                                                 autograd::InputBuffer&& input) override {
+                                                                 NodePtr root, autograd::InputBuffer&& input) override {
     return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
   }
   std::unique_ptr<autograd::AnomalyMetadata> make_anomaly_metadata() override { return inner_.make_anomaly_metadata(); }

@@ -7,8 +7,8 @@
 #include "engine/memory/master_weights.h"
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
-#include "sharding/scalar_type.h"
 #include "runtime/torch/storage_access.h"
+#include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
 #include "tessera/error.h"
 

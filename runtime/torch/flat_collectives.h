@@ -1,8 +1,9 @@
 #pragma once
 
+#include <torch/version.h>
+
 #include <cstdint>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/version.h>
 #include <vector>
 
 /// LibTorch 2.15 gave three calls of c10d::Backend new names and keeps the old ones as deprecated aliases. Each name forwards to the

@@ -16,13 +16,13 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostValues = std::size_t{1} << 24;
+constexpr std::size_t kMostManifestValues = std::size_t{1} << 24;
 constexpr std::int64_t kMost = std::int64_t{1} << 53;
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 constexpr std::string_view kLineBegin = "{\"tessera_checkpoint\": ", kLineMiddle = ", \"xxh3_64_of_what_follows\": \"",
                            kLineEnd = "\",\n";
 
-absl::Status corrupt(const std::string& file, const std::string& what) {
+absl::Status corrupt_manifest(const std::string& file, const std::string& what) {
   return make_error(ExitCode::kCorruptData, file + ": " + what);
 }
 
@@ -89,7 +89,8 @@ class ManifestReader {
     std::set<std::string_view> names;
     for (const auto& value : list) {
       if (names.insert(value.name).second) continue;
-      if (problem_.ok()) problem_ = corrupt(file_, fmt::format("/{}: {} is given twice", key, quoted_text(value.name)));
+      if (problem_.ok())
+        problem_ = corrupt_manifest(file_, fmt::format("/{}: {} is given twice", key, quoted_text(value.name)));
     }
   }
 
@@ -99,8 +100,8 @@ class ManifestReader {
     for (const std::string& name : names) {
       const bool is_known = std::ranges::find(states, name, &SavedState::name) != states.end();
       if (is_known || !problem_.ok()) continue;
-      problem_ = corrupt(file_, fmt::format("/parameters: {} has the state {}, which is not among \"states\"",
-                                            quoted_text(parameter.name), quoted_text(name)));
+      problem_ = corrupt_manifest(file_, fmt::format("/parameters: {} has the state {}, which is not among \"states\"",
+                                                     quoted_text(parameter.name), quoted_text(name)));
     }
   }
 
@@ -269,20 +270,21 @@ absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view
   std::int64_t version = 0;
   std::uint64_t hash = 0;
   if (!read_manifest_line(text.substr(0, std::min(end + 1, text.size())), version, hash))
-    return corrupt(file,
-                   "its first line is not that of a checkpoint's manifest. hint: is this another program's file, or "
-                   "damaged? tessera checkpoint ls shows the checkpoints of a folder");
+    return corrupt_manifest(
+        file,
+        "its first line is not that of a checkpoint's manifest. hint: is this another program's file, or "
+        "damaged? tessera checkpoint ls shows the checkpoints of a folder");
   if (version != Manifest::kVersion)
-    return corrupt(file,
-                   fmt::format("it has version {} of the format, and this program reads version {}. hint: read it with "
-                               "the version of Tessera that wrote it",
-                               version, Manifest::kVersion));
+    return corrupt_manifest(
+        file, fmt::format("it has version {} of the format, and this program reads version {}. hint: read it with "
+                          "the version of Tessera that wrote it",
+                          version, Manifest::kVersion));
   if (const std::uint64_t got = checkpoint_hash(lines); got != hash)
-    return corrupt(file,
-                   fmt::format("its text has the hash {}, wanted {}: it is damaged or cut short. hint: take an earlier "
-                               "checkpoint",
-                               hash_text(got), hash_text(hash)));
-  TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(file, text, kMostValues));
+    return corrupt_manifest(
+        file, fmt::format("its text has the hash {}, wanted {}: it is damaged or cut short. hint: take an earlier "
+                          "checkpoint",
+                          hash_text(got), hash_text(hash)));
+  TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(file, text, kMostManifestValues));
   return ManifestReader(root, file).read();
 }
 

@@ -13,49 +13,50 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kMetadata = "__metadata__";
+constexpr std::string_view kMetadataKey = "__metadata__";
 /// Of a header, some 200 bytes of memory each. A tensor has 6 and one for each dimension.
-constexpr std::size_t kMostValues = std::size_t{1} << 21;
+constexpr std::size_t kMostHeaderValues = std::size_t{1} << 21;
 constexpr std::int64_t kMostNumel = std::int64_t{1} << 62;
 constexpr std::size_t kMostNameInMessages = 120;
 
-absl::Status corrupt(const std::string& file, const std::string& what) {
+absl::Status corrupt_header(const std::string& file, const std::string& what) {
   return make_error(ExitCode::kCorruptData, file + ": header: " + what);
 }
 
 absl::Status check_metadata(const std::string& file, const JsonNode& node) {
-  if (!node.is_object()) return corrupt(file, "__metadata__ wants an object, got " + describe(node));
+  if (!node.is_object()) return corrupt_header(file, "__metadata__ wants an object, got " + describe(node));
   for (const JsonNode& child : node.children)
     if (!child.value.is_string())
-      return corrupt(file, fmt::format("__metadata__ wants strings, and {} is {}",
-                                       quoted_text(child.key, kMostNameInMessages), describe(child)));
+      return corrupt_header(file, fmt::format("__metadata__ wants strings, and {} is {}",
+                                              quoted_text(child.key, kMostNameInMessages), describe(child)));
   return absl::OkStatus();
 }
 
 absl::StatusOr<FileTensor> read_tensor(const std::string& file, const JsonNode& node) {
   const std::string name = "tensor " + quoted_text(node.key, kMostNameInMessages);
   if (node.key.size() > TensorHeader::kMostNameBytes || node.key.find('\0') != std::string::npos)
-    return corrupt(file, fmt::format("{}: a name has at most {} bytes and no NUL, this one has {}", name,
-                                     TensorHeader::kMostNameBytes, node.key.size()));
+    return corrupt_header(file, fmt::format("{}: a name has at most {} bytes and no NUL, this one has {}", name,
+                                            TensorHeader::kMostNameBytes, node.key.size()));
   absl::Status status;
   const JsonFields fields(node, file, json_pointer("", node.key), status);
   FileTensor tensor{.name = node.key, .dtype = fields.text("dtype"), .shape = fields.integers("shape", 0, kMostNumel)};
   const std::vector<std::int64_t> place = fields.integers("data_offsets", 0, kMostNumel);
   TESSERA_RETURN_IF_ERROR(status);
   if (node.children.size() != 3)
-    return corrupt(file, name + " wants dtype, shape and data_offsets, and has other members too");
+    return corrupt_header(file, name + " wants dtype, shape and data_offsets, and has other members too");
   const std::int64_t bits = element_bits(tensor.dtype), numel = numel_of(tensor.shape);
-  if (bits == 0) return corrupt(file, name + " has the type " + quoted_text(tensor.dtype) + ", which is not known");
+  if (bits == 0)
+    return corrupt_header(file, name + " has the type " + quoted_text(tensor.dtype) + ", which is not known");
   if (tensor.shape.size() > TensorHeader::kMostDims)
-    return corrupt(file, fmt::format("{} has {} dimensions, wanted at most {}", name, tensor.shape.size(),
-                                     TensorHeader::kMostDims));
+    return corrupt_header(file, fmt::format("{} has {} dimensions, wanted at most {}", name, tensor.shape.size(),
+                                            TensorHeader::kMostDims));
   if (place.size() != 2 || place[0] > place[1])
-    return corrupt(file, name + ": data_offsets want a begin and an end that is not before it");
+    return corrupt_header(file, name + ": data_offsets want a begin and an end that is not before it");
   tensor.begin = place[0];
   tensor.bytes = place[1] - place[0];
   if (numel < 0 || numel > kMostNumel / bits || numel * bits % 8 != 0 || tensor.bytes != numel * bits / 8)
-    return corrupt(file, fmt::format("{}: {} of shape {} do not fit its {} bytes", name, tensor.dtype,
-                                     text_of_shape(tensor.shape), tensor.bytes));
+    return corrupt_header(file, fmt::format("{}: {} of shape {} do not fit its {} bytes", name, tensor.dtype,
+                                            text_of_shape(tensor.shape), tensor.bytes));
   return tensor;
 }
 
@@ -63,13 +64,13 @@ absl::Status check_places(const std::string& file, const std::vector<FileTensor>
   std::int64_t next = 0;
   for (const FileTensor& tensor : tensors) {
     if (tensor.begin != next)
-      return corrupt(file, fmt::format("tensor {} begins at byte {} of the data, wanted {}: tensors {}",
-                                       quoted_text(tensor.name, kMostNameInMessages), tensor.begin, next,
-                                       tensor.begin < next ? "overlap" : "leave a hole"));
+      return corrupt_header(file, fmt::format("tensor {} begins at byte {} of the data, wanted {}: tensors {}",
+                                              quoted_text(tensor.name, kMostNameInMessages), tensor.begin, next,
+                                              tensor.begin < next ? "overlap" : "leave a hole"));
     next = tensor.end();
   }
   if (next == data_bytes) return absl::OkStatus();
-  return corrupt(file, fmt::format("its tensors have {} bytes, the file has {} of data", next, data_bytes));
+  return corrupt_header(file, fmt::format("its tensors have {} bytes, the file has {} of data", next, data_bytes));
 }
 
 }  // namespace
@@ -98,11 +99,11 @@ std::string text_of_shape(const std::vector<std::int64_t>& shape) {
 
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes) {
-  if (!json.starts_with('{')) return corrupt(file, "it does not begin with '{'");
-  TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(file, json, kMostValues));
+  if (!json.starts_with('{')) return corrupt_header(file, "it does not begin with '{'");
+  TESSERA_ASSIGN_OR_RETURN(const JsonNode root, parse_checkpoint_json(file, json, kMostHeaderValues));
   TensorHeader header;
   for (const JsonNode& node : root.children) {
-    if (node.key == kMetadata) {
+    if (node.key == kMetadataKey) {
       TESSERA_RETURN_IF_ERROR(check_metadata(file, node));
       continue;
     }

@@ -8,22 +8,23 @@ function(tessera_compile_in_batches target)
   endif()
 endfunction()
 
-# tessera_use_std_pch(<target>...): compiles targets without LibTorch with one shared precompiled header of the standard library,
-# Abseil's status, fmt and JSON, which are most of what such a file reads. Sources still include what they use.
-function(tessera_use_std_pch)
-  if(NOT TARGET tessera_std_pch)
-    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/tessera_std_pch.cc CONTENT "")
-    add_library(tessera_std_pch OBJECT ${PROJECT_BINARY_DIR}/tessera_std_pch.cc)
-    target_link_libraries(tessera_std_pch PRIVATE absl::status absl::statusor absl::strings fmt::fmt nlohmann_json::nlohmann_json tessera_options)
-    target_precompile_headers(tessera_std_pch PRIVATE
-      <absl/status/status.h> <absl/status/statusor.h> <fmt/format.h> <nlohmann/json.hpp>
-      <algorithm> <array> <atomic> <bit> <chrono> <cmath> <cstdint> <cstring> <filesystem> <functional> <map> <memory> <mutex>
-      <optional> <set> <span> <string> <string_view> <thread> <utility> <vector>)
+# What most files without LibTorch read: precompiled once for layers, and once with GoogleTest for tests. Sources still include what they
+# use.
+set(tessera_std_headers
+  <absl/status/status.h> <absl/status/statusor.h> <fmt/format.h> <nlohmann/json.hpp>
+  <algorithm> <array> <atomic> <bit> <chrono> <cmath> <cstdint> <cstring> <filesystem> <functional> <map> <memory> <mutex>
+  <optional> <set> <span> <string> <string_view> <thread> <utility> <vector>)
+
+# tessera_std_pch(<name> <header>... [LINK <target>...]): declares such a precompiled header.
+function(tessera_std_pch name)
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  if(NOT TARGET ${name})
+    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cc CONTENT "")
+    add_library(${name} OBJECT ${PROJECT_BINARY_DIR}/${name}.cc)
+    target_link_libraries(${name} PRIVATE
+      absl::status absl::statusor absl::strings fmt::fmt nlohmann_json::nlohmann_json ${ARG_LINK} tessera_options)
+    target_precompile_headers(${name} PRIVATE ${tessera_std_headers} ${ARG_UNPARSED_ARGUMENTS})
   endif()
-  foreach(target ${ARGN})
-    target_precompile_headers(${target} REUSE_FROM tessera_std_pch)
-    tessera_compile_in_batches(${target})
-  endforeach()
 endfunction()
 
 # tessera_layer(<name> SOURCES <file>... [LINK <target>...])
@@ -37,7 +38,9 @@ function(tessera_layer name)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PUBLIC ${ARG_LINK} PRIVATE $<BUILD_INTERFACE:tessera_options>)
-  tessera_use_std_pch(tessera_${name})
+  tessera_std_pch(tessera_layer_pch)
+  target_precompile_headers(tessera_${name} REUSE_FROM tessera_layer_pch)
+  tessera_compile_in_batches(tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
@@ -56,10 +59,13 @@ function(tessera_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock GTest::gtest_main tessera_options)
+  # A test's own code is short-lived: what the compiler saves is worth more than what the test does.
+  target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   if(ARG_TORCH)
     tessera_use_torch_pch(${name})
   else()
-    tessera_use_std_pch(${name})
+    tessera_std_pch(tessera_test_pch <gmock/gmock.h> <gtest/gtest.h> LINK GTest::gmock)
+    target_precompile_headers(${name} REUSE_FROM tessera_test_pch)
   endif()
   if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
     add_test(NAME ${name} COMMAND ${name})

@@ -61,8 +61,8 @@ function(tessera_use_torch_pch)
       <torch/csrc/distributed/c10d/Backend.hpp> <memory> <string> <vector>)
   endif()
   foreach(target ${ARGN})
-    set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM "")  # in place of the one without LibTorch
-    target_precompile_headers(${target} REUSE_FROM tessera_torch_pch)
+    # In place of the one without LibTorch, where a layer has that.
+    set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM tessera_torch_pch)
     tessera_compile_in_batches(${target})
   endforeach()
 endfunction()

@@ -347,6 +347,7 @@ void bind_engine(py::module_& module) {
       });
   module.def("backward", &backward_of);
   module.def("plan", &plan_of);
+  module.def("is_deferred", &is_deferred);
   py::class_<Deferring>(module, "Deferring", py::module_local()).def(py::init<>()).def("end", &Deferring::end);
 }
 

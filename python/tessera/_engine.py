@@ -399,19 +399,31 @@ def deferred_init() -> Iterator[None]:
     """
     scope = _native.Deferring()
     try:
-        with _Lists():
+        with _AsIfReal():
             yield
     finally:
         scope.end()
 
 
-class _Lists(TorchFunctionMode):
-    """Tensor.tolist reads memory, which deferred tensors do not have: under this their elements are asked for."""
+class _AsIfReal(TorchFunctionMode):
+    """Answers for deferred tensors what code that initialises a module asks of tensors outside of operators.
+
+    They say of themselves that they lie on the device "meta". Since PyTorch 2.15 torch.nn.init.trunc_normal_ skips such tensors, as
+    others do, and the weights would keep other values. Tensor.tolist reads memory, which they do not have: their elements are asked for.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.tolist and args[0].is_meta:
+        if function == _IS_META and _native.is_deferred(args[0]):
+            return False
+        if function == _DEVICE and _native.is_deferred(args[0]):
+            return torch.device("cpu")
+        if function is torch.Tensor.tolist and _native.is_deferred(args[0]):
             return _list_of(args[0])
         return function(*args, **(kwargs or {}))
+
+
+_IS_META = torch.Tensor.is_meta.__get__
+_DEVICE = torch.Tensor.device.__get__
 
 
 def _list_of(tensor: torch.Tensor) -> Any:

@@ -15,23 +15,23 @@ constexpr std::size_t kRecordBytes = 1 + ImageDataset::kNumel;
 constexpr char kHint[] = "hint: unpack CIFAR-10's binary version, cifar-10-binary.tar.gz, anew";
 constexpr float kMean[] = {0.4914f, 0.4822f, 0.4465f}, kDeviation[] = {0.2470f, 0.2435f, 0.2616f};
 
-absl::Status corrupt(const MappedFile& file, std::size_t offset, const std::string& what) {
+absl::Status corrupt_images(const MappedFile& file, std::size_t offset, const std::string& what) {
   return make_error(ExitCode::kCorruptData,
                     fmt::format("{}: at byte {}: {}. {}", file.path().string(), offset, what, kHint));
 }
 
 absl::Status check(const MappedFile& file) {
   if (file.size() == 0)
-    return corrupt(file, 0, fmt::format("want records of {} bytes, got an empty file", kRecordBytes));
+    return corrupt_images(file, 0, fmt::format("want records of {} bytes, got an empty file", kRecordBytes));
   if (file.size() % kRecordBytes != 0) {
-    return corrupt(file, file.size() / kRecordBytes * kRecordBytes,
-                   fmt::format("want whole records of {} bytes, got {} bytes at the end of {}", kRecordBytes,
-                               file.size() % kRecordBytes, file.size()));
+    return corrupt_images(file, file.size() / kRecordBytes * kRecordBytes,
+                          fmt::format("want whole records of {} bytes, got {} bytes at the end of {}", kRecordBytes,
+                                      file.size() % kRecordBytes, file.size()));
   }
   for (std::size_t at = 0; at < file.size(); at += kRecordBytes) {
     const int label = std::to_integer<int>(file.bytes()[at]);
     if (label >= ImageDataset::kClasses)
-      return corrupt(file, at, fmt::format("want a label from 0 to 9, got {}", label));
+      return corrupt_images(file, at, fmt::format("want a label from 0 to 9, got {}", label));
   }
   return absl::OkStatus();
 }

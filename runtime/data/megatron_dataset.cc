@@ -27,7 +27,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
-constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kHeaderBytes = 34;
+constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kIndexHeaderBytes = 34;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // so that bytes fit 63 bits
 
 /// Codes of the type byte. 6 and 7 are float64 and float32: no tokens.
@@ -35,7 +35,7 @@ constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8, 
                                                TokenType::kI16, TokenType::kI32, TokenType::kI64,
                                                std::nullopt,    std::nullopt,    TokenType::kU16};
 
-absl::Status corrupt(const MappedFile& file, std::int64_t offset, const std::string& what) {
+absl::Status corrupt_index(const MappedFile& file, std::int64_t offset, const std::string& what) {
   return make_error(ExitCode::kCorruptData,
                     fmt::format("{}: at byte {}: {}. hint: write both files again with Megatron's preprocess_data.py",
                                 file.path().string(), offset, what));
@@ -48,9 +48,9 @@ struct Index {
   std::int64_t sequences = 0;
   std::int64_t documents = 0;
 
-  std::int64_t length_at(std::int64_t i) const { return kHeaderBytes + 4 * i; }
-  std::int64_t pointer_at(std::int64_t i) const { return kHeaderBytes + 4 * sequences + 8 * i; }
-  std::int64_t document_at(std::int64_t i) const { return kHeaderBytes + 12 * sequences + 8 * i; }
+  std::int64_t length_at(std::int64_t i) const { return kIndexHeaderBytes + 4 * i; }
+  std::int64_t pointer_at(std::int64_t i) const { return kIndexHeaderBytes + 4 * sequences + 8 * i; }
+  std::int64_t document_at(std::int64_t i) const { return kIndexHeaderBytes + 12 * sequences + 8 * i; }
 
   std::int64_t length(std::int64_t i) const { return load<std::int32_t>(first + length_at(i)); }
   std::int64_t pointer(std::int64_t i) const { return load<std::int64_t>(first + pointer_at(i)); }
@@ -60,28 +60,30 @@ struct Index {
 /// Header and size of the index file; nothing of the arrays yet.
 absl::StatusOr<Index> read_header(const MappedFile& file) {
   const auto file_bytes = static_cast<std::int64_t>(file.size());
-  if (file_bytes < kHeaderBytes)
-    return corrupt(file, file_bytes, fmt::format("the file ends inside of its header of {} bytes", kHeaderBytes));
+  if (file_bytes < kIndexHeaderBytes)
+    return corrupt_index(file, file_bytes,
+                         fmt::format("the file ends inside of its header of {} bytes", kIndexHeaderBytes));
   const std::byte* first = file.bytes().data();
   if (std::memcmp(first, kMagic.data(), kMagic.size()) != 0)
-    return corrupt(file, 0, "want the magic text MMIDIDX and two zero bytes");
+    return corrupt_index(file, 0, "want the magic text MMIDIDX and two zero bytes");
   if (const auto version = load<std::uint64_t>(first + kVersionAt); version != 1)
-    return corrupt(file, kVersionAt, fmt::format("want version 1, got {}", version));
+    return corrupt_index(file, kVersionAt, fmt::format("want version 1, got {}", version));
   const auto code = load<std::uint8_t>(first + kTypeAt);
   if (code >= std::size(kTypes) || !kTypes[code])
-    return corrupt(file, kTypeAt,
-                   fmt::format("want a type of whole numbers (1 to 5, or 8), got {}{}", code,
-                               code == 6 || code == 7 ? ", a floating-point type" : ""));
+    return corrupt_index(file, kTypeAt,
+                         fmt::format("want a type of whole numbers (1 to 5, or 8), got {}{}", code,
+                                     code == 6 || code == 7 ? ", a floating-point type" : ""));
   const auto sequences = load<std::uint64_t>(first + kSequencesAt);
   const auto documents = load<std::uint64_t>(first + kDocumentsAt);
   // Bounded by the file's size before anything is multiplied.
-  const auto room = static_cast<std::uint64_t>(file_bytes - kHeaderBytes);
+  const auto room = static_cast<std::uint64_t>(file_bytes - kIndexHeaderBytes);
   if (sequences > room / 12)
-    return corrupt(file, kSequencesAt,
-                   fmt::format("{} sequences want 12 bytes each, but only {} follow the header", sequences, room));
+    return corrupt_index(
+        file, kSequencesAt,
+        fmt::format("{} sequences want 12 bytes each, but only {} follow the header", sequences, room));
   const std::uint64_t rest = room - sequences * 12;
   if (documents > rest / 8 || documents * 8 != rest)
-    return corrupt(
+    return corrupt_index(
         file, kDocumentsAt,
         fmt::format("{} sequences and {} document entries of 8 bytes want a file that "
                     "{} {} bytes",
@@ -94,8 +96,8 @@ absl::Status check_documents(const MappedFile& file, const Index& index) {
   for (std::int64_t i = 0; i < index.documents; ++i) {
     const std::int64_t document = index.document(i);
     if (document < last || document > index.sequences)
-      return corrupt(file, index.document_at(i),
-                     fmt::format("want a document start from {} to {}, got {}", last, index.sequences, document));
+      return corrupt_index(file, index.document_at(i),
+                           fmt::format("want a document start from {} to {}, got {}", last, index.sequences, document));
     last = document;
   }
   return absl::OkStatus();
@@ -112,14 +114,15 @@ absl::StatusOr<Extent> check_sequences(const MappedFile& file, const Index& inde
   Extent extent;
   for (std::int64_t i = 0; i < index.sequences; ++i) {
     const std::int64_t length = index.length(i), pointer = index.pointer(i);
-    if (length < 0) return corrupt(file, index.length_at(i), fmt::format("sequence {} has length {}", i, length));
+    if (length < 0) return corrupt_index(file, index.length_at(i), fmt::format("sequence {} has length {}", i, length));
     if (pointer < 0 || pointer > bin_bytes || length > (bin_bytes - pointer) / width)
-      return corrupt(file, index.pointer_at(i),
-                     fmt::format("sequence {} of {} tokens of {} at byte {} lies outside of the .bin file of {} bytes",
-                                 i, length, name_of(index.type), pointer, bin_bytes));
+      return corrupt_index(
+          file, index.pointer_at(i),
+          fmt::format("sequence {} of {} tokens of {} at byte {} lies outside of the .bin file of {} bytes", i, length,
+                      name_of(index.type), pointer, bin_bytes));
     if (length > 0 && pointer != extent.tokens * width) extent.contiguous = false;
     if (length > kMostTokens - extent.tokens)  // sequences may overlap, so the .bin file's size is no bound
-      return corrupt(file, index.length_at(i), fmt::format("more than {} tokens", kMostTokens));
+      return corrupt_index(file, index.length_at(i), fmt::format("more than {} tokens", kMostTokens));
     extent.tokens += length;
   }
   return extent;
@@ -190,9 +193,9 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_megatron(const std::filesyste
   TESSERA_RETURN_IF_ERROR(check_documents(idx, index));
   TESSERA_ASSIGN_OR_RETURN(const Extent extent, check_sequences(idx, index, bin_bytes));
   if (extent.tokens == 0)
-    return corrupt(idx, kSequencesAt, fmt::format("{} sequences without a single token", index.sequences));
+    return corrupt_index(idx, kSequencesAt, fmt::format("{} sequences without a single token", index.sequences));
   if (const std::int64_t wanted = extent.tokens * size_of(index.type); extent.contiguous && wanted != bin_bytes)
-    return corrupt(
+    return corrupt_index(
         bin, wanted,
         fmt::format("the index tells of {} bytes, the file has {}: they do not belong together", wanted, bin_bytes));
   return std::make_unique<MegatronDataset>(std::move(idx), std::move(bin), index, extent);

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kF32Bytes = 4;
+constexpr std::int64_t kBytesOfF32 = 4;
 
 void add(PredictedWire& wire, const CallCost& cost) {
   wire.busy_s += cost.seconds();
@@ -58,7 +58,7 @@ OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& lin
       add(all.replicate, sum);
       sums_s[unit % sums_s.size()] += streams ? sum.busy_seconds() : sum.seconds();
       if (!gathers) continue;
-      const CallCost gather = links.shard.all_gather_cost(input.mesh.shard_size, kF32Bytes * part);
+      const CallCost gather = links.shard.all_gather_cost(input.mesh.shard_size, kBytesOfF32 * part);
       add(all.shard, gather);
       all.exposed_s += gather.seconds();
     }

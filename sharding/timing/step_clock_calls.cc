@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-std::size_t index(int number) { return static_cast<std::size_t>(number); }
+std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
@@ -16,7 +16,7 @@ std::size_t index(int number) { return static_cast<std::size_t>(number); }
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
-  if (line.wire < 0 || cost.busy_latency_s <= cost.latency_s || wires_[index(line.wire)].working > 0) return 1;
+  if (line.wire < 0 || cost.busy_latency_s <= cost.latency_s || wires_[index_of(line.wire)].working > 0) return 1;
   return cost.latency_s > 0 ? cost.busy_latency_s / cost.latency_s : kAtOnce;
 }
 
@@ -30,13 +30,13 @@ void StepClock::begin_next(Line& line) {
   line.left_s = line.wire < 0 ? cost.latency_s : std::max(cost.latency_s, cost.busy_latency_s);
   line.speed = latency_speed(line);
   line.since_s = line.began_s = now_s_;
-  if (line.wire >= 0) count_active(wires_[index(line.wire)], 1);
+  if (line.wire >= 0) count_active(wires_[index_of(line.wire)], 1);
   push_line(static_cast<int>(&line - lines_.data()));
 }
 
 /// The latency of a line's call has passed, or its bytes have moved.
 void StepClock::move_on(int number) {
-  Line& line = lines_[index(number)];
+  Line& line = lines_[index_of(number)];
   const double transfer_s = call_of(line).cost.transfer_s;
   if (line.is_moving || transfer_s == 0) return end_call(number);
   line.is_moving = true;
@@ -44,18 +44,18 @@ void StepClock::move_on(int number) {
   line.since_s = now_s_;
   if (line.wire < 0) return push_line(number);
   line.speed = 0;  // it has no share yet
-  share(wires_[index(line.wire)]);
+  share(wires_[index_of(line.wire)]);
 }
 
 void StepClock::end_call(int number) {
-  Line& line = lines_[index(number)];
+  Line& line = lines_[index_of(number)];
   const WireCall& call = call_of(line);
   const int ended = calls_[static_cast<std::size_t>(line.channel)][line.next];
   ++line.next;
   ++line.version;
   line.is_active = false;
   if (line.wire >= 0) {
-    Wire& wire = wires_[index(line.wire)];
+    Wire& wire = wires_[index_of(line.wire)];
     if (line.is_moving) {
       line.is_moving = false;
       share(wire);
@@ -66,7 +66,7 @@ void StepClock::end_call(int number) {
   for (const int member : line.members) {
     if (recorder_)
       recorder_->span(member, 1 + static_cast<std::size_t>(line.channel), call.what, call.unit, line.began_s, now_s_);
-    Rank& rank = ranks_[index(member)];
+    Rank& rank = ranks_[index_of(member)];
     if (rank.state != State::kWaiting || rank.call != ended) continue;
     const Instruction& wait = script_.instructions[rank.next++];
     rank.times.spent_s[static_cast<std::size_t>(wait.spending)] += now_s_ - rank.began_s;
@@ -78,11 +78,11 @@ void StepClock::end_call(int number) {
 
 /// Some line of the wire has begun to move bytes, or has ended; or the first of its ranks works, or the last one does no longer.
 void StepClock::share(Wire& wire) {
-  const auto is_moving = [&](int line) { return lines_[index(line)].is_moving; };
+  const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);
   double load = 0;
   for (const int number : wire.lines) {
-    const Line& line = lines_[index(number)];
+    const Line& line = lines_[index_of(number)];
     if (line.is_active && !line.is_moving) settle_line(number, latency_speed(line));
     if (!line.is_moving) continue;
     const WireCall& call = call_of(line);
@@ -96,7 +96,7 @@ void StepClock::share(Wire& wire) {
 }
 
 void StepClock::settle_line(int number, double speed) {
-  Line& line = lines_[index(number)];
+  Line& line = lines_[index_of(number)];
   if (speed == line.speed) return;
   line.left_s = std::max(0.0, line.left_s - line.speed * (now_s_ - line.since_s));
   line.since_s = now_s_;
@@ -106,10 +106,10 @@ void StepClock::settle_line(int number, double speed) {
 
 /// A rank that goes from one piece of work to the next works on.
 void StepClock::count_working(int number, bool works) {
-  Rank& rank = ranks_[index(number)];
+  Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;
   for (const int wire : {number / shards_, replicas_ + number % shards_}) {
-    Wire& at = wires_[index(wire)];
+    Wire& at = wires_[index_of(wire)];
     const bool worked = at.working > 0;
     at.working += works ? 1 : -1;
     if (worked != (at.working > 0)) share(at);

@@ -62,7 +62,7 @@ std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, c
 Values train_plainly(const TinyOptions& options, const Strategy& strategy,
                      const std::function<void(std::size_t, torch::optim::AdamW&)>& adjust = nullptr) {
   Tiny model = make_tiny(options, /*deferred=*/false);
-  torch::optim::AdamW optimizer(plain_groups(model, strategy.optimizer), torch::optim::AdamWOptions(1));
+  torch::optim::AdamW optimizer(plain_groups(model, strategy.optimizer));
   const auto batches = make_batches(6, 24, 5, options.vocab);
   for (std::size_t i = 0; i < kSteps; ++i) {
     if (adjust) adjust(i, optimizer);

@@ -28,6 +28,8 @@ constexpr std::size_t kSteps = 20;
 /// PyTorch's optimizer over a group of parameters with a share of the rate and a decay of its own.
 using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
+/// Optimizers are made without defaults of their own: since LibTorch 2.15 a group's option that has its type's default value counts as
+/// left out, and takes the optimizer's.
 struct Rule {
   std::string name;
   OptimizerConfig config;
@@ -45,7 +47,7 @@ Rule adagrad() {
             return options;
           },
           [](const PlainGroups& groups) {
-            return std::make_unique<torch::optim::Adagrad>(groups, torch::optim::AdagradOptions(1));
+            return std::make_unique<torch::optim::Adagrad>(groups);
           }};
 }
 
@@ -63,7 +65,7 @@ Rule rmsprop(double momentum, bool centered) {
             return options;
           },
           [](const PlainGroups& groups) {
-            return std::make_unique<torch::optim::RMSprop>(groups, torch::optim::RMSpropOptions(1));
+            return std::make_unique<torch::optim::RMSprop>(groups);
           }};
 }
 

@@ -44,15 +44,23 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [WHOLE] [TORCH] [ALONE])
+# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [FAST] [WHOLE] [TORCH] [ALONE])
 #
 # One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
-# LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed.
+# LibTorch's headers. ALONE: no other test runs beside it, since it looks how soon something is noticed. FAST: it belongs to
+# `ctest -L fast`, something of every room in five minutes.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "WHOLE;TORCH;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  if(ARG_FAST)
+    list(APPEND ARG_LABELS fast)
+  endif()
+  if(name IN_LIST TESSERA_TESTS_OF_TORCH)
+    list(APPEND ARG_LABELS torch)
+  endif()
+  list(JOIN ARG_LABELS "\\;" labels)  # as gtest_discover_tests wants a list
   set(alone OFF)
   if(ARG_ALONE)
     set(alone ON)
@@ -71,6 +79,9 @@ function(tessera_test name)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${alone} LABELS "${ARG_LABELS}")
   else()
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${alone} LABELS "${ARG_LABELS}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${alone} LABELS "${labels}")
+  endif()
+  if(name IN_LIST TESSERA_TESTS_OF_TORCH)
+    add_dependencies(torch_tests ${name})
   endif()
 endfunction()

@@ -13,7 +13,7 @@ if(NOT TESSERA_TORCH_ROOT)
     COMMAND ${TESSERA_PYTHON} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     OUTPUT_VARIABLE tessera_torch_found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE tessera_torch_missing)
   if(tessera_torch_missing)
-    message(FATAL_ERROR "LibTorch not found. Run scripts/setup, or set TESSERA_TORCH_ROOT to a LibTorch 2.11 folder.")
+    message(FATAL_ERROR "LibTorch not found. Run scripts/setup, or set TESSERA_TORCH_ROOT to the folder of a LibTorch from 2.11 to 2.15.")
   endif()
   set(TESSERA_TORCH_ROOT ${tessera_torch_found} CACHE PATH "" FORCE)
 endif()

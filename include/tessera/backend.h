@@ -26,8 +26,9 @@ using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const Backen
 /// As `init`, but all groups of more than one rank communicate through a backend of the user's own. It must accept CPU
 /// tensors in any memory.
 ///
-/// The backend needs these calls on uint8 tensors: `_allgather_base`, `alltoall_base` (equal parts), `broadcast` and
-/// `barrier`; and `getBackendName`, which messages show. All calls are made by the thread that calls the
+/// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast` and
+/// `barrier`; and `getBackendName`, which messages show. Before LibTorch 2.15 the first two have the names `_allgather_base` and
+/// `alltoall_base`; since then a backend may override either name. All calls are made by the thread that calls the
 /// Engine. Tessera itself makes the sums, from parts that were exchanged, so
 /// results have the same bits as on every other transport. A call that fails or times out must throw, either from the
 /// call or from Work::wait.

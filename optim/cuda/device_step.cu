@@ -511,20 +511,20 @@ cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStre
 
 cudaError_t read_weights(const DeviceRun& run, float* masters, cudaStream_t stream) {
   const ReadKernel kernel =
-      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> ReadKernel { return read_masters<kWeights>; });
+      for_weights(run.arguments.weights, [&]<WeightFormat kWeights>() -> ReadKernel { return read_masters<kWeights>; });
   return launch_over(run, kAnyBlocks,
                      [&](unsigned blocks) { return launch(kernel, blocks, kThreads, stream, run, masters); });
 }
 
 cudaError_t assign_weights(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const Kernel kernel =
-      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> Kernel { return assign_masters<kWeights>; });
+      for_weights(run.arguments.weights, [&]<WeightFormat kWeights>() -> Kernel { return assign_masters<kWeights>; });
   return launch_over(kernel, run, tables, stream, kAnyBlocks);
 }
 
 cudaError_t swap_averages(const DeviceRun& run, const StepTables& tables, cudaStream_t stream) {
   const Kernel kernel =
-      for_weights(run.arguments.weights, []<WeightFormat kWeights>() -> Kernel { return swap<kWeights>; });
+      for_weights(run.arguments.weights, [&]<WeightFormat kWeights>() -> Kernel { return swap<kWeights>; });
   return launch_over(kernel, run, tables, stream, kAnyBlocks);
 }
 

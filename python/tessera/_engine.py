@@ -413,17 +413,17 @@ class _AsIfReal(TorchFunctionMode):
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function == _IS_META and _native.is_deferred(args[0]):
-            return False
-        if function == _DEVICE and _native.is_deferred(args[0]):
-            return torch.device("cpu")
-        if function is torch.Tensor.tolist and _native.is_deferred(args[0]):
-            return _list_of(args[0])
+        if args and isinstance(args[0], torch.Tensor) and _native.is_deferred(args[0]):
+            if function is torch.Tensor.tolist:
+                return _list_of(args[0])
+            for question, answer in _ANSWERS:
+                if function == question:
+                    return answer
         return function(*args, **(kwargs or {}))
 
 
-_IS_META = torch.Tensor.is_meta.__get__
-_DEVICE = torch.Tensor.device.__get__
+_ANSWERS = ((torch.Tensor.is_meta.__get__, False), (torch.Tensor.is_cpu.__get__, True),
+            (torch.Tensor.device.__get__, torch.device("cpu")))
 
 
 def _list_of(tensor: torch.Tensor) -> Any:

@@ -1,4 +1,5 @@
-"""No folder includes upwards, the folders below LibTorch include none of it, and public headers stand alone.
+"""No folder includes upwards, the folders below LibTorch include none of it, public headers stand alone, and one room alone looks at
+LibTorch's version.
 
 Usage: check_layers.py ROOT
 """
@@ -88,6 +89,11 @@ TORCH = re.compile(r"^(ATen|c10|torch|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
+# What versions of LibTorch differ in lies here.
+VERSIONS = "runtime/torch"
+VERSION = re.compile(r"\bTORCH_VERSION_(MAJOR|MINOR|PATCH)\b")
+
+
 def layer_of(path):
     fits = [layer for layer in ALLOWED if path == layer or path.startswith(layer + "/")]
     return max(fits, key=len) if fits else None
@@ -119,6 +125,8 @@ def public_complaints(root, source):
 
 def complaints(root, source):
     own = layer_of(source.relative_to(root).as_posix())
+    if own != VERSIONS and VERSION.search(source.read_text(encoding="utf-8")):
+        yield f"looks at LibTorch's version, which {VERSIONS} alone does"
     for bracket, name in INCLUDE.findall(source.read_text(encoding="utf-8")):
         if TORCH.match(name):
             if own in FREE_OF_TORCH:

@@ -7,6 +7,7 @@
 
 #include "app/command_line.h"
 #include "app/commands.h"
+#include "tessera/exit_code.h"
 
 namespace tessera::app {
 namespace {

@@ -276,7 +276,7 @@ class HfReader {
   std::vector<std::string> known_;
 };
 
-nlohmann::ordered_json json_of(const GPTConfig& c) {
+nlohmann::ordered_json hugging_face_json(const GPTConfig& c) {
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
           {"vocab_size", c.vocab_size},
@@ -322,7 +322,7 @@ absl::StatusOr<Family> family_of(const LlamaConfig& c) {
   return Family{"llama", "LlamaForCausalLM"};
 }
 
-absl::StatusOr<nlohmann::ordered_json> json_of(const LlamaConfig& c) {
+absl::StatusOr<nlohmann::ordered_json> hugging_face_json(const LlamaConfig& c) {
   TESSERA_ASSIGN_OR_RETURN(const Family family, family_of(c));
   const std::string type = family.type;
   nlohmann::ordered_json json = {{"architectures", {family.architecture}},
@@ -399,12 +399,12 @@ absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder) 
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype) {
   absl::StatusOr<nlohmann::ordered_json> json;
   if (const auto* gpt = std::get_if<GPTConfig>(&config)) {
-    json = json_of(*gpt);
+    json = hugging_face_json(*gpt);
     if (!gpt->bias)
       return make_error(ExitCode::kConfig,
                         "model: GPT-2 of Hugging Face has biases in its linear layers, and \"bias\" is false");
   } else {
-    json = json_of(std::get<LlamaConfig>(config));
+    json = hugging_face_json(std::get<LlamaConfig>(config));
   }
   if (!json.ok()) return json.status();
   (*json)["torch_dtype"] = torch_dtype;

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/support/long_tests.h"
+
+namespace tessera::testing {
+
+// Most faults of a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two values of two of them.
+// A pairwise sample has all of these in far fewer points than the product: each two values of two dimensions are together in one of its
+// points. A grid of two dimensions is its own pairwise sample, so this takes points away from three dimensions on.
+
+/// For each dimension, which of its values.
+using GridPoint = std::vector<std::size_t>;
+/// Whether there is such a case; null where there are all.
+using GridFilter = std::function<bool(const GridPoint&)>;
+
+/// All points, `sizes[d]` values in dimension d, in the order of nested loops: the last dimension turns fastest.
+inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
+  std::vector<GridPoint> points;
+  const std::size_t count = std::accumulate(sizes.begin(), sizes.end(), std::size_t{1}, std::multiplies<std::size_t>());
+  for (std::size_t n = 0; n < count; ++n) {
+    GridPoint point(sizes.size());
+    std::size_t rest = n;
+    for (std::size_t d = sizes.size(); d-- > 0; rest /= sizes[d]) point[d] = rest % sizes[d];
+    if (!exists || exists(point)) points.push_back(std::move(point));
+  }
+  return points;
+}
+
+/// Some of them, the same ones each time and in the same order. Each two values of two dimensions that are together in any point are
+/// together in one of these. A point that adds most pairs comes in first, of several such the one with the smaller places: a test that lists
+/// cheap values first has cheap points.
+inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes,
+                                              const GridFilter& exists = nullptr) {
+  const std::vector<GridPoint> points = grid_product(sizes, exists);
+  std::vector<bool> taken(points.size(), false);
+  // By both dimensions, and both values in one number.
+  std::vector<std::vector<bool>> covered(sizes.size() * sizes.size());
+  const auto each_pair = [&](const GridPoint& point, const auto& call) {
+    for (std::size_t a = 0; a < sizes.size(); ++a) {
+      for (std::size_t b = a; b < sizes.size(); ++b) {  // with itself: of a grid of one dimension all are there
+        std::vector<bool>& pairs = covered[a * sizes.size() + b];
+        pairs.resize(sizes[a] * sizes[b], false);
+        call(pairs, point[a] * sizes[b] + point[b]);
+      }
+    }
+  };
+  while (true) {
+    std::size_t best = 0, most = 0;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      std::size_t adds = 0;
+      each_pair(points[i], [&](const std::vector<bool>& pairs, std::size_t pair) { adds += pairs[pair] ? 0 : 1; });
+      if (adds > most) {
+        most = adds;
+        best = i;
+      }
+    }
+    if (most == 0) break;
+    taken[best] = true;
+    each_pair(points[best], [](std::vector<bool>& pairs, std::size_t pair) { pairs[pair] = true; });
+  }
+  std::vector<GridPoint> sample;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (taken[i]) sample.push_back(points[i]);
+  }
+  return sample;
+}
+
+/// The points that a test runs: a pairwise sample, or where tests are long (long_tests.h) all of them.
+inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr) {
+  return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists);
+}
+
+/// The same with the values of each dimension, in place of nested loops; only of cases for which `exists(values...)`:
+///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
+template <class Exists, class... Ranges>
+auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
+  const auto values_at = [&]<std::size_t... kD>(const GridPoint& point, std::index_sequence<kD...>) {
+    return std::make_tuple(std::data(ranges)[point[kD]]...);
+  };
+  constexpr auto kDimensions = std::make_index_sequence<sizeof...(Ranges)>();
+  const GridFilter filter = [&](const GridPoint& point) { return std::apply(exists, values_at(point, kDimensions)); };
+  std::vector<decltype(values_at(GridPoint(), kDimensions))> cases;
+  for (const GridPoint& point : pairwise({std::size(ranges)...}, filter)) {
+    cases.push_back(values_at(point, kDimensions));
+  }
+  return cases;
+}
+
+/// Of all cases.
+template <class... Ranges>
+auto pairwise_of(const Ranges&... ranges) {
+  return pairwise_where([](const auto&...) { return true; }, ranges...);
+}
+
+/// What several points are compared with, made for the first of them.
+template <class T>
+class MadeOnce {
+ public:
+  template <class Make>
+  const T& operator()(const std::string& name, const Make& make) {
+    const auto at = made_.find(name);
+    return at != made_.end() ? at->second : made_.emplace(name, make()).first->second;
+  }
+
+ private:
+  std::map<std::string, T> made_;
+};
+
+}  // namespace tessera::testing

@@ -5,10 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -21,6 +25,7 @@
 #include "tessera/safetensors.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
@@ -78,29 +83,32 @@ TrainOptions wide_run(const TinyOptions& model = kWide) {
   return options;
 }
 
+void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const Strategy& strategy, const Tiered& tiered,
+                        const TrainOptions& options, const std::string& what) {
+  const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
+    const std::string which = what + ", " + name_of(tiered) + how;
+    const Trained trained = train_on_threads(joined, below(strategy, tiered), options);
+    expect_same_bits(trained, on_cpu, which);
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
+    EXPECT_EQ(trained.traffic.streamed_bytes > 0, !tiered.is_by_cpu()) << which;
+    EXPECT_EQ(trained.traffic.host_step.to_host > 0, tiered.is_by_cpu()) << which;
+    EXPECT_EQ(trained.traffic.host_step.to_gpu > 0, tiered.is_by_cpu()) << which;
+    EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tiered.tier == Tier::kNvme) << which;
+  };
+  {
+    const EmulatedGpus gpus;
+    expect(late(ranks), "");
+    if (ranks.ranks > 1 && tests_are_long()) expect(on_one_gpu(ranks), " on one GPU");
+  }
+  if (!tiered.is_by_cpu()) return;
+  const EmulatedGpus gpus(CopiesRead::kAtOnce);
+  expect(late(ranks), ", copies read at once");
+}
+
 void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, std::span<const Tiered> all,
                           const TrainOptions& options, const std::string& what) {
   const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  for (const Tiered& tiered : all) {
-    const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
-      const std::string which = what + ", " + name_of(tiered) + how;
-      const Trained trained = train_on_threads(joined, below(strategy, tiered), options);
-      expect_same_bits(trained, on_cpu, which);
-      EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
-      EXPECT_EQ(trained.traffic.streamed_bytes > 0, !tiered.is_by_cpu()) << which;
-      EXPECT_EQ(trained.traffic.host_step.to_host > 0, tiered.is_by_cpu()) << which;
-      EXPECT_EQ(trained.traffic.host_step.to_gpu > 0, tiered.is_by_cpu()) << which;
-      EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tiered.tier == Tier::kNvme) << which;
-    };
-    {
-      const EmulatedGpus gpus;
-      expect(late(ranks), "");
-      if (ranks.ranks > 1 && tests_are_long()) expect(on_one_gpu(ranks), " on one GPU");
-    }
-    if (!tiered.is_by_cpu()) continue;
-    const EmulatedGpus gpus(CopiesRead::kAtOnce);
-    expect(late(ranks), ", copies read at once");
-  }
+  for (const Tiered& tiered : all) expect_the_bits_of(on_cpu, ranks, strategy, tiered, options, what);
 }
 
 struct Case {
@@ -108,11 +116,25 @@ struct Case {
   int ranks;
   std::int64_t accumulation;
 };
+constexpr Case kCases[] = {{{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32}, 1, 1},
+                           {{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, 2, 3},
+                           {{DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16}, 3, 1},
+                           {{DType::kBF16, MasterKind::kF32, StateDType::k8Bit}, 2, 1},
+                           {{DType::kF16, MasterKind::kF32, StateDType::kF32}, 2, 1},
+                           {{DType::kF16, MasterKind::kF32, StateDType::k8Bit}, 1, 2},
+                           {{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, 4, 1}};
 
-class DeviceOffload : public ::testing::TestWithParam<Case> {};
+/// A tier, and who updates.
+struct By {
+  Tier tier;
+  OffloadedStep step = OffloadedStep::kGpu;
+};
+constexpr By kBy[] = {{Tier::kHost}, {Tier::kNvme}, {Tier::kHost, OffloadedStep::kCpu}};
+
+class DeviceOffload : public ::testing::TestWithParam<std::size_t> {};  // which of kCases
 
 TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
-  const auto [kept, ranks, accumulation] = GetParam();
+  const auto [kept, ranks, accumulation] = kCases[GetParam()];
   const auto adjusted = [&](const Placed& placed) {
     Strategy strategy = strategy_of(placed, kept.param, accumulation);
     strategy.mixed_precision.master = kept.master;
@@ -122,15 +144,22 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     return strategy;
   };
-  for (const Placed& placed : kStrategies) {
-    std::vector<Tiered> all;
-    for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
-      for (const double share : {0.3, 1.0}) {
-        for (const std::int64_t depth : {1, 4}) all.push_back({tier, share, share, depth});
-      }
-    }
-    for (const Tiered& by_cpu : {kAllByCpu, kSomeByCpu}) all.push_back(by_cpu);
-    expect_the_cpus_bits({.ranks = ranks}, adjusted(placed), all, wide_run(), name_of(placed));
+  std::vector<std::size_t> cases(std::size(kCases));
+  std::iota(cases.begin(), cases.end(), std::size_t{0});
+  MadeOnce<Trained> on_cpu;
+  const auto exists = [](std::size_t, const Placed&, const By& by, double, std::int64_t depth) {
+    return by.step == OffloadedStep::kGpu || depth == 1;  // no record moves
+  };
+  for (const auto& [which, placed, by, share, depth] : pairwise_where(
+           exists, cases, kStrategies, kBy, std::array{0.3, 1.0}, std::array{std::int64_t{1}, std::int64_t{4}})) {
+    if (which != GetParam()) continue;
+    const Strategy strategy = adjusted(placed);
+    const ThreadRanks joined{.ranks = kCases[which].ranks};
+    const Trained& wanted = on_cpu(name_of(placed), [&] { return train_on_threads(joined, strategy, wide_run()); });
+    Tiered tiered{by.tier, share, share, depth};
+    tiered.step = by.step;
+    if (tiered.is_by_cpu() && share < 1) tiered.record_bytes = 8192;
+    expect_the_bits_of(wanted, joined, strategy, tiered, wide_run(), name_of(placed));
   }
   if (ranks < 4) return;
   Strategy hybrid = adjusted(ShardingStrategy::kHybridShard);
@@ -140,22 +169,14 @@ TEST_P(DeviceOffload, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
+std::string name_of_case(const ::testing::TestParamInfo<std::size_t>& info) {
+  const Case& c = kCases[info.param];
   return std::string(name_of(c.kept.param)) + (c.kept.master == MasterKind::kF32 ? "_whole_" : "_") +
          tessera::name_of(c.kept.state) + "_ranks" + std::to_string(c.ranks) + "_accumulation" +
          std::to_string(c.accumulation);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceOffload,
-                         ::testing::Values(Case{{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32}, 1, 1},
-                                           Case{{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, 2, 3},
-                                           Case{{DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16}, 3, 1},
-                                           Case{{DType::kBF16, MasterKind::kF32, StateDType::k8Bit}, 2, 1},
-                                           Case{{DType::kF16, MasterKind::kF32, StateDType::kF32}, 2, 1},
-                                           Case{{DType::kF16, MasterKind::kF32, StateDType::k8Bit}, 1, 2},
-                                           Case{{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, 4, 1}),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(All, DeviceOffload, ::testing::Range(std::size_t{0}, std::size(kCases)), name_of_case);
 
 TEST(DeviceOffload, OverflowsAreSkippedAndStateComesBackAsItWas) {
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kF16);
@@ -168,11 +189,15 @@ TEST(DeviceOffload, OverflowsAreSkippedAndStateComesBackAsItWas) {
 
 /// Runs are cut inside records, and some parameters are never updated.
 TEST(DeviceOffload, LeavesUnusedFrozenAndTiedParametersAsTheCpuDoes) {
-  for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      expect_the_cpus_bits({.ranks = 2}, strategy_of(kind, dtype, 1), kTiered, wide_run(kAwkward),
-                           tessera::name_of(kind));
-    }
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [kind, dtype, tiered] :
+       pairwise_of(std::array{ShardingStrategy::kNoShard, ShardingStrategy::kFullShard},
+                   std::array{DType::kF32, DType::kBF16}, kTiered)) {
+    const Strategy strategy = strategy_of(kind, dtype, 1);
+    const std::string what = tessera::name_of(kind) + ", " + std::string(tessera::name_of(dtype));
+    const TrainOptions options = wide_run(kAwkward);
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    expect_the_bits_of(wanted, {.ranks = 2}, strategy, tiered, options, what);
   }
 }
 
@@ -284,30 +309,30 @@ TEST(DeviceOffload, GradientsGoToTheHostDuringBackward) {
 }
 
 TEST(DeviceOffload, ParametersWrittenBetweenBackwardAndStepAreUpdated) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, 1);
-    const auto body = [&](const Strategy& own) {
-      return [&](const Mesh& mesh) {
-        Session session(mesh, own, kWide);
-        std::vector<StepResult> steps = train(session, 0, 2);
-        session.engine.backward(session.loss(2));
-        {
-          const at::NoGradGuard no_grad;
-          const Gathered guard(session.engine, Gathered::kWrite);
-          for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(0.5);
-        }
-        steps.push_back(session.engine.step());
-        for (StepResult& step : train(session, 3, 5)) steps.push_back(step);
-        return told_by(session, std::move(steps));
-      };
-    };
-    const Told wanted = told_on({.ranks = 2}, body(strategy));
-    for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
-      const EmulatedGpus gpus(read);
-      for (const Tiered& tiered : kTiered) {
-        expect_same(told_on(late({.ranks = 2}), body(below(strategy, tiered))), wanted, name_of(tiered));
+  const auto body = [&](const Strategy& own) {
+    return [&](const Mesh& mesh) {
+      Session session(mesh, own, kWide);
+      std::vector<StepResult> steps = train(session, 0, 2);
+      session.engine.backward(session.loss(2));
+      {
+        const at::NoGradGuard no_grad;
+        const Gathered guard(session.engine, Gathered::kWrite);
+        for (at::Tensor& parameter : session.model->parameters()) parameter.mul_(0.5);
       }
-    }
+      steps.push_back(session.engine.step());
+      for (StepResult& step : train(session, 3, 5)) steps.push_back(step);
+      return told_by(session, std::move(steps));
+    };
+  };
+  MadeOnce<Told> on_cpu;
+  for (const auto& [dtype, read, tiered] : pairwise_of(std::array{DType::kF32, DType::kBF16},
+                                                       std::array{CopiesRead::kLate, CopiesRead::kAtOnce}, kTiered)) {
+    const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, dtype, 1);
+    const std::string what(tessera::name_of(dtype));
+    const Told& wanted = on_cpu(what, [&] { return told_on({.ranks = 2}, body(strategy)); });
+    const EmulatedGpus gpus(read);
+    const Strategy own = below(strategy, tiered);
+    expect_same(told_on(late({.ranks = 2}), body(own)), wanted, what + ", " + name_of(tiered));
   }
 }
 
@@ -506,26 +531,24 @@ TEST(DeviceOffload, RanksWhoseAutoWouldMeanDifferentTiersAreToldSo) {
 }
 
 TEST(DeviceOffload, AveragesWeightsAsTheCpuDoes) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const ShardingStrategy kind : kThree) {
-      Strategy strategy = strategy_of(kind, dtype, 1);
-      strategy.ema.decay = 0.75;
-      const auto body = [&](const Strategy& own) {
-        return [&](const Mesh& mesh) {
-          Session session(mesh, own, kWide);
-          std::vector<StepResult> steps = train(session, 0, 4);
-          { const Gathered looks(session.engine, Gathered::kEma); }
-          for (StepResult& step : train(session, 4, 7)) steps.push_back(step);
-          return told_by(session, std::move(steps));
-        };
-      };
-      const Told wanted = told_on({.ranks = 2}, body(strategy));
-      const EmulatedGpus gpus;
-      for (const Tiered& tiered : kTiered) {
-        const Strategy own = below(strategy, tiered);
-        expect_same(told_on(late({.ranks = 2}), body(own)), wanted, tessera::name_of(kind) + ", " + name_of(tiered));
-      }
-    }
+  const auto body = [](const Strategy& own) {
+    return [&](const Mesh& mesh) {
+      Session session(mesh, own, kWide);
+      std::vector<StepResult> steps = train(session, 0, 4);
+      { const Gathered looks(session.engine, Gathered::kEma); }
+      for (StepResult& step : train(session, 4, 7)) steps.push_back(step);
+      return told_by(session, std::move(steps));
+    };
+  };
+  MadeOnce<Told> on_cpu;
+  for (const auto& [dtype, kind, tiered] : pairwise_of(std::array{DType::kF32, DType::kBF16}, kThree, kTiered)) {
+    Strategy strategy = strategy_of(kind, dtype, 1);
+    strategy.ema.decay = 0.75;
+    const std::string what = tessera::name_of(kind) + ", " + std::string(tessera::name_of(dtype));
+    const Told& wanted = on_cpu(what, [&] { return told_on({.ranks = 2}, body(strategy)); });
+    const EmulatedGpus gpus;
+    const Strategy own = below(strategy, tiered);
+    expect_same(told_on(late({.ranks = 2}), body(own)), wanted, what + ", " + name_of(tiered));
   }
 }
 
@@ -541,21 +564,19 @@ Strategy with_too_little_room(const Strategy& strategy) {
 }
 
 void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const Strategy&)>& body) {
-  for (const Kept& kept : kOneOfEachKind) {
-    for (const ShardingStrategy kind : kThree) {
-      const Strategy strategy = strategy_of(kept, kind);
-      const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
-        return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
-      };
-      const Told wanted = run({.ranks = 2}, strategy);
-      const EmulatedGpus gpus;
-      for (const Tiered& tiered : kTiered) {
-        expect_same(run(late({.ranks = 2}), below(strategy, tiered)), wanted,
-                    tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", " + name_of(tiered));
-      }
-      expect_same(run(late({.ranks = 2}), with_too_little_room(strategy)), wanted,
-                  tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", auto");
-    }
+  const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
+    return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
+  };
+  std::vector<const Tiered*> all = {nullptr};  // with_too_little_room
+  for (const Tiered& tiered : kTiered) all.push_back(&tiered);
+  MadeOnce<Told> on_cpu;
+  for (const auto& [kept, kind, tiered] : pairwise_of(kOneOfEachKind, kThree, all)) {
+    const Strategy strategy = strategy_of(kept, kind);
+    const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind);
+    const Told& wanted = on_cpu(what, [&] { return run({.ranks = 2}, strategy); });
+    const EmulatedGpus gpus;
+    const Strategy own = tiered ? below(strategy, *tiered) : with_too_little_room(strategy);
+    expect_same(run(late({.ranks = 2}), own), wanted, what + ", " + (tiered ? name_of(*tiered) : "auto"));
   }
 }
 
@@ -584,29 +605,33 @@ TEST(DeviceOffload, CheckpointsGoBetweenTiersAndDevices) {
   const auto load = [&](const Strategy& strategy, const TestFolder& folder) {
     return [&](const Mesh& mesh) { return loaded_and_trained_on(mesh, strategy, folder.path().string(), inexact); };
   };
-  for (const bool beside_training : {false, true}) {
-    for (const Kept& kept : kOneOfEachKind) {
-      Strategy strategy = scheduled(ShardingStrategy::kFullShard, kept.param);
-      strategy.mixed_precision.master = kept.master;
-      strategy.optimizer.state_dtype = kept.state;
-      strategy.checkpoint.async = beside_training;
-      const TestFolder of_cpu;
-      const Told wanted = told_on({.ranks = 2}, save(strategy, of_cpu));
-      for (const Tiered& tiered : kTiered) {
-        const std::string what = tessera::testing::name_of(kept) + ", " + name_of(tiered);
-        const Strategy own = below(strategy, tiered), other = below(strategy, kSomeOnHost);
-        const TestFolder of_gpu;
-        {
-          const EmulatedGpus gpus;
-          expect_same(told_on(late({.ranks = 2}), save(own, of_gpu)), wanted, what + ": saved");
-          expect_same(told_on(late({.ranks = 2}), load(own, of_gpu)), wanted, what + ": loaded");
-          EXPECT_TRUE(inexact.empty()) << what;
-          expect_same(told_on(late({.ranks = 2}), load(other, of_gpu)), wanted, what + ": loaded on another tier");
-          expect_same(told_on(late({.ranks = 2}), load(own, of_cpu)), wanted, what + ": loaded what the CPU saved");
-        }
-        expect_same(told_on({.ranks = 2}, load(strategy, of_gpu)), wanted, what + ": loaded by the CPU");
-      }
+  struct SavedByCpu {
+    std::shared_ptr<TestFolder> folder;
+    Told told;
+  };
+  MadeOnce<SavedByCpu> on_cpu;
+  for (const auto& [beside_training, kept, tiered] : pairwise_of(std::array{false, true}, kOneOfEachKind, kTiered)) {
+    Strategy strategy = scheduled(ShardingStrategy::kFullShard, kept.param);
+    strategy.mixed_precision.master = kept.master;
+    strategy.optimizer.state_dtype = kept.state;
+    strategy.checkpoint.async = beside_training;
+    const std::string of = tessera::testing::name_of(kept) + (beside_training ? ", saved beside training" : "");
+    const auto& [of_cpu, wanted] = on_cpu(of, [&] {
+      const auto folder = std::make_shared<TestFolder>();
+      return SavedByCpu{folder, told_on({.ranks = 2}, save(strategy, *folder))};
+    });
+    const std::string what = of + ", " + name_of(tiered);
+    const Strategy own = below(strategy, tiered), other = below(strategy, kSomeOnHost);
+    const TestFolder of_gpu;
+    {
+      const EmulatedGpus gpus;
+      expect_same(told_on(late({.ranks = 2}), save(own, of_gpu)), wanted, what + ": saved");
+      expect_same(told_on(late({.ranks = 2}), load(own, of_gpu)), wanted, what + ": loaded");
+      EXPECT_TRUE(inexact.empty()) << what;
+      expect_same(told_on(late({.ranks = 2}), load(other, of_gpu)), wanted, what + ": loaded on another tier");
+      expect_same(told_on(late({.ranks = 2}), load(own, *of_cpu)), wanted, what + ": loaded what the CPU saved");
     }
+    expect_same(told_on({.ranks = 2}, load(strategy, of_gpu)), wanted, what + ": loaded by the CPU");
   }
 }
 

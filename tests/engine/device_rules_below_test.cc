@@ -4,10 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device_runs.h"
@@ -20,6 +24,7 @@
 #include "tests/support/offloaded.h"
 #include "tests/support/own_adamw.h"
 #include "tests/support/own_muon.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
@@ -69,124 +74,160 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// Where state of the rule may lie.
-std::vector<Lying> lying_for(const Rule& rule, bool with_parameters) {
+/// Where state may lie: of a rule alone, and with parameters.
+std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
       kStatesByCpu{kInDevice, {Tier::kHost, 1}, 4096, 1, 0, OffloadedStep::kCpu};
-  std::vector<Lying> all = {kStatesOnHost, kSomeOnHost, kStatesInFiles, kSomeInFiles};
-  if (rule.is_own()) all.push_back(kStatesByCpu);
-  for (const Lying& lying : kLying) {
-    if (with_parameters && (!lying.is_by_cpu() || rule.is_own())) all.push_back(lying);
-  }
+  std::vector<Lying> all = {kStatesOnHost, kSomeOnHost, kStatesInFiles, kSomeInFiles, kStatesByCpu};
+  all.insert(all.end(), std::begin(kLying), std::end(kLying));
   return all;
 }
 
-/// `reads`: when an emulated copy reads what it copies.
-void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const Rule& rule,
-                          const TinyOptions& model, const std::string& what,
-                          std::vector<CopiesRead> reads = {CopiesRead::kLate}) {
-  const TrainOptions options = run_of(model, rule);
-  const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  for (const CopiesRead read : reads) {
-    const EmulatedGpus gpus(read);
-    for (const Lying& lying : lying_for(rule, strategy.strategy == ShardingStrategy::kFullShard)) {
-      const std::string which = std::string(rule.name) + ", " + what + ", " + name_of(lying);
-      const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
-      expect_same_bits(trained, on_cpu, which);
-      for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << which;
-      EXPECT_EQ(trained.traffic.disk_bytes_written > 0, lying.is_in_files()) << which;
-    }
-  }
+bool may_lie(const Rule& rule, ShardingStrategy kind, const Lying& lying) {
+  const bool has_parameters = lying.parameters.tier != Tier::kMemory;
+  return (!has_parameters || kind == ShardingStrategy::kFullShard) && (!lying.is_by_cpu() || rule.is_own());
+}
+
+void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
+                          const Lying& lying, CopiesRead read, const Trained& on_cpu, const std::string& which) {
+  const EmulatedGpus gpus(read);
+  const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
+  expect_same_bits(trained, on_cpu, which);
+  for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << which;
+  EXPECT_EQ(trained.traffic.disk_bytes_written > 0, lying.is_in_files()) << which;
 }
 
 class DeviceRulesBelow : public ::testing::TestWithParam<const Rule*> {};
 INSTANTIATE_TEST_SUITE_P(Each, DeviceRulesBelow, ::testing::ValuesIn(kRules),
                          [](const auto& info) { return std::string(info.param->name); });
 
+/// Ranks, what they train, and when an emulated copy reads what it copies.
+struct Way {
+  const char* name;
+  int ranks;
+  TinyOptions model;
+  CopiesRead read;
+};
+const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
+                     {"awkward", 2, kAwkward, CopiesRead::kLate},
+                     {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
+                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // where tests are long
+
 TEST_P(DeviceRulesBelow, TrainingHasTheBitsOfTheCpu) {
-  const Rule& rule = *GetParam();
-  for (const Kept& kept : sampled_kept()) {
-    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule);
+  MadeOnce<Trained> on_cpu;
+  const auto exists = [](const Rule* rule, const Kept&, const Way&, const Lying& lying) {
+    return may_lie(*rule, ShardingStrategy::kFullShard, lying);
+  };
+  for (const auto& [rule, kept, way, lying] :
+       pairwise_where(exists, kRules, sampled_kept(), sampled(kWays, 3), all_lying())) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), *rule);
     strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
-    const std::string what = tessera::testing::name_of(kept);
-    expect_the_cpus_bits({.ranks = 1}, strategy, rule, kWide, what + " alone");
-    expect_the_cpus_bits({.ranks = 2}, strategy, rule, kAwkward, what + " awkward",
-                         {CopiesRead::kLate, CopiesRead::kAtOnce});
-    if (tests_are_long()) expect_the_cpus_bits({.ranks = 3}, strategy, rule, kWide, what + " on 3 ranks");
+    const ThreadRanks ranks{.ranks = way.ranks};
+    const TrainOptions options = run_of(way.model, *rule);
+    const std::string what = std::string(rule->name) + ", " + tessera::testing::name_of(kept);
+    const Trained& wanted =
+        on_cpu(what + " on " + std::to_string(way.ranks), [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_cpus_bits(ranks, strategy, options, lying, way.read, wanted,
+                         what + " " + way.name + ", " + name_of(lying));
   }
 }
 
+/// A strategy and its mesh.
+struct Where {
+  Placed placed;
+  bool over_world = false;
+  bool is_hybrid() const { return placed.kind == ShardingStrategy::kHybridShard; }
+  ThreadRanks ranks() const { return is_hybrid() ? ThreadRanks{.ranks = 4, .hosts = 2} : ThreadRanks{.ranks = 2}; }
+};
+
 TEST_P(DeviceRulesBelow, SoItHasUnderEveryStrategy) {
-  const Rule& rule = *GetParam();
-  const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
-  for (const Placed& placed : kStrategies) {
-    Strategy strategy = with_rule(strategy_of(kept, placed), rule);
-    strategy.ema.decay = 0.75;
-    strategy.gradient_accumulation = 2;
-    expect_the_cpus_bits({.ranks = 2}, strategy, rule, kWide, tessera::testing::name_of(placed));
-  }
-  Strategy hybrid = with_rule(strategy_of(kept, ShardingStrategy::kHybridShard), rule);
-  for (const bool world : {false, true}) {
-    hybrid.optimizer.shard_over_world = world;
-    expect_the_cpus_bits({.ranks = 4, .hosts = 2}, hybrid, rule, kWide, world ? "hybrid, world" : "hybrid");
+  std::vector<Where> all = {{ShardingStrategy::kHybridShard}, {ShardingStrategy::kHybridShard, true}};
+  for (const Placed& placed : kStrategies) all.push_back({placed});
+  MadeOnce<Trained> on_cpu;
+  const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
+    return may_lie(*rule, where.placed.kind, lying);
+  };
+  for (const auto& [rule, where, lying] : pairwise_where(exists, kRules, all, all_lying())) {
+    if (rule != GetParam()) continue;
+    const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
+    Strategy strategy = with_rule(strategy_of(kept, where.placed), *rule);
+    strategy.optimizer.shard_over_world = where.over_world;
+    if (!where.is_hybrid()) {
+      strategy.ema.decay = 0.75;
+      strategy.gradient_accumulation = 2;
+    }
+    const ThreadRanks ranks = where.ranks();
+    const TrainOptions options = run_of(kWide, *rule);
+    const std::string what = std::string(rule->name) + ", " + tessera::testing::name_of(where.placed) +
+                             (where.over_world ? " over the world" : "");
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_cpus_bits(ranks, strategy, options, lying, CopiesRead::kLate, wanted, what + ", " + name_of(lying));
   }
 }
 
 /// In two passes, and on the disk as on the CPU: what the slots hold where passes meet is found there.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficAreThePlans) {
-  const Rule& rule = *GetParam();
   const EmulatedGpus gpus;
-  for (const Kept& kept : kOneOfEachKind) {
-    for (const Lying& lying : lying_for(rule, /*with_parameters=*/true)) {
-      const std::string what = std::string(rule.name) + ", " + tessera::testing::name_of(kept) + ", " + name_of(lying);
-      run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
-        const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule), lying);
-        Session session(mesh, strategy, kWide, rules_of(rule));
-        const PlannedMemory plan = session.engine.plan();
-        EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-        if (lying.is_in_files()) {
-          expect_planned_disk_traffic(session, what);
-        } else {
-          EXPECT_EQ(plan.disk, DiskUse{}) << what;
-          session.train(0);
-        }
-        for (std::size_t i = 0; i < 3; ++i) {
-          const TrafficCounts before = session.engine.traffic();
-          session.train(i);
-          const TrafficCounts after = session.engine.traffic();
-          EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
-          EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
-          EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
-          EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
-        }
-        EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-      });
-    }
+  const auto exists = [](const Rule* rule, const Kept&, const Lying& lying) {
+    return may_lie(*rule, ShardingStrategy::kFullShard, lying);
+  };
+  for (const auto& each : pairwise_where(exists, kRules, kOneOfEachKind, all_lying())) {
+    const Rule& rule = *std::get<0>(each);
+    if (&rule != GetParam()) continue;
+    const Kept& kept = std::get<1>(each);
+    const Lying& lying = std::get<2>(each);
+    const std::string what = std::string(rule.name) + ", " + tessera::testing::name_of(kept) + ", " + name_of(lying);
+    run_ranks(late({.ranks = 2}), [&](const Mesh& mesh) {
+      const Strategy strategy = below(with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule), lying);
+      Session session(mesh, strategy, kWide, rules_of(rule));
+      const PlannedMemory plan = session.engine.plan();
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      if (lying.is_in_files()) {
+        expect_planned_disk_traffic(session, what);
+      } else {
+        EXPECT_EQ(plan.disk, DiskUse{}) << what;
+        session.train(0);
+      }
+      for (std::size_t i = 0; i < 3; ++i) {
+        const TrafficCounts before = session.engine.traffic();
+        session.train(i);
+        const TrafficCounts after = session.engine.traffic();
+        EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
+        EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
+        EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+        EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
+      }
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+    });
   }
 }
 
 TEST_P(DeviceRulesBelow, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
-  const Rule& rule = *GetParam();
   const TestFolder folder;
   int run = 0;
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const ShardingStrategy kind : {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
-      Strategy strategy = with_rule(scheduled(kind, dtype), rule);
-      strategy.ema.decay = 0.75;
-      const auto told = [&](const ThreadRanks& ranks, const Strategy& own) {
-        const std::string path = (folder / std::to_string(run++)).string();
-        return told_on(ranks,
-                       [&](const Mesh& mesh) { return led_through_everything(mesh, own, path, rules_of(rule)); });
-      };
-      const Told wanted = told({.ranks = 2}, strategy);
-      const EmulatedGpus gpus;
-      for (const Lying& lying : lying_for(rule, kind == ShardingStrategy::kFullShard)) {
-        expect_same(told(late({.ranks = 2}), below(strategy, lying)), wanted,
-                    std::string(rule.name) + ", " + name_of(lying));
-      }
-    }
+  MadeOnce<Told> on_cpu;
+  const auto exists = [](const Rule* rule, DType, ShardingStrategy kind, const Lying& lying) {
+    return may_lie(*rule, kind, lying);
+  };
+  constexpr DType kDTypes[] = {DType::kBF16, DType::kF16};
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  for (const auto& [rule, dtype, kind, lying] : pairwise_where(exists, kRules, kDTypes, kKinds, all_lying())) {
+    if (rule != GetParam()) continue;
+    Strategy strategy = with_rule(scheduled(kind, dtype), *rule);
+    strategy.ema.decay = 0.75;
+    const OwnRules own_rules = rules_of(*rule);
+    const auto told = [&](const ThreadRanks& ranks, const Strategy& own) {
+      const std::string path = (folder / std::to_string(run++)).string();
+      return told_on(ranks, [&](const Mesh& mesh) { return led_through_everything(mesh, own, path, own_rules); });
+    };
+    const std::string what =
+        std::string(rule->name) + ", " + std::string(tessera::name_of(dtype)) + ", " + tessera::name_of(kind);
+    const Told& wanted = on_cpu(what, [&] { return told({.ranks = 2}, strategy); });
+    const EmulatedGpus gpus;
+    expect_same(told(late({.ranks = 2}), below(strategy, lying)), wanted, what + ", " + name_of(lying));
   }
 }
 
@@ -221,11 +262,11 @@ TEST_P(DeviceRulesBelow, ARunGoesOnFromItsLastCommit) {
 }
 
 TEST(DeviceOwnBelow, GradientsMayLieBelow) {
+  const Strategy strategy = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwn);
+  const TrainOptions options = run_of(kAwkward, kOwn);
+  const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
     for (const Lying& lying : {Lying{}, kHostAll, kByCpu, kFilesAll}) {
-      const Strategy strategy = with_rule(strategy_of(kKept[2], ShardingStrategy::kFullShard), kOwn);
-      const TrainOptions options = run_of(kAwkward, kOwn);
-      const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
       Strategy on_gpu = below(strategy, lying);
       on_gpu.offload.gradients = tier;
       if (on_gpu.offload.uses_files()) on_gpu.offload.paths = {std::filesystem::temp_directory_path().string()};
@@ -238,24 +279,23 @@ TEST(DeviceOwnBelow, GradientsMayLieBelow) {
 }
 
 TEST(DeviceOwnBelow, UnitsMayBeUpdatedInBackward) {
-  for (const Kept& kept : {kKept[0], kKept[2]}) {
-    for (const TinyOptions& model : {kWide, kAwkward}) {
-      Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), kOwn);
-      strategy.gradient_clipping = 0;
-      strategy.ema.decay = 0.75;
-      const TrainOptions options = run_of(model, kOwn);
-      const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
-      strategy.optimizer.in_backward = true;
-      for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
-        const EmulatedGpus gpus(read);
-        for (const Lying& lying : {Lying{}, kHostAll, kHostMixed, kHostOverFiles, kFilesAll}) {
-          const Strategy on_gpu = lying.states.tier == Tier::kMemory ? strategy : below(strategy, lying);
-          const Trained trained = train_on_threads(late({.ranks = 2}), on_gpu, options);
-          expect_same_bits(trained, on_cpu, name_of(lying));
-          EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << name_of(lying);
-        }
-      }
-    }
+  const std::pair<const char*, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}};
+  const Lying all[] = {Lying{}, kHostAll, kHostMixed, kHostOverFiles, kFilesAll};
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [kept, model, read, lying] :
+       pairwise_of(std::array{kKept[0], kKept[2]}, models, std::array{CopiesRead::kLate, CopiesRead::kAtOnce}, all)) {
+    Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), kOwn);
+    strategy.gradient_clipping = 0;
+    strategy.ema.decay = 0.75;
+    const TrainOptions options = run_of(model.second, kOwn);
+    const std::string what = tessera::testing::name_of(kept) + ", " + model.first;
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    strategy.optimizer.in_backward = true;
+    const EmulatedGpus gpus(read);
+    const Strategy on_gpu = lying.states.tier == Tier::kMemory ? strategy : below(strategy, lying);
+    const Trained trained = train_on_threads(late({.ranks = 2}), on_gpu, options);
+    expect_same_bits(trained, wanted, what + ", " + name_of(lying));
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << ", " << name_of(lying);
   }
 }
 

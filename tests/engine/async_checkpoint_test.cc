@@ -9,11 +9,13 @@
 #include <filesystem>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "offload/fault_plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -77,13 +79,11 @@ void expect_alike(int ranks, Strategy strategy, const TinyOptions& model, const 
 }
 
 TEST(AsyncCheckpoint, HasTheBytesOfOneThatTrainingWaitedFor) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}, {kAwkward, 4}}) {
-      for (const Placed& placed : kOnePerPlacement) {
-        expect_alike(ranks, strategy_of(kept, placed), model,
-                     name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks");
-      }
-    }
+  const std::pair<TinyOptions, int> kRuns[] = {{kAwkward, 1}, {kAwkward, 2}, {kWide, 3}, {kAwkward, 4}};
+  for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), kRuns, kOnePerPlacement)) {
+    const auto& [model, ranks] = run;
+    expect_alike(ranks, strategy_of(kept, placed), model,
+                 name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks");
   }
 }
 

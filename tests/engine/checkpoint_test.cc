@@ -9,18 +9,24 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "checkpoint/saved_checkpoint.h"
 #include "engine/checkpoint/saved_noise.h"
 #include "offload/fault_plan.h"
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -110,33 +116,25 @@ void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions
 }
 
 TEST(Checkpoint, TrainingGoesOnWithTheSameBits) {
-  for (const Kept& kept : sampled_kept()) {
-    const TinyOptions again{.shared_block = true, .recompute = true};
-    for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}, {kAwkward, 4}, {again, 2}}) {
-      for (const Placed& placed : kOnePerPlacement) {
-        const TestFolder folder;
-        const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
-        const TinyOptions& options = model;
-        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-          expect_resume(mesh, strategy_of(kept, placed), options, folder.path(), what);
-        });
-      }
-    }
+  const TinyOptions again{.shared_block = true, .recompute = true};
+  const std::pair<TinyOptions, int> runs[] = {{kAwkward, 1}, {kAwkward, 2}, {again, 2}, {kWide, 3}, {kAwkward, 4}};
+  for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), runs, kOnePerPlacement)) {
+    const auto& [model, ranks] = run;
+    const TestFolder folder;
+    const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
+    const TinyOptions& options = model;
+    const Strategy strategy = strategy_of(kept, placed);
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { expect_resume(mesh, strategy, options, folder.path(), what); });
   }
 }
 
 TEST(Checkpoint, StatesOnDiskGoOnToo) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 0, 3}};
-  for (const Kept& kept : sampled_kept()) {
-    for (const Below& below : kBelow) {
-      for (const Placed& placed : kOnePerPlacement) {
-        const TestFolder folder;
-        run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-          expect_resume(mesh, strategy_of(kept, placed, &below), kAwkward, folder.path(),
-                        name_of(kept) + ", " + name_of(placed));
-        });
-      }
-    }
+  for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
+    const TestFolder folder;
+    const std::string what = name_of(kept) + ", " + name_of(placed);
+    const Strategy strategy = strategy_of(kept, placed, &below);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) { expect_resume(mesh, strategy, kAwkward, folder.path(), what); });
   }
 }
 
@@ -215,43 +213,51 @@ TEST(Checkpoint, RatesSetByHandGoOn) {
 TEST(Checkpoint, OtherRanksAndStrategiesKeepEveryByte) {
   const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
-  for (const Kept& kept : sampled_kept()) {
-    for (const int ranks : {1, 2, 3}) {
-      const TestFolder one;
-      std::string path;
-      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-        Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
-        train(session, 0, 3);
-        const std::string saved = save_checkpoint(session.engine, one.path());
-        if (mesh.rank() == 0) path = saved;
-      });
-      const auto wanted = tensors_of(path);
-      for (const int others : {1, 2, 3, 4}) {
-        const Placed& placed = kOthers[(others + ranks) % 4];
-        const TestFolder two, three;
-        const std::string what =
-            name_of(kept) + ", " + std::to_string(ranks) + " -> " + std::to_string(others) + " " + name_of(placed);
-        std::string between, back;
-        run_ranks({.ranks = others}, [&](const Mesh& mesh) {
-          Session session(mesh, strategy_of(kept, placed), kAwkward);
-          train(session, 1, 2);
-          load_checkpoint(session.engine, path);
-          const std::string saved = save_checkpoint(session.engine, two.path());
-          if (mesh.rank() == 0) between = saved;
-        });
-        EXPECT_EQ(tensors_of(between), wanted) << what;
-        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-          Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
-          load_checkpoint(session.engine, two.path());
-          const std::string saved = save_checkpoint(session.engine, three.path());
-          if (mesh.rank() == 0) back = saved;
-        });
-        for (int rank = 0; rank < ranks; ++rank) {
-          const std::string name = "rank-0000" + std::to_string(rank) + ".safetensors";
-          EXPECT_EQ(TestFolder::content_of(back + "/" + name), TestFolder::content_of(path + "/" + name))
-              << what << " " << name;
-        }
-      }
+  struct First {
+    std::shared_ptr<TestFolder> folder;
+    std::string path;
+    std::map<std::string, std::string> tensors;
+  };
+  const auto saved_by = [](int ranks, const Kept& kept) {
+    First first{std::make_shared<TestFolder>(), {}, {}};
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
+      train(session, 0, 3);
+      const std::string saved = save_checkpoint(session.engine, first.folder->path());
+      if (mesh.rank() == 0) first.path = saved;
+    });
+    first.tensors = tensors_of(first.path);
+    return first;
+  };
+  MadeOnce<First> firsts;
+  for (const auto& each : pairwise_of(sampled_kept(), std::array{1, 2, 3}, std::array{1, 2, 3, 4})) {
+    const Kept& kept = std::get<0>(each);
+    const int ranks = std::get<1>(each), others = std::get<2>(each);
+    const std::string of = name_of(kept) + ", " + std::to_string(ranks);
+    const First& first = firsts(of, [&] { return saved_by(ranks, kept); });
+    const std::string& path = first.path;
+    const Placed& placed = kOthers[(others + ranks) % 4];
+    const TestFolder two, three;
+    const std::string what = of + " -> " + std::to_string(others) + " " + name_of(placed);
+    std::string between, back;
+    run_ranks({.ranks = others}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_of(kept, placed), kAwkward);
+      train(session, 1, 2);
+      load_checkpoint(session.engine, path);
+      const std::string saved = save_checkpoint(session.engine, two.path());
+      if (mesh.rank() == 0) between = saved;
+    });
+    EXPECT_EQ(tensors_of(between), first.tensors) << what;
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_of(kept, ShardingStrategy::kFullShard), kAwkward);
+      load_checkpoint(session.engine, two.path());
+      const std::string saved = save_checkpoint(session.engine, three.path());
+      if (mesh.rank() == 0) back = saved;
+    });
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string name = "rank-0000" + std::to_string(rank) + ".safetensors";
+      EXPECT_EQ(TestFolder::content_of(back + "/" + name), TestFolder::content_of(path + "/" + name))
+          << what << " " << name;
     }
   }
 }

@@ -5,9 +5,12 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/engine/on_hosts.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace {
@@ -50,32 +53,27 @@ TEST(Compression, SumsAreTheSameOnAllRanks) {
   });
 }
 
-// Messages of this model are long enough to be packed.
+// Messages of this model are long enough to be packed: in two steps gradients are, and parameters that one of them has updated.
 TEST(Compression, LosslessChangesNoBits) {
   constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
-  for (const auto& [ranks, of_host] : {std::pair(2, 1), {3, 1}, {4, 2}}) {
-    on_hosts(ranks, ranks / of_host, [&](const Mesh& mesh) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-                                            ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
-          const auto values = [&](const Adjust& adjust) {
-            Session session(mesh, strategy_for(kind, adjust, dtype), kLarge);
-            for (std::size_t i = 0; i < kSteps; ++i) session.train(i);
-            return session.values();
-          };
-          const auto reduced_in = [&](const Adjust& form) {
-            return [=](Strategy& strategy) {
-              strategy.mixed_precision.reduce = dtype;
-              if (form) form(strategy);
-            };
-          };
-          const auto lossless = [=](Strategy& strategy) {
-            compressed(WireForm::kLossless, WireForm::kLossless)(strategy);
-            if (kind != ShardingStrategy::kNoShard) strategy.compression.gathers = WireForm::kLossless;
-          };
-          require(all_same_bits(values(reduced_in(lossless)), values(reduced_in(nullptr))),
-                  name_of(kind) + " in " + std::string(tessera::name_of(dtype)) + " has other bits");
-        }
+  constexpr std::pair<int, int> kHosts[] = {{2, 1}, {3, 1}, {4, 2}};  // ranks, and how many of them a host has
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+                                         ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard};
+  const auto cases = pairwise_of(kHosts, kDTypes, kKinds);
+  for (const std::pair<int, int>& hosts : kHosts) {
+    on_hosts(hosts.first, hosts.first / hosts.second, [&](const Mesh& mesh) {
+      for (const auto& each : cases) {
+        if (std::get<0>(each) != hosts) continue;
+        const DType dtype = std::get<1>(each);
+        const ShardingStrategy kind = std::get<2>(each);
+        Strategy plain = strategy_for(kind, nullptr, dtype);
+        plain.mixed_precision.reduce = dtype;
+        Strategy lossless = plain;
+        compressed(WireForm::kLossless, WireForm::kLossless)(lossless);
+        if (kind != ShardingStrategy::kNoShard) lossless.compression.gathers = WireForm::kLossless;
+        require(all_same_bits(trained(mesh, lossless, 2, kLarge), trained(mesh, plain, 2, kLarge)),
+                name_of(kind) + " in " + std::string(tessera::name_of(dtype)) + " has other bits");
       }
     });
   }

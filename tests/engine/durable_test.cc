@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "checkpoint/commit.h"
 #include "offload/fault_plan.h"
@@ -20,6 +21,7 @@
 #include "tessera/safetensors.h"
 #include "tests/support/durable_runs.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -30,32 +32,25 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 TEST(Durable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const auto& [model, ranks] : {std::pair(kWide, 3), {kAwkward, 1}, {kAwkward, 2}}) {
-      for (const Placed& placed : kOnePerPlacement) {
-        const TestFolder folder;
-        const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
-        const TinyOptions& options = model;
-        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-          expect_goes_on(mesh, strategy_of(kept, placed), options, folder.path(), what);
-        });
-      }
-    }
+  const std::pair<TinyOptions, int> kRuns[] = {{kAwkward, 1}, {kAwkward, 2}, {kWide, 3}};
+  for (const auto& [kept, run, placed] : pairwise_of(sampled_kept(), kRuns, kOnePerPlacement)) {
+    const auto& [model, ranks] = run;
+    const TestFolder folder;
+    const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
+    const TinyOptions& options = model;
+    const Strategy strategy = strategy_of(kept, placed);
+    run_ranks({.ranks = ranks},
+              [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, options, folder.path(), what); });
   }
 }
 
 TEST(Durable, StatesAndParametersOnDiskStayWhereTheyAre) {
   constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {0, 0.5, 0.3, 4096, 16384, 3}};
-  for (const Kept& kept : sampled_kept()) {
-    for (const Below& below : kBelow) {
-      for (const Placed& placed : kOnePerPlacement) {
-        const TestFolder folder;
-        run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-          expect_goes_on(mesh, strategy_of(kept, placed, &below), kAwkward, folder.path(),
-                         name_of(kept) + ", " + name_of(placed));
-        });
-      }
-    }
+  for (const auto& [kept, below, placed] : pairwise_of(sampled_kept(), kBelow, kOnePerPlacement)) {
+    const TestFolder folder;
+    const std::string what = name_of(kept) + ", " + name_of(placed);
+    const Strategy strategy = strategy_of(kept, placed, &below);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, kAwkward, folder.path(), what); });
   }
 }
 
@@ -130,6 +125,13 @@ TEST(Durable, AStepThatSomeRanksLackIsGivenUp) {
 // Every operation of a commit fails once. All ranks are told the same, and the commit before it is what the next run goes on from; or
 // this one, where it was on all disks.
 TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
+  const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
+  const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
+  Values wanted;  // all ranks have the same
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    const Values own = trained(mesh, strategy, 3);
+    if (mesh.rank() == 0) wanted = own;
+  });
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     std::int64_t n = 1;
     for (bool hit = true; hit; n += site == FaultSite::kWrite && !tests_are_long() ? 3 : 1) {
@@ -138,10 +140,7 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
       std::atomic<ScopedFaults*> faults{nullptr};
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
         const auto rank = static_cast<std::size_t>(mesh.rank());
-        const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
-        const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
         const Strategy durable = made_durable(strategy, folder.path());
-        const Values wanted = trained(mesh, strategy, 3);
         {
           Session session(mesh, durable);
           train_durably(session, 0, 1);
@@ -163,9 +162,6 @@ TEST(Durable, EveryFailedOperationOfACommitIsAnErrorOnAllRanksAndLosesNothing) {
       EXPECT_EQ(texts[0].empty(), !hit) << static_cast<int>(site) << " " << n;
       EXPECT_THAT(hit ? texts[0] : "rank errno 28", AllOf(HasSubstr("rank "), HasSubstr("errno 28")));
       run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-        const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
-        const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
-        const Values wanted = trained(mesh, strategy, 3);
         Session session(mesh, made_durable(strategy, folder.path()));
         const auto resumed = resume_durable(session.engine);
         ASSERT_TRUE(resumed.has_value()) << static_cast<int>(site) << " " << n;

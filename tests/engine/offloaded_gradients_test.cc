@@ -4,12 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <iterator>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/error.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace {
@@ -21,26 +26,32 @@ constexpr const Below* kBelow[] = {&kGradientsBelow, &kAllBelow};
 constexpr TinyOptions kLate{.vocab = 32, .width = 32, .hidden = 64, .shared_block = true, .recompute = true};
 
 TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const TinyOptions& model : {kWide, kAwkward, kLate}) {
-      for (int ranks : {1, 2, 3}) {
-        for (const Placed& placed : kOnePerPlacement) {
-          const TrainOptions options{.model = model, .steps = 4};
-          const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
-          const Below& below = *kBelow[(ranks + (&placed - kOnePerPlacement)) % 2];
-          const std::string what = name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
-          const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed, &below), options);
-          expect_same_bits(trained, wanted, what);
-          // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
-          for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
-            EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
-          // Of the root unit.
-          EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients],
-                    wanted.steps[0].planned[MemoryCategory::kGradients])
-              << what;
-        }
-      }
-    }
+  const std::pair<std::string, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}, {"late", kLate}};
+  std::vector<std::size_t> placements(std::size(kOnePerPlacement));
+  std::iota(placements.begin(), placements.end(), std::size_t{0});
+  // Two places of gradients by turns: on each number of ranks, and with each placement, both come.
+  const auto exists = [](const Kept&, const auto&, std::size_t ranks, std::size_t place, const Below* below) {
+    return below == kBelow[(ranks + place) % 2];
+  };
+  MadeOnce<Trained> in_memory;
+  for (const auto& [kept, named, on, place, below] :
+       pairwise_where(exists, sampled_kept(), models, std::array{1, 2, 3}, placements, kBelow)) {
+    const Placed& placed = kOnePerPlacement[place];
+    const ThreadRanks ranks{.ranks = on};
+    const TinyOptions& model = named.second;
+    const TrainOptions options{.model = model, .steps = 4};
+    const std::string what =
+        name_of(kept) + ", " + named.first + ", " + name_of(placed) + " on " + std::to_string(on) + " ranks";
+    const Strategy without = strategy_of(kept, placed);
+    const Trained& wanted = in_memory(what, [&] { return train_on_threads(ranks, without, options); });
+    const Trained trained = train_on_threads(ranks, strategy_of(kept, placed, below), options);
+    expect_same_bits(trained, wanted, what);
+    // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
+    for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
+      EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
+    // Of the root unit.
+    EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients], wanted.steps[0].planned[MemoryCategory::kGradients])
+        << what;
   }
 }
 
@@ -70,23 +81,18 @@ TEST(OffloadedGradients, AccumulationAndOverflowsChangeNothing) {
 }
 
 TEST(OffloadedGradients, BytesMovedAreThePlans) {
-  for (const Below* below : kBelow) {
-    for (const int microbatches : {1, 2}) {
-      for (const int ahead : {0, 1}) {
-        for (const int ranks : {1, 2}) {
-          run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-            Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
-            strategy.gradient_accumulation = microbatches;
-            strategy.reductions_ahead = ahead;  // fewer slots than units
-            TinyOptions deep = kWide;
-            deep.blocks = 6;
-            Session session(mesh, strategy, deep);
-            expect_planned_disk_traffic(
-                session, std::to_string(microbatches) + " microbatches on " + std::to_string(ranks) + " ranks");
-          });
-        }
-      }
-    }
+  for (const auto& [below, microbatches, ahead, ranks] :
+       pairwise_of(kBelow, std::array{1, 2}, std::array{0, 1}, std::array{1, 2})) {
+    Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard, below);
+    strategy.gradient_accumulation = microbatches;
+    strategy.reductions_ahead = ahead;  // fewer slots than units
+    TinyOptions deep = kWide;
+    deep.blocks = 6;
+    const std::string what = std::to_string(microbatches) + " microbatches on " + std::to_string(ranks) + " ranks";
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy, deep);
+      expect_planned_disk_traffic(session, what);
+    });
   }
 }
 

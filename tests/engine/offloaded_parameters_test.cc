@@ -5,11 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <array>
+#include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "tessera/error.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace {
@@ -24,28 +28,32 @@ constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, as 
 
 const Placed kPlaced[] = {ShardingStrategy::kFullShard, Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
+std::string name_of(const Kept& kept, const Placed& placed, int ranks) {
+  return name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks";
+}
+
+std::string name_of(const Below& below) { return "records of " + std::to_string(below.record_bytes); }
+
 std::string name_of(const Kept& kept, const Placed& placed, int ranks, const Below& below) {
-  return name_of(kept) + ", " + name_of(placed) + " on " + std::to_string(ranks) + " ranks, records of " +
-         std::to_string(below.record_bytes);
+  return name_of(kept, placed, ranks) + ", " + name_of(below);
 }
 
 TEST(OffloadedParameters, TrainingHasTheBitsOfTheRunInMemory) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const TinyOptions& model : {kWide, kAwkward}) {
-      for (int ranks : {1, 2, 3}) {
-        if (model.unused_block && ranks != 2) continue;
-        for (const Placed& placed : kPlaced) {
-          const TrainOptions options{.model = model, .steps = 5};
-          const Trained wanted = train_on_threads({.ranks = ranks}, strategy_of(kept, placed), options);
-          for (const Below& below : kBelow) {
-            const std::string what = name_of(kept, placed, ranks, below);
-            const Trained trained = train_on_threads({.ranks = ranks}, strategy_of(kept, placed, &below), options);
-            expect_same_bits(trained, wanted, what);
-            for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
-          }
-        }
-      }
-    }
+  const std::pair<int, TinyOptions> kRuns[] = {{1, kWide}, {2, kWide}, {3, kWide}, {2, kAwkward}};
+  MadeOnce<Trained> in_memory;
+  for (const auto& [kept, run, placed, below] : pairwise_of(sampled_kept(), kRuns, kPlaced, kBelow)) {
+    const auto& [ranks, model] = run;
+    const TrainOptions options{.model = model, .steps = 5};
+    const auto train = [&, of = ThreadRanks{.ranks = ranks}](const Strategy& strategy) {
+      return train_on_threads(of, strategy, options);
+    };
+    const Strategy without = strategy_of(kept, placed);
+    const std::string of = name_of(kept, placed, ranks) + (model.unused_block ? ", awkward" : "");
+    const std::string what = of + ", " + name_of(below);
+    const Trained& wanted = in_memory(of, [&] { return train(without); });
+    const Trained trained = train(strategy_of(kept, placed, &below));
+    expect_same_bits(trained, wanted, what);
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
   }
 }
 
@@ -63,45 +71,37 @@ TEST(OffloadedParameters, ReplicasHaveThemToo) {
 }
 
 TEST(OffloadedParameters, PrefetchAccumulationAndOverflowsChangeNothing) {
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
-    for (const Placed& placed : kPlaced) {
-      for (const std::int64_t prefetch : {0, 1, 3}) {
-        const auto train = [&](bool offloads) {
-          return train_on_threads({.ranks = 2},
-                                  strategy_for(
-                                      placed,
-                                      [&](Strategy& s) {
-                                        s.prefetch = prefetch;
-                                        s.gradient_accumulation = 2;
-                                        s.mixed_precision.loss_scale.initial =
-                                            4294967296.0;  // the first steps overflow
-                                        if (offloads) put_below(s, kBelow[1]);
-                                      },
-                                      dtype),
-                                  {.model = kWide, .steps = 24});
-        };
-        const Trained wanted = train(false);
-        EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
-        expect_same_bits(train(true), wanted, name_of(placed) + ", prefetch " + std::to_string(prefetch));
-      }
-    }
+  constexpr std::int64_t kPrefetches[] = {0, 1, 3};
+  for (const auto& each : pairwise_of(std::array{DType::kF32, DType::kF16}, kPlaced, kPrefetches)) {
+    const auto& [dtype, placed, prefetch] = each;
+    const auto train = [&](bool offloads) {
+      Strategy strategy = strategy_for(std::get<1>(each), nullptr, std::get<0>(each));
+      strategy.prefetch = std::get<2>(each);
+      strategy.gradient_accumulation = 2;
+      strategy.mixed_precision.loss_scale.initial = 4294967296.0;  // the first steps overflow
+      if (offloads) put_below(strategy, kBelow[1]);
+      return train_on_threads({.ranks = 2}, strategy, {.model = kWide, .steps = 24});
+    };
+    const Trained wanted = train(false);
+    EXPECT_EQ(wanted.steps.front().overflow, dtype == DType::kF16);
+    expect_same_bits(train(true), wanted, name_of(placed) + ", prefetch " + std::to_string(prefetch));
   }
 }
 
 TEST(OffloadedParameters, UpdatesInBackwardHaveTheSameBits) {
-  for (const Kept& kept : sampled_kept()) {
-    if (kept.param == DType::kF16) continue;  // refused
-    for (const Placed& placed : kPlaced) {
-      for (const int ranks : {1, 2}) {
-        const auto train = [&](const Below* below) {
-          Strategy strategy = strategy_of(kept, placed, below);
-          update_in_backward(strategy);
-          return train_on_threads({.ranks = ranks}, strategy, {.model = kWide, .steps = 5});
-        };
-        const Trained wanted = train(nullptr);
-        for (const Below& below : kBelow) expect_same_bits(train(&below), wanted, name_of(kept, placed, ranks, below));
-      }
-    }
+  const auto exists = [](const Kept& kept, const Placed&, int, const Below&) {
+    return kept.param != DType::kF16;  // refused
+  };
+  MadeOnce<Trained> in_memory;
+  for (const auto& [kept, placed, ranks, below] :
+       pairwise_where(exists, sampled_kept(), kPlaced, std::array{1, 2}, kBelow)) {
+    const auto train = [of = ThreadRanks{.ranks = ranks}](Strategy strategy) {
+      update_in_backward(strategy);
+      return train_on_threads(of, strategy, {.model = kWide, .steps = 5});
+    };
+    const Strategy without = strategy_of(kept, placed);
+    const Trained& wanted = in_memory(name_of(kept, placed, ranks), [&] { return train(without); });
+    expect_same_bits(train(strategy_of(kept, placed, &below)), wanted, name_of(kept, placed, ranks, below));
   }
 }
 
@@ -130,76 +130,72 @@ TEST(OffloadedParameters, AutoFitsTheLimitAndKeepsTheBits) {
 }
 
 TEST(OffloadedParameters, BytesMovedAreThePlans) {
-  for (const Kept& kept : {kKept[0], kKept[2], kKept[4]}) {
-    for (const Below& below : kBelow) {
-      for (const Placed& placed : kPlaced) {
-        for (const int ranks : {1, 2}) {
-          for (const bool in_backward : {false, true}) {
-            run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-              Strategy strategy = strategy_of(kept, placed, &below);
-              if (in_backward) update_in_backward(strategy);
-              Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
-              expect_planned_disk_traffic(session, name_of(kept, placed, ranks, below));
-            });
-          }
-        }
-      }
-    }
+  for (const auto& [kept, below, placed, ranks, in_backward] : pairwise_of(
+           std::array{kKept[0], kKept[2], kKept[4]}, kBelow, kPlaced, std::array{1, 2}, std::array{false, true})) {
+    Strategy strategy = strategy_of(kept, placed, &below);
+    if (in_backward) update_in_backward(strategy);
+    const std::string what = name_of(kept, placed, ranks, below) + (in_backward ? ", in backward" : "");
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+      expect_planned_disk_traffic(session, what);
+    });
   }
 }
 
 // Those that train have the cache first: a part of them, or all and some of the frozen ones. The last of two ranks has records of padding alone,
 // which only set-up can write where their unit is frozen.
 TEST(OffloadedParameters, BytesMovedAreThePlansWhereSomeAreFrozenAndCached) {
-  for (const std::int64_t cache_bytes : {0, 30000, 90000}) {
-    for (const Placed& placed : kPlaced) {
-      for (const int ranks : {1, 2, 3}) {
-        for (const char* const frozen : {"blocks.0.*", "blocks.2.*"}) {
-          run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-            const Below below = {1, 1, 1, 8192, cache_bytes, 2};
-            Session session(mesh, strategy_of(kKept[0], placed, &below),
-                            {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
-            session.engine.set_trainable(frozen, false);
-            expect_planned_disk_traffic(session, name_of(kKept[0], placed, ranks, below) + ", " + frozen);
-          });
-        }
-      }
-    }
+  constexpr std::int64_t kCaches[] = {0, 30000, 90000};
+  const std::string kFrozen[] = {"blocks.0.*", "blocks.2.*"};
+  for (const auto& [cache_bytes, placed, ranks, pattern] :
+       pairwise_of(kCaches, kPlaced, std::array{1, 2, 3}, kFrozen)) {
+    const std::string& frozen = pattern;
+    const Below below = {1, 1, 1, 8192, cache_bytes, 2};
+    const Strategy strategy = strategy_of(kKept[0], placed, &below);
+    const std::string what = name_of(kKept[0], placed, ranks, below) + ", " + frozen;
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+      session.engine.set_trainable(frozen, false);
+      expect_planned_disk_traffic(session, what);
+    });
   }
 }
 
 /// What `body` leaves under each placement, on 1 and 2 ranks, must be what it leaves with all in memory.
 template <class Body>
-void expect_values_as_in_memory(const Kept& kept, const Body& body) {
-  for (const Placed& placed : kPlaced) {
-    for (const int ranks : {1, 2}) {
-      FirstValues first;
-      for (const Below* below : {static_cast<const Below*>(nullptr), &kBelow[1], &kBelow[2]}) {
-        run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-          const Values values = body(mesh, strategy_of(kept, placed, below));
-          if (mesh.rank() != 0) return;
-          EXPECT_TRUE(first.same_bits(values)) << name_of(kept) << ", " << name_of(placed) << ", " << ranks;
-        });
-      }
-    }
+void expect_values_as_in_memory(std::span<const Kept> all, const Body& body) {
+  const auto values = [&](int ranks, const Strategy& strategy) {
+    Values of_first;
+    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+      const Values own = body(mesh, strategy);
+      if (mesh.rank() == 0) of_first = own;
+    });
+    return of_first;
+  };
+  MadeOnce<Values> in_memory;
+  for (const auto& [kept, placed, ranks, below] :
+       pairwise_of(all, kPlaced, std::array{1, 2}, std::array{kBelow[1], kBelow[2]})) {
+    const int of = ranks;
+    const Strategy without = strategy_of(kept, placed);
+    const Values& wanted = in_memory(name_of(kept, placed, ranks), [&] { return values(of, without); });
+    EXPECT_TRUE(all_same_bits(values(ranks, strategy_of(kept, placed, &below)), wanted))
+        << name_of(kept, placed, ranks, below);
   }
 }
 
-TEST(OffloadedParameters, AreWrittenByGathered) {
-  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, written_under_gathered);
-}
+TEST(OffloadedParameters, AreWrittenByGathered) { expect_values_as_in_memory(sampled_kept(), written_under_gathered); }
 
 TEST(OffloadedParameters, AreTakenFromTheDiskByTheNextEngine) {
-  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, trained_by_two_engines);
+  expect_values_as_in_memory(sampled_kept(), trained_by_two_engines);
 }
 
 TEST(OffloadedParameters, StayWhenWhatTrainsChanges) {
-  for (const Kept& kept : sampled_kept()) expect_values_as_in_memory(kept, trained_with_weights_frozen_for_a_while);
+  expect_values_as_in_memory(sampled_kept(), trained_with_weights_frozen_for_a_while);
 }
 
 // Evaluation gathers in other orders, and leaves gathers under way when a step begins.
 TEST(OffloadedParameters, ForwardsWithoutBackwardChangeNothing) {
-  expect_values_as_in_memory(kKept[2], [](const Mesh& mesh, Strategy strategy) {
+  expect_values_as_in_memory({&kKept[2], 1}, [](const Mesh& mesh, Strategy strategy) {
     strategy.prefetch = 2;
     Session session(mesh, strategy, {.vocab = 32, .width = 32, .hidden = 64, .blocks = 6});
     for (std::size_t i = 0; i < 6; ++i) {

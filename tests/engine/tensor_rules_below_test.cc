@@ -6,11 +6,13 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "tessera/checkpoint.h"
 #include "tests/support/durable_runs.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/own_muon.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -106,19 +108,23 @@ TEST_P(TensorRulesBelow, WhatMovesIsThePlans) {
   constexpr Below kMoving[] = {{0, 1, 1, 4096, 0, 1},     {1, 1, 1, 4096, 16384, 2}, {0, 0, 1, 4096, 0, 16},
                                {1, 0, 0, 8192, 0, 1},     {0, 1, 0.3, 16384, 0, 1},  {0.5, 0.5, 0.5, 4096, 0, 3},
                                {1, 0, 0.4, 4096, 8192, 2}};
-  for (const Kept& kept : kKinds) {
-    for (const Below& below : kMoving) {
-      for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradients}) {
-        if (kept.param == DType::kF32 && below.parameters + below.moments == 0) continue;
-        if (kind == ShardingStrategy::kShardGradients && below.parameters > 0) continue;
-        run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
-          Session session(mesh, strategy_for(kind, adjusted(kept, &below), kept.param), kWide, rules());
-          expect_planned_disk_traffic(session, name_of(kept) + ", parameters " + std::to_string(below.parameters) +
-                                                   ", masters " + std::to_string(below.masters) + ", moments " +
-                                                   std::to_string(below.moments));
-        });
-      }
-    }
+  constexpr OptimizerType kTypes[] = {OptimizerType::kAdafactor, OptimizerType::kOwnMatrix};
+  constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradients};
+  const auto exists = [](OptimizerType, const Kept& kept, const Below& below, ShardingStrategy kind) {
+    if (kept.param == DType::kF32 && below.parameters + below.moments == 0) return false;
+    return kind == ShardingStrategy::kFullShard || below.parameters == 0;
+  };
+  for (const auto& each : pairwise_where(exists, kTypes, kKinds, kMoving, kStrategies)) {
+    if (std::get<0>(each) != GetParam()) continue;
+    const Kept& kept = std::get<1>(each);
+    const Below& below = std::get<2>(each);
+    const ShardingStrategy kind = std::get<3>(each);
+    run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+      Session session(mesh, strategy_for(kind, adjusted(kept, &below), kept.param), kWide, rules());
+      expect_planned_disk_traffic(session, name_of(kept) + ", parameters " + std::to_string(below.parameters) +
+                                               ", masters " + std::to_string(below.masters) + ", moments " +
+                                               std::to_string(below.moments));
+    });
   }
 }
 

@@ -9,15 +9,20 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "runtime/border/throw.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -36,26 +41,44 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   return options;
 }
 
-/// Trains on every number of ranks under every placement: the same bits among strategies, close to the unsharded run.
-/// `look` sees each run.
-void expect_strategies_agree(const TrainOptions& options, const Adjust& adjust = nullptr,
+/// What is done to the engine here. With numbers of ranks and placements it is a grid (tests/support/pairwise.h).
+const std::string kDone[] = {"tied head",        "frozen block", "unused block",
+                             "block used twice", "few elements", "everything at once",
+                             "last microbatch",  "root only",    "by class",
+                             "by module",        "by size",      "by a size nothing reaches",
+                             "every leaf",       "nested",       "nested, outer one empty"};
+
+/// Trains on numbers of ranks under placements: the bits of NO_SHARD on as many ranks, close to the unsharded run.
+/// `done`: one of kDone. `look` sees each run.
+void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);
-  for (int ranks : kRanks) {
-    std::optional<Trained> first;
-    for (const Placed& kind : kOnePerPlacement) {
-      SCOPED_TRACE(name_of(kind) + " on " + std::to_string(ranks) + " ranks");
-      const Trained trained = train_on_threads({.ranks = ranks}, strategy_for(kind, adjust), options);
-      if (first) expect_same_bits(trained, *first, "the first strategy");
-      EXPECT_LT(largest_difference(trained, plain), kTolerance);
-      for (std::size_t i = 0; i < plain.steps.size(); ++i) {
-        EXPECT_NEAR(trained.steps[i].grad_norm / plain.steps[i].grad_norm, 1, 1e-3) << "step " << i;
-        EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << "step " << i;
-      }
-      if (look) look(trained, plain);
-      if (!first) first = trained;
+  const auto expect = [&](const Trained& trained) {
+    EXPECT_LT(largest_difference(trained, plain), kTolerance);
+    for (std::size_t i = 0; i < plain.steps.size(); ++i) {
+      EXPECT_NEAR(trained.steps[i].grad_norm / plain.steps[i].grad_norm, 1, 1e-3) << "step " << i;
+      EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << "step " << i;
     }
+    if (look) look(trained, plain);
+  };
+  MadeOnce<Trained> unsharded;
+  for (const auto& [of, on, kind] : pairwise_of(kDone, kRanks, kOnePerPlacement)) {
+    if (of != done) continue;
+    const ThreadRanks ranks{.ranks = on};
+    const std::string where = " on " + std::to_string(on) + " ranks";
+    const Trained& first = unsharded(where, [&] {
+      SCOPED_TRACE(done + ", NO_SHARD" + where);
+      const Trained trained = train_on_threads(ranks, strategy_for(ShardingStrategy::kNoShard, adjust), options);
+      expect(trained);
+      return trained;
+    });
+    if (kind.kind == ShardingStrategy::kNoShard) continue;
+    SCOPED_TRACE(done + ", " + name_of(kind) + where);
+    const Trained trained = train_on_threads(ranks, strategy_for(kind, adjust), options);
+    expect_same_bits(trained, first, "NO_SHARD");
+    expect(trained);
   }
+  EXPECT_TRUE(std::ranges::count(kDone, done)) << done;
 }
 
 /// Parameters whose names begin with `prefix` have the bits they were made with.
@@ -76,11 +99,11 @@ void expect_untouched(const Trained& trained, const TinyOptions& model, const st
 
 // ---- shapes of modules -------------------------------------------------------------------------------------------
 
-TEST(Awkward, TiedHead) { expect_strategies_agree(options_for({.tied_head = true})); }
+TEST(Awkward, TiedHead) { expect_strategies_agree("tied head", options_for({.tied_head = true})); }
 
 TEST(Awkward, FrozenBlockKeepsItsBits) {
   const TrainOptions options = options_for({.frozen_first_block = true});
-  expect_strategies_agree(options, nullptr, [&](const Trained& trained, const Trained&) {
+  expect_strategies_agree("frozen block", options, nullptr, [&](const Trained& trained, const Trained&) {
     expect_untouched(trained, options.model, "blocks.0.");
   });
 }
@@ -88,18 +111,19 @@ TEST(Awkward, FrozenBlockKeepsItsBits) {
 TEST(Awkward, UnusedBlockIsLeftAloneEvenByWeightDecay) {
   const TrainOptions options = options_for({.blocks = 2, .unused_block = true});
   expect_strategies_agree(
-      options, [](Strategy& s) { s.optimizer.weight_decay = 0.1; },
+      "unused block", options, [](Strategy& s) { s.optimizer.weight_decay = 0.1; },
       [&](const Trained& trained, const Trained&) { expect_untouched(trained, options.model, "blocks.2."); });
 }
 
-TEST(Awkward, BlockUsedTwice) { expect_strategies_agree(options_for({.shared_block = true})); }
+TEST(Awkward, BlockUsedTwice) { expect_strategies_agree("block used twice", options_for({.shared_block = true})); }
 
 TEST(Awkward, FewerElementsThanRanks) {
-  expect_strategies_agree(options_for({.vocab = 3, .width = 1, .hidden = 1, .blocks = 2}));
+  expect_strategies_agree("few elements", options_for({.vocab = 3, .width = 1, .hidden = 1, .blocks = 2}));
 }
 
 TEST(Awkward, EverythingAtOnce) {
   expect_strategies_agree(
+      "everything at once",
       options_for({.tied_head = true, .frozen_first_block = true, .unused_block = true, .shared_block = true}));
 }
 
@@ -109,8 +133,8 @@ TEST(Awkward, RecomputationChangesNoBit) {
   const TrainOptions plainly = options_for({});
   const TrainOptions again = options_for({.recompute = true});
   for (int ranks : kRanks) {
+    const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(ShardingStrategy::kNoShard), plainly);
     for (const Placed& kind : kOnePerPlacement) {
-      const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(kind), plainly);
       const Trained got = train_on_threads({.ranks = ranks}, strategy_for(kind), again);
       expect_same_bits(got, wanted, name_of(kind) + " on " + std::to_string(ranks) + " ranks");
     }
@@ -124,9 +148,9 @@ TEST(Awkward, RecomputationOfABlockUsedTwice) {
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});
   for (int ranks : kRanks) {
     const Trained all_alike = train_on_threads({.ranks = ranks}, strategy_for(kOnePerPlacement[0]), again);
+    const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(kOnePerPlacement[0]), plainly);
     for (const Placed& kind : kOnePerPlacement) {
       const std::string what = name_of(kind) + " on " + std::to_string(ranks) + " ranks";
-      const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(kind), plainly);
       const Trained got = train_on_threads({.ranks = ranks}, strategy_for(kind), again);
       expect_same_bits(got, all_alike, what);
       EXPECT_LT(largest_difference(got, wanted), kTolerance) << what;
@@ -158,8 +182,7 @@ TEST(Awkward, AnyCutIntoUnitsGivesTheSameValues) {
       {"nested", classes({"Block", "Linear"})},
       {"nested, outer one empty", classes({"ModuleList", "LayerNorm", "Block"})}};
   for (const auto& [name, units] : cuts) {
-    SCOPED_TRACE(name);
-    expect_strategies_agree(options_for({}), [&units = units](Strategy& s) { s.units = units; });
+    expect_strategies_agree(name, options_for({}), [&units = units](Strategy& s) { s.units = units; });
   }
 }
 
@@ -182,43 +205,48 @@ TEST(Awkward, UnitsThatDoNotExistAreNamed) {
 }
 
 TEST(Awkward, PrefetchChangesNoBit) {
-  for (int ranks : {2, 3}) {
-    const TrainOptions options = options_for({.blocks = 4});
-    const Trained wanted = train_on_threads({.ranks = ranks}, strategy_for(ShardingStrategy::kNoShard), options);
-    for (std::int64_t prefetch : {0, 1, 2, 5}) {
-      for (ShardingStrategy kind : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
-        const Adjust adjust = [&](Strategy& s) { s.prefetch = prefetch; };
-        const Trained got = train_on_threads({.ranks = ranks}, strategy_for(kind, adjust), options);
-        expect_same_bits(got, wanted, name_of(kind) + ", prefetch " + std::to_string(prefetch));
-        EXPECT_EQ(got.traffic.prefetched_gathers > 0, prefetch > 0);
-      }
-    }
+  const TrainOptions options = options_for({.blocks = 4});
+  constexpr std::int64_t kPrefetches[] = {0, 1, 2, 5};
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
+  MadeOnce<Trained> unsharded;
+  for (const auto& [on, prefetch, kind] : pairwise_of(std::array{2, 3}, kPrefetches, kKinds)) {
+    const ThreadRanks ranks{.ranks = on};
+    const Trained& wanted = unsharded(
+        std::to_string(on), [&] { return train_on_threads(ranks, strategy_for(ShardingStrategy::kNoShard), options); });
+    Strategy strategy = strategy_for(kind);
+    strategy.prefetch = prefetch;
+    const Trained got = train_on_threads(ranks, strategy, options);
+    const std::string what = name_of(kind) + " on " + std::to_string(on) + " ranks";
+    expect_same_bits(got, wanted, what + ", prefetch " + std::to_string(prefetch));
+    EXPECT_EQ(got.traffic.prefetched_gathers > 0, prefetch > 0) << what;
   }
 }
 
 TEST(Awkward, LastMicrobatchSyncEqualsTheUnshardedRun) {
-  expect_strategies_agree(options_for({}, 2), [](Strategy& s) {
+  expect_strategies_agree("last microbatch", options_for({}, 2), [](Strategy& s) {
     s.gradient_accumulation = 2;
     s.gradient_sync = GradientSync::kLastMicrobatch;
   });
 }
 
 TEST(Awkward, SixteenBitGradientsOnTheWireGiveTheSameBitsUnderEveryStrategy) {
-  for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
-    for (int ranks : kRanks) {
-      std::optional<Trained> first;
-      for (const Placed& kind : kOnePerPlacement) {
-        const Adjust adjust = [&](Strategy& s) {
-          s.mixed_precision.reduce = DType::kBF16;
-          s.gradient_accumulation = 2;
-          s.gradient_sync = sync;
-        };
-        const Trained trained =
-            train_on_threads({.ranks = ranks}, strategy_for(kind, adjust, DType::kBF16), options_for({}, 2));
-        if (!first) first = trained;
-        expect_same_bits(trained, *first, name_of(kind) + " on " + std::to_string(ranks) + " ranks");
-      }
-    }
+  constexpr GradientSync kSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
+  MadeOnce<Trained> unsharded;
+  for (const auto& each : pairwise_of(kSyncs, kRanks, kOnePerPlacement)) {
+    const GradientSync sync = std::get<0>(each);
+    const int ranks = std::get<1>(each);
+    const Placed& kind = std::get<2>(each);
+    const auto train = [&](const Placed& placed) {
+      Strategy strategy = strategy_for(placed, nullptr, DType::kBF16);
+      strategy.mixed_precision.reduce = DType::kBF16;
+      strategy.gradient_accumulation = 2;
+      strategy.gradient_sync = sync;
+      return train_on_threads({.ranks = ranks}, strategy, options_for({}, 2));
+    };
+    const std::string where = std::string(sync == GradientSync::kEachMicrobatch ? ", each" : ", the last") +
+                              " microbatch, on " + std::to_string(ranks) + " ranks";
+    const Trained& first = unsharded(where, [&] { return train(ShardingStrategy::kNoShard); });
+    if (kind.kind != ShardingStrategy::kNoShard) expect_same_bits(train(kind), first, name_of(kind) + where);
   }
 }
 

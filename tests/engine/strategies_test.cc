@@ -1,8 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
@@ -94,37 +99,45 @@ TEST(ReductionsAhead, ChangeNoBitsAndAreInThePlan) {
   TrainOptions options;
   options.steps = 4;
   options.batch = 24;
-  for (const Run& run : runs) {
-    for (const std::int64_t accumulation : {1, 2}) {
-      const auto train = [&](std::optional<std::int64_t> ahead, bool in_backward = false) {
-        Strategy strategy = tiny_strategy(run.placed, DType::kF32);
-        strategy.gradient_accumulation = accumulation;
-        strategy.reductions_ahead = ahead;
-        strategy.optimizer.in_backward = in_backward;
-        return train_on_threads(run.ranks, strategy, options);
-      };
-      const Trained wanted = train(0);
-      std::vector<Trained> others;
-      for (const std::optional<std::int64_t> ahead : {std::optional<std::int64_t>(), std::optional<std::int64_t>(1),
-                                                      std::optional<std::int64_t>(3), std::optional<std::int64_t>(16)})
-        others.push_back(train(ahead));
-      if (accumulation == 1) others.push_back(train(std::nullopt, true));
-      for (std::size_t i = 0; i < others.size(); ++i) {
-        const std::string what = name_of(run.placed) + ", " + std::to_string(run.ranks.ranks) + " ranks on " +
-                                 std::to_string(run.ranks.hosts) + " hosts, case " + std::to_string(i);
-        expect_same_bits(others[i], wanted, what);
-        for (const StepResult& step : others[i].steps) EXPECT_EQ(step.planned, step.allocated) << what;
-      }
-    }
+  struct How {
+    const char* name;
+    std::optional<std::int64_t> ahead;
+    bool in_backward = false;
+  };
+  const How hows[] = {{"as planned", {}}, {"1 ahead", 1}, {"3 ahead", 3}, {"16 ahead", 16}, {"in backward", {}, true}};
+  const auto exists = [](const Run&, std::int64_t accumulation, const How& how) {
+    return !how.in_backward || accumulation == 1;
+  };
+  constexpr std::int64_t kAccumulations[] = {1, 2};
+  MadeOnce<Trained> none_ahead;
+  for (const auto& each : pairwise_where(exists, runs, kAccumulations, hows)) {
+    const Run& run = std::get<0>(each);
+    const std::int64_t accumulation = std::get<1>(each);
+    const How& how = std::get<2>(each);
+    const auto train = [&](std::optional<std::int64_t> ahead, bool in_backward) {
+      Strategy strategy = tiny_strategy(run.placed, DType::kF32);
+      strategy.gradient_accumulation = accumulation;
+      strategy.reductions_ahead = ahead;
+      strategy.optimizer.in_backward = in_backward;
+      return train_on_threads(run.ranks, strategy, options);
+    };
+    const std::string of = name_of(run.placed) + ", " + std::to_string(run.ranks.ranks) + " ranks on " +
+                           std::to_string(run.ranks.hosts) + " hosts, " + std::to_string(accumulation) +
+                           " microbatches";
+    const std::string what = of + ", " + how.name;
+    const Trained& wanted = none_ahead(of, [&] { return train(0, false); });
+    const Trained trained = train(how.ahead, how.in_backward);
+    expect_same_bits(trained, wanted, what);
+    for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << what;
   }
 }
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (int ranks : {1, 2, 3, 4}) {
-      for (std::int64_t accumulation : {1, 3}) cases.push_back({dtype, ranks, accumulation});
-    }
+  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+  constexpr std::int64_t kAccumulations[] = {1, 3};
+  for (const auto& [dtype, ranks, accumulation] : pairwise_of(kDTypes, std::array{1, 2, 3, 4}, kAccumulations)) {
+    cases.push_back({dtype, ranks, accumulation});
   }
   return cases;
 }

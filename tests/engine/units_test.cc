@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <iterator>
-#include <optional>
+#include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -48,9 +51,7 @@ const std::vector<Cut>& all_cuts() {
 
 struct Case {
   DType dtype = DType::kF32;
-  int ranks = 1;
   std::int64_t accumulation = 1;
-  TinyOptions model = {};
 };
 
 /// Small tensors that share a block of 256, and large ones that are cut by shards.
@@ -61,52 +62,58 @@ TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   return model;
 }
 
-void expect_the_same_however_cut(const Case& c, const std::vector<Placed>& placements) {
-  const TrainOptions options{.model = c.model, .steps = 4, .batch = 12 * c.accumulation};
-  std::optional<Trained> first;
-  for (const Placed& placed : placements) {
-    for (const Cut& cut : all_cuts()) {
-      if (cut.only_replicated && placed.kind != ShardingStrategy::kNoShard) continue;
-      const Strategy strategy = strategy_for(
-          placed,
-          [&](Strategy& s) {
-            s.gradient_accumulation = c.accumulation;
-            s.gradient_clipping = 0.25;
-            cut.adjust(s);
-          },
-          c.dtype);
-      const std::string what = name_of(placed) + " on " + std::to_string(c.ranks) + " ranks, units: " + cut.name;
-      const Trained trained = train_on_threads({.ranks = c.ranks}, strategy, options);
-      for (const StepResult& step : trained.steps) {
-        EXPECT_GT(step.grad_norm, 0.25) << what << ": nothing is clipped";
-      }
-      EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
-      if (!first) first = trained;
-      expect_same_bits(trained, *first, what);
-      if (::testing::Test::HasFailure()) return;
+/// Each with the first of them, NO_SHARD cut into blocks, on as many ranks.
+void expect_the_same_however_cut(const Case& c, std::span<const int> all_ranks, std::span<const TinyOptions> models,
+                                 const std::vector<Placed>& placements) {
+  const auto exists = [](int, const TinyOptions&, const Placed& placed, const Cut& cut) {
+    return !cut.only_replicated || placed.kind == ShardingStrategy::kNoShard;
+  };
+  MadeOnce<Trained> firsts;
+  for (const auto& each : pairwise_where(exists, all_ranks, models, placements, all_cuts())) {
+    const int ranks = std::get<0>(each);
+    const TinyOptions& model = std::get<1>(each);
+    const TrainOptions options{.model = model, .steps = 4, .batch = 12 * c.accumulation};
+    const auto train = [&](const Placed& placed, const Cut& cut) {
+      Strategy strategy = strategy_for(placed, nullptr, c.dtype);
+      strategy.gradient_accumulation = c.accumulation;
+      strategy.gradient_clipping = 0.25;
+      cut.adjust(strategy);
+      return train_on_threads({.ranks = ranks}, strategy, options);
+    };
+    const Placed& placed = std::get<2>(each);
+    const Cut& cut = std::get<3>(each);
+    const std::string where = " on " + std::to_string(ranks) + " ranks, width " + std::to_string(model.width);
+    const std::string what = name_of(placed) + where + ", units: " + cut.name;
+    const Trained& first = firsts(where, [&] { return train(ShardingStrategy::kNoShard, all_cuts().front()); });
+    const Trained trained = train(placed, cut);
+    for (const StepResult& step : trained.steps) {
+      EXPECT_GT(step.grad_norm, 0.25) << what << ": nothing is clipped";
     }
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
+    expect_same_bits(trained, first, what);
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
 const std::vector<Placed> kPlacements(std::begin(kOnePerPlacement), std::end(kOnePerPlacement));
 
 TEST(Units, ChangeNoBitOnAnyNumberOfRanks) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    expect_the_same_however_cut({.ranks = ranks}, kPlacements);
-    expect_the_same_however_cut({.ranks = ranks, .model = model_of(48, 100)}, kPlacements);
-  }
+  constexpr int kRanks[] = {1, 2, 3, 4};
+  const TinyOptions models[] = {{}, model_of(48, 100)};
+  expect_the_same_however_cut({}, kRanks, models, kPlacements);
 }
 
 TEST(Units, ChangeNoBitInOtherDtypesAndWithMicrobatches) {
   const std::vector<Placed> two = {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard};
-  expect_the_same_however_cut({.dtype = DType::kBF16, .ranks = 2}, two);
-  expect_the_same_however_cut({.dtype = DType::kF16, .ranks = 3, .accumulation = 2}, two);
+  const TinyOptions model;
+  expect_the_same_however_cut({.dtype = DType::kBF16}, std::array{2}, {&model, 1}, two);
+  expect_the_same_however_cut({.dtype = DType::kF16, .accumulation = 2}, std::array{3}, {&model, 1}, two);
 }
 
 TEST(Units, ChangeNoBitWhereParametersAreFrozenUnusedOrTied) {
   TinyOptions model = model_of(20, 31);
   model.frozen_first_block = model.unused_block = model.tied_head = true;
-  expect_the_same_however_cut({.ranks = 2, .model = model}, kPlacements);
+  expect_the_same_however_cut({}, std::array{2}, {&model, 1}, kPlacements);
 }
 
 }  // namespace

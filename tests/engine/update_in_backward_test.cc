@@ -6,15 +6,19 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <array>
 #include <filesystem>
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tessera/error.h"
 #include "tessera/recompute.h"
 #include "tests/support/nested_backward.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -74,37 +78,35 @@ Trained train(const Formats& formats, const Placed& placed, int ranks, const Tin
 }
 
 TEST(UpdateInBackward, HasTheBitsOfTheUpdateAfterIt) {
-  for (const Formats& formats : kFormats) {
-    for (const TinyOptions& model : {kWide, kAwkward, kRecomputed}) {
-      for (int ranks : {1, 2, 3}) {
-        for (const Placed& placed : kInMemory) {
-          const std::string what = name_of(formats, placed, ranks);
-          const Trained wanted = train(formats, placed, ranks, model, false);
-          for (const std::int64_t record_bytes : {0, 4096, 4 << 20}) {
-            const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
-            expect_same_bits(trained, wanted, what);
-            // Until the order is agreed on, units wait for the turn of one that never comes.
-            for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
-              EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
-            }
-          }
-        }
-      }
+  const std::pair<std::string, TinyOptions> models[] = {
+      {"recomputed", kRecomputed}, {"wide", kWide}, {"awkward", kAwkward}};
+  constexpr std::int64_t kRecordBytes[] = {0, 4096, 4 << 20};
+  MadeOnce<Trained> after_it;
+  for (const auto& each : pairwise_of(kFormats, models, std::array{1, 2, 3}, kInMemory, kRecordBytes)) {
+    const auto& [formats, named, ranks, placed, record_bytes] = each;
+    const auto& [name, model] = named;
+    const std::string of = name_of(formats, placed, ranks) + ", " + name;
+    const std::string what = of + ", records of " + std::to_string(record_bytes);
+    const Trained& wanted = after_it(of, [&each] {
+      return train(std::get<0>(each), std::get<3>(each), std::get<2>(each), std::get<1>(each).second, false);
+    });
+    const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
+    expect_same_bits(trained, wanted, what);
+    // Until the order is agreed on, units wait for the turn of one that never comes.
+    for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
+      EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
     }
   }
 }
 
 TEST(UpdateInBackward, HasTheSameBitsOnTwoAxes) {
-  for (const Formats& formats : kFormats) {
-    for (const ShardingStrategy kind : {ShardingStrategy::kHybridShard, ShardingStrategy::kShardOptimizer,
-                                        ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
-      for (const bool shared : {false, true}) {
-        const Placed placed(kind, shared);
-        const Trained wanted = train(formats, placed, 4, kWide, false, 0, 2);
-        const Trained trained = train(formats, placed, 4, kWide, true, 0, 2);
-        expect_same_bits(trained, wanted, name_of(formats, placed, 4) + ", two replicas");
-      }
-    }
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kHybridShard, ShardingStrategy::kShardOptimizer,
+                                         ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard};
+  for (const auto& [formats, kind, shared] : pairwise_of(kFormats, kKinds, std::array{false, true})) {
+    const Placed placed(kind, shared);
+    const Trained wanted = train(formats, placed, 4, kWide, false, 0, 2);
+    const Trained trained = train(formats, placed, 4, kWide, true, 0, 2);
+    expect_same_bits(trained, wanted, name_of(formats, placed, 4) + ", two replicas");
   }
 }
 

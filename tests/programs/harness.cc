@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace {
@@ -104,19 +106,13 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
 }
 
 void for_each_cell(const std::function<void(const Cell&)>& body) {
-  for (int ranks : {1, 2, 3}) {
-    for (bool shared : {true, false}) {
-      std::vector<Placed> row = {Placed(ShardingStrategy::kFullShard, shared, /*on_disk=*/true)};
-      for (ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-                                    ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard}) {
-        row.push_back(Placed(kind, shared));
-      }
-      for (const Placed& placed : row) {
-        const Cell cell{ranks, placed};
-        SCOPED_TRACE(cell.name());
-        body(cell);
-      }
-    }
+  const Placed placements[] = {Placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true),
+                               ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+                               ShardingStrategy::kShardGradients, ShardingStrategy::kNoShard};
+  for (const auto& [ranks, shared, placed] : pairwise_of(std::array{1, 2, 3}, std::array{true, false}, placements)) {
+    const Cell cell{ranks, Placed(placed.kind, shared, placed.on_disk)};
+    SCOPED_TRACE(cell.name());
+    body(cell);
   }
 }
 

@@ -92,7 +92,7 @@ struct Cell {
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
 /// {1, 2, 3} ranks x {shared, private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS,
-/// NO_SHARD}.
+/// NO_SHARD}: a pairwise sample of it, 15 of 30, unless tests are long.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
 struct ProgramOptions {

@@ -14,6 +14,7 @@
 #include "tests/support/durable_runs.h"
 #include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -52,20 +53,18 @@ Strategy below(Strategy strategy, const Lying& lying) {
 
 TEST(DeviceDurable, ARunGoesOnFromItsLastCommitWithTheSameBits) {
   const EmulatedGpus gpus;
-  for (const Kept& kept : sampled_kept()) {
-    for (const ShardingStrategy kind : kThree) {
-      for (const Lying& lying : kLying) {
-        if (lying.parameters.tier != Tier::kMemory && kind != ShardingStrategy::kFullShard) continue;
-        for (const auto& [model, ranks] : {std::pair(kWide, 1), {kAwkward, 2}}) {
-          const TestFolder folder;
-          const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", " + lying.name;
-          const TinyOptions& options = model;
-          run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
-            expect_goes_on(mesh, below(strategy_of(kept, kind), lying), options, folder.path(), what);
-          });
-        }
-      }
-    }
+  const std::pair<TinyOptions, int> kRuns[] = {{kWide, 1}, {kAwkward, 2}};
+  const auto exists = [](const Kept&, ShardingStrategy kind, const Lying& lying, const auto&) {
+    return lying.parameters.tier == Tier::kMemory || kind == ShardingStrategy::kFullShard;
+  };
+  for (const auto& [kept, kind, lying, run] : pairwise_where(exists, sampled_kept(), kThree, kLying, kRuns)) {
+    const TestFolder folder;
+    const Strategy strategy = below(strategy_of(kept, kind), lying);
+    const TinyOptions& options = run.first;
+    const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + ", " + lying.name +
+                             " on " + std::to_string(run.second) + " ranks";
+    run_ranks(late({.ranks = run.second}),
+              [&](const Mesh& mesh) { expect_goes_on(mesh, strategy, options, folder.path(), what); });
   }
 }
 

@@ -22,6 +22,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/safetensors.h"
 #include "tests/support/late_backend.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
@@ -80,29 +81,26 @@ void put_activations_on(Tier tier, Strategy& strategy) {
 
 /// Copies out and back that come as late as they may, with device memory that is used again meanwhile.
 TEST(DeviceEngine, ActivationsBelowItsMemoryChangeNothing) {
-  for (const Placed& placed : kStrategies) {
-    for (const bool recompute : {false, true}) {
-      TrainOptions options = short_run();
-      options.model.recompute = recompute;
-      Strategy strategy = strategy_of(placed, DType::kBF16, 2);
-      const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, options);
-      for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
-        const EmulatedGpus gpus(read);
-        for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
-          put_activations_on(tier, strategy);
-          for (const std::int64_t queue_depth : {1, 4, 32}) {
-            strategy.offload.queue_depth = queue_depth;
-            const std::string what = name_of(placed) + (tier == Tier::kHost ? ", host" : ", nvme") + ", queue_depth " +
-                                     std::to_string(queue_depth);
-            const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
-            expect_same_bits(trained, on_cpu, what);
-            EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
-            const bool all_are_on_their_way = queue_depth == 32;  // of so few
-            EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tier == Tier::kNvme && !all_are_on_their_way) << what;
-          }
-        }
-      }
-    }
+  constexpr std::int64_t kQueueDepths[] = {1, 4, 32};
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [placed, recompute, read, tier, queue_depth] :
+       pairwise_of(kStrategies, std::array{false, true}, std::array{CopiesRead::kLate, CopiesRead::kAtOnce},
+                   std::array{Tier::kHost, Tier::kNvme}, kQueueDepths)) {
+    TrainOptions options = short_run();
+    options.model.recompute = recompute;
+    Strategy strategy = strategy_of(placed, DType::kBF16, 2);
+    const std::string of = name_of(placed) + (recompute ? ", recomputed" : "");
+    const Trained& wanted = on_cpu(of, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    put_activations_on(tier, strategy);
+    strategy.offload.queue_depth = queue_depth;
+    const std::string what =
+        of + (tier == Tier::kHost ? ", host" : ", nvme") + ", queue_depth " + std::to_string(queue_depth);
+    const EmulatedGpus gpus(read);
+    const Trained trained = train_on_threads(late({.ranks = 2}), strategy, options);
+    expect_same_bits(trained, wanted, what);
+    EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what;
+    const bool all_are_on_their_way = queue_depth == 32;  // of so few
+    EXPECT_EQ(trained.traffic.disk_bytes_written > 0, tier == Tier::kNvme && !all_are_on_their_way) << what;
   }
 }
 

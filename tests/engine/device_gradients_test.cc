@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device_runs.h"
@@ -14,8 +17,8 @@
 #include "offload/fault_plan.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
-#include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"
 
@@ -66,60 +69,63 @@ TrainOptions run_of(const TinyOptions& model) {
   return options;
 }
 
-void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
-                          const std::string& what) {
-  const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
-    const EmulatedGpus gpus(read);
-    for (const Lying& lying : kLying) {
-      const std::string which = what + ", " + lying.name;
-      const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
-      expect_same_bits(trained, on_cpu, which);
-      EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
-      EXPECT_GT(trained.traffic.gradients.to_host, 0) << which;
-      EXPECT_EQ(trained.traffic.disk_bytes_written > 0, below(strategy, lying).offload.uses_files()) << which;
-    }
-  }
+void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const Strategy& strategy, const Lying& lying,
+                        CopiesRead read, const TrainOptions& options, const std::string& what) {
+  const std::string which = what + ", " + lying.name;
+  const EmulatedGpus gpus(read);
+  const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
+  expect_same_bits(trained, on_cpu, which);
+  EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << which;
+  EXPECT_GT(trained.traffic.gradients.to_host, 0) << which;
+  EXPECT_EQ(trained.traffic.disk_bytes_written > 0, below(strategy, lying).offload.uses_files()) << which;
 }
 
+constexpr CopiesRead kReads[] = {CopiesRead::kLate, CopiesRead::kAtOnce};
+
 TEST(DeviceGradients, TrainingHasTheBitsOfTheCpu) {
-  for (const Kept& kept : kOneOfEachKind) {
-    for (const ShardingStrategy kind : kThree) {
-      for (const auto& [ranks, accumulation] : {std::pair(1, 3), {2, 1}, {1, 1}, {2, 3}, {3, 1}}) {
-        if (!tests_are_long() && ranks + accumulation != 4 - (kind == ShardingStrategy::kFullShard ? 1 : 0)) continue;
-        Strategy strategy = strategy_of(kept, kind);
-        strategy.gradient_accumulation = accumulation;
-        strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
-        strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
-        expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(kWide),
-                             tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + " on " +
-                                 std::to_string(ranks) + " ranks, " + std::to_string(accumulation) + " microbatches");
-      }
-    }
+  const std::pair<int, std::int64_t> kRuns[] = {{1, 3}, {2, 1}, {1, 1}, {2, 3}, {3, 1}};  // ranks, microbatches
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [kept, kind, run, lying, read] : pairwise_of(kOneOfEachKind, kThree, kRuns, kLying, kReads)) {
+    Strategy strategy = strategy_of(kept, kind);
+    strategy.gradient_accumulation = run.second;
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+    const ThreadRanks ranks{.ranks = run.first};
+    const TrainOptions options = run_of(kWide);
+    const std::string what = tessera::testing::name_of(kept) + ", " + tessera::name_of(kind) + " on " +
+                             std::to_string(run.first) + " ranks, " + std::to_string(run.second) + " microbatches";
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_bits_of(wanted, ranks, strategy, lying, read, options, what);
   }
 }
 
 TEST(DeviceGradients, ReplicasHaveThemToo) {
   const Strategy strategy = strategy_of(kKept[3], ShardingStrategy::kHybridShard);
-  expect_the_cpus_bits({.ranks = 4, .hosts = 2}, strategy, run_of(kWide), "hybrid");
+  const ThreadRanks ranks{.ranks = 4, .hosts = 2};
+  const TrainOptions options = run_of(kWide);
+  const Trained on_cpu = train_on_threads(ranks, strategy, options);
+  for (const CopiesRead read : kReads) {
+    for (const Lying& lying : kLying) expect_the_bits_of(on_cpu, ranks, strategy, lying, read, options, "hybrid");
+  }
 }
 
 /// Gradients that come late, tied and unused parameters, and frozen units.
 TEST(DeviceGradients, AwkwardModulesHaveTheBitsToo) {
   TrainOptions shared = run_of(kWide);
   shared.model.recompute = shared.model.shared_block = true;
-  for (const auto& [options, what] : {std::pair(run_of(kAwkward), "awkward"), {shared, "shared and recomputed"}}) {
-    for (const ShardingStrategy kind : {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard}) {
-      Strategy strategy = strategy_of(kKept[2], kind);
-      strategy.gradient_accumulation = 2;
-      const TrainOptions& run = options;
-      const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, run);
-      const EmulatedGpus gpus;
-      for (const Lying& lying : kLying) {
-        expect_same_bits(train_on_threads(late({.ranks = 2}), below(strategy, lying), run), on_cpu,
-                         std::string(what) + ", " + lying.name);
-      }
-    }
+  const std::pair<std::string, TrainOptions> runs[] = {{"awkward", run_of(kAwkward)},
+                                                       {"shared and recomputed", shared}};
+  constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kShardGradients, ShardingStrategy::kFullShard};
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [run, kind, lying] : pairwise_of(runs, kKinds, kLying)) {
+    Strategy strategy = strategy_of(kKept[2], kind);
+    strategy.gradient_accumulation = 2;
+    const TrainOptions& options = run.second;
+    const std::string what = run.first + ", " + tessera::name_of(kind);
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    const EmulatedGpus gpus;
+    expect_same_bits(train_on_threads(late({.ranks = 2}), below(strategy, lying), options), wanted,
+                     what + ", " + lying.name);
   }
 }
 
@@ -183,33 +189,33 @@ TEST(DeviceGradients, ProgramsAroundAStepHaveTheBitsToo) {
 
 TEST(DeviceGradients, MemoryAndTrafficAreThePlans) {
   const EmulatedGpus gpus;
-  for (const std::int64_t accumulation : {1, 3}) {
-    for (const Lying& lying : kLying) {
-      for (const int ranks : {1, 2}) {
-        const std::string what = std::string(lying.name) + ", " + std::to_string(accumulation) + " microbatches";
-        run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
-          Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
-          strategy.gradient_accumulation = accumulation;
-          const TinyOptions model{.vocab = 32, .width = 32, .hidden = 64, .blocks = 7};
-          Session session(mesh, below(strategy, lying), model);
-          const PlannedMemory plan = session.engine.plan();
-          EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-          EXPECT_THAT(plan.table, HasSubstr("gradients: a step copies ")) << what;
-          if (lying.is_in_files()) expect_planned_disk_traffic(session, what);
-          if (!lying.is_in_files()) session.train(0);
-          for (std::size_t i = 0; i < 3; ++i) {
-            const TrafficCounts before = session.engine.traffic();
-            session.train(i);
-            const TrafficCounts after = session.engine.traffic();
-            EXPECT_EQ(after.gradients.to_host - before.gradients.to_host, plan.gradients.to_host) << what;
-            EXPECT_EQ(after.gradients.to_gpu - before.gradients.to_gpu, plan.gradients.to_gpu) << what;
-            EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
-            EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
-          }
-          EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-        });
+  constexpr std::int64_t kAccumulations[] = {1, 3};
+  for (const auto& each : pairwise_of(kAccumulations, kLying, std::array{1, 2})) {
+    const std::int64_t accumulation = std::get<0>(each);
+    const Lying& lying = std::get<1>(each);
+    const int ranks = std::get<2>(each);
+    const std::string what = std::string(lying.name) + ", " + std::to_string(accumulation) + " microbatches";
+    run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
+      Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
+      strategy.gradient_accumulation = accumulation;
+      const TinyOptions model{.vocab = 32, .width = 32, .hidden = 64, .blocks = 7};
+      Session session(mesh, below(strategy, lying), model);
+      const PlannedMemory plan = session.engine.plan();
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      EXPECT_THAT(plan.table, HasSubstr("gradients: a step copies ")) << what;
+      if (lying.is_in_files()) expect_planned_disk_traffic(session, what);
+      if (!lying.is_in_files()) session.train(0);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const TrafficCounts before = session.engine.traffic();
+        session.train(i);
+        const TrafficCounts after = session.engine.traffic();
+        EXPECT_EQ(after.gradients.to_host - before.gradients.to_host, plan.gradients.to_host) << what;
+        EXPECT_EQ(after.gradients.to_gpu - before.gradients.to_gpu, plan.gradients.to_gpu) << what;
+        EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+        EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
       }
-    }
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+    });
   }
 }
 

@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "device_runs.h"
@@ -15,6 +17,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/durable.h"
 #include "tessera/error.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
@@ -89,33 +92,34 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceInBackward,
 /// Several records a group, of which one or a few are on their way at once.
 TEST(DeviceInBackward, StateBelowItsMemoryChangesNoBit) {
   struct Lying {
+    const char* name;
     Tier parameters, states;
     double share;
     std::int64_t queue_depth;
   };
   using enum Tier;
-  constexpr Lying kLying[] = {{kMemory, kHost, 1, 1},   {kMemory, kHost, 0.4, 3}, {kMemory, kNvme, 1, 1},
-                              {kMemory, kNvme, 0.6, 4}, {kHost, kMemory, 1, 1},   {kHost, kHost, 1, 2},
-                              {kNvme, kNvme, 1, 2}};
-  for (const int ranks : {1, 2}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (const Lying& lying : kLying) {
-        const bool has_parameters = lying.parameters != kMemory;
-        const Placed placed = has_parameters ? ShardingStrategy::kFullShard : ShardingStrategy::kShardGradients;
-        expect_the_cpus_bits({.ranks = ranks}, after_backward(placed, dtype),
-                             run_of({.width = 32, .hidden = 64, .blocks = 3}),
-                             "case " + std::to_string(&lying - kLying), [&](Strategy& strategy) {
-                               OffloadConfig& offload = strategy.offload;
-                               offload.parameters.tier = lying.parameters;
-                               offload.moments = {lying.states, lying.share};
-                               if (dtype != DType::kF32) offload.masters = offload.moments;
-                               offload.record_bytes = 4096;
-                               offload.queue_depth = lying.queue_depth;
-                               if (lying.states == kNvme)
-                                 offload.paths = {std::filesystem::temp_directory_path().string()};
-                             });
-      }
-    }
+  constexpr Lying kLying[] = {{"states on the host", kMemory, kHost, 1, 1},
+                              {"some states on the host", kMemory, kHost, 0.4, 3},
+                              {"states in files", kMemory, kNvme, 1, 1},
+                              {"some states in files", kMemory, kNvme, 0.6, 4},
+                              {"parameters on the host", kHost, kMemory, 1, 1},
+                              {"all on the host", kHost, kHost, 1, 2},
+                              {"all in files", kNvme, kNvme, 1, 2}};
+  for (const auto& each : pairwise_of(std::array{1, 2}, std::array{DType::kF32, DType::kBF16}, kLying)) {
+    const DType dtype = std::get<1>(each);
+    const Lying& lying = std::get<2>(each);
+    const bool has_parameters = lying.parameters != kMemory;
+    const Placed placed = has_parameters ? ShardingStrategy::kFullShard : ShardingStrategy::kShardGradients;
+    expect_the_cpus_bits({.ranks = std::get<0>(each)}, after_backward(placed, dtype),
+                         run_of({.width = 32, .hidden = 64, .blocks = 3}), lying.name, [&](Strategy& strategy) {
+                           OffloadConfig& offload = strategy.offload;
+                           offload.parameters.tier = lying.parameters;
+                           offload.moments = {lying.states, lying.share};
+                           if (dtype != DType::kF32) offload.masters = offload.moments;
+                           offload.record_bytes = 4096;
+                           offload.queue_depth = lying.queue_depth;
+                           if (lying.states == kNvme) offload.paths = {std::filesystem::temp_directory_path().string()};
+                         });
   }
 }
 
@@ -137,28 +141,26 @@ TEST(DeviceInBackward, EveryStateFormatRuleAndAverageIsTheCpus) {
 TEST(DeviceInBackward, WhatIsDoneAroundStepsIsDoneAsOnTheCpu) {
   const TestFolder folder;
   int run = 0;
-  for (const ShardingStrategy kind : kThree) {
-    for (const bool by_hand : {false, true}) {
-      for (const Tier tier : {Tier::kMemory, Tier::kHost}) {
-        Strategy strategy = scheduled(kind, DType::kBF16);
-        strategy.gradient_clipping = 0;
-        strategy.ema.decay = 0.75;
-        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-        strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
-                                     {.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .eps = 1e-2}};
-        const auto body = [&](const Strategy& on) {
-          const std::string own = (folder / std::to_string(run++)).string();
-          return [&, on, own](const Mesh& mesh) { return led_through_everything(mesh, on, own); };
-        };
-        const Told wanted = told_on({.ranks = 2}, body(strategy));
-        Strategy on_gpu = in_backward(strategy);
-        on_gpu.offload.moments.tier = on_gpu.offload.masters.tier = tier;
-        on_gpu.offload.record_bytes = 4096;
-        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-          expect_same(told_on(joined, body(on_gpu)), wanted, name_of(kind) + (by_hand ? ", by hand " : " ") + how);
-        });
-      }
-    }
+  for (const auto& [kind, by_hand, tier] :
+       pairwise_of(kThree, std::array{false, true}, std::array{Tier::kMemory, Tier::kHost})) {
+    Strategy strategy = scheduled(kind, DType::kBF16);
+    strategy.gradient_clipping = 0;
+    strategy.ema.decay = 0.75;
+    if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+    strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .weight_decay = 0.0},
+                                 {.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .eps = 1e-2}};
+    const auto body = [&](const Strategy& on) {
+      const std::string own = (folder / std::to_string(run++)).string();
+      return [on, own](const Mesh& mesh) { return led_through_everything(mesh, on, own); };
+    };
+    const Told wanted = told_on({.ranks = 2}, body(strategy));
+    Strategy on_gpu = in_backward(strategy);
+    on_gpu.offload.moments.tier = on_gpu.offload.masters.tier = tier;
+    on_gpu.offload.record_bytes = 4096;
+    const std::string what = name_of(kind) + (by_hand ? ", by hand " : " ");
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body(on_gpu)), wanted, what + how);
+    });
   }
 }
 
@@ -276,18 +278,15 @@ TEST(DeviceInBackward, AnElementThatIsNotFiniteIsKnownToAllRanksForGood) {
 /// that do.
 TEST(DeviceInBackward, GapsOfAUnitHoldNothingOfAnother) {
   constexpr TinyOptions kOdd{.vocab = 7, .width = 10, .hidden = 14, .blocks = 3};
-  for (const StateDType states : {StateDType::k8Bit, StateDType::kF32}) {
-    for (const int ranks : {1, 2}) {
-      for (const double cap_mb : {0.0005, 0.001, 0.002}) {
-        Strategy strategy = after_backward(ShardingStrategy::kNoShard, DType::kBF16);
-        strategy.optimizer.state_dtype = states;
-        strategy.units.classes.clear();
-        strategy.units.bucket_cap_mb = cap_mb;
-        strategy.units.first_bucket_mb = cap_mb;
-        expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(kOdd),
-                             std::string(tessera::name_of(states)) + ", buckets of " + std::to_string(cap_mb) + " MiB");
-      }
-    }
+  for (const auto& [states, ranks, cap_mb] : pairwise_of(std::array{StateDType::k8Bit, StateDType::kF32},
+                                                         std::array{1, 2}, std::array{0.0005, 0.001, 0.002})) {
+    Strategy strategy = after_backward(ShardingStrategy::kNoShard, DType::kBF16);
+    strategy.optimizer.state_dtype = states;
+    strategy.units.classes.clear();
+    strategy.units.bucket_cap_mb = cap_mb;
+    strategy.units.first_bucket_mb = cap_mb;
+    expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(kOdd),
+                         std::string(tessera::name_of(states)) + ", buckets of " + std::to_string(cap_mb) + " MiB");
   }
 }
 

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device_runs.h"
@@ -15,8 +18,8 @@
 #include "offload/fault_plan.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
-#include "tests/support/long_tests.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
@@ -27,49 +30,56 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void expect_the_cpus_bits(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
-                          const std::string& what) {
-  const Trained on_cpu = train_on_threads(ranks, strategy, options);
-  for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
-    const EmulatedGpus gpus(read);
-    for (const Lying& lying : kLying) {
-      const std::string which = what + ", " + name_of(lying);
-      const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
-      expect_same_bits(trained, on_cpu, which);
-      for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << which;
-      EXPECT_GT(trained.traffic.uploaded_bytes, 0) << which;
-      EXPECT_EQ(trained.traffic.disk_bytes_written > 0, lying.is_in_files()) << which;
-    }
-  }
+void expect_the_bits_of(const Trained& on_cpu, const ThreadRanks& ranks, const Strategy& strategy, const Lying& lying,
+                        CopiesRead read, const TrainOptions& options, const std::string& which) {
+  const EmulatedGpus gpus(read);
+  const Trained trained = train_on_threads(late(ranks), below(strategy, lying), options);
+  expect_same_bits(trained, on_cpu, which);
+  for (const StepResult& step : trained.steps) EXPECT_EQ(step.planned, step.allocated) << which;
+  EXPECT_GT(trained.traffic.uploaded_bytes, 0) << which;
+  EXPECT_EQ(trained.traffic.disk_bytes_written > 0, lying.is_in_files()) << which;
 }
 
+constexpr CopiesRead kReads[] = {CopiesRead::kLate, CopiesRead::kAtOnce};
+
 TEST(DeviceParameters, TrainingHasTheBitsOfTheCpu) {
-  for (const Kept& kept : sampled_kept()) {
-    for (const TinyOptions& model : {kWide, kAwkward}) {
-      for (const int ranks : {1, 2, 3}) {
-        if (model.unused_block && ranks != 2) continue;
-        Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
-        strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
-        strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
-        expect_the_cpus_bits({.ranks = ranks}, strategy, run_of(model),
-                             tessera::testing::name_of(kept) + " on " + std::to_string(ranks) + " ranks");
-      }
-    }
+  const std::pair<int, TinyOptions> kRuns[] = {{1, kWide}, {2, kWide}, {2, kAwkward}, {3, kWide}};
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [kept, run, lying, read] : pairwise_of(sampled_kept(), kRuns, kLying, kReads)) {
+    const ThreadRanks ranks{.ranks = run.first};
+    const TrainOptions options = run_of(run.second);
+    Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
+    strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with fp16 the first steps are skipped
+    strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
+    const std::string what = tessera::testing::name_of(kept) + " on " + std::to_string(run.first) + " ranks" +
+                             (run.second.unused_block ? ", awkward" : "");
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads(ranks, strategy, options); });
+    expect_the_bits_of(wanted, ranks, strategy, lying, read, options, what + ", " + name_of(lying));
   }
 }
 
 TEST(DeviceParameters, ReplicasHaveThemToo) {
   Strategy strategy = strategy_of(kKept[3], ShardingStrategy::kHybridShard);
   strategy.mesh.replicate = 2;
-  expect_the_cpus_bits({.ranks = 4}, strategy, run_of(kWide), "hybrid");
+  const TrainOptions options = run_of(kWide);
+  const Trained on_cpu = train_on_threads({.ranks = 4}, strategy, options);
+  for (const CopiesRead read : kReads) {
+    for (const Lying& lying : kLying)
+      expect_the_bits_of(on_cpu, {.ranks = 4}, strategy, lying, read, options, "hybrid, " + name_of(lying));
+  }
 }
 
 TEST(DeviceParameters, PrefetchAndAccumulationChangeNothing) {
-  for (const std::int64_t prefetch : {0, 3}) {
+  constexpr std::int64_t kPrefetches[] = {0, 3};
+  const TrainOptions options = run_of(kWide);
+  MadeOnce<Trained> on_cpu;
+  for (const auto& [prefetch, read, lying] : pairwise_of(kPrefetches, kReads, kLying)) {
     Strategy strategy = strategy_of(kKept[0], ShardingStrategy::kFullShard);
     strategy.prefetch = prefetch;
     strategy.gradient_accumulation = 2;
-    expect_the_cpus_bits({.ranks = 2}, strategy, run_of(kWide), "prefetch " + std::to_string(prefetch));
+    const std::string what = "prefetch " + std::to_string(prefetch);
+    const Trained& wanted = on_cpu(what, [&] { return train_on_threads({.ranks = 2}, strategy, options); });
+    expect_the_bits_of(wanted, {.ranks = 2}, strategy, lying, read, options, what + ", " + name_of(lying));
   }
 }
 
@@ -88,42 +98,41 @@ TEST(DeviceParameters, GoOverEveryTransport) {
 
 TEST(DeviceParameters, MemoryAndTrafficAreThePlans) {
   const EmulatedGpus gpus;
-  for (const Kept& kept : kOneOfEachKind) {
-    for (const Lying& lying : kLying) {
-      for (const int ranks : {1, 2}) {
-        const std::string what = tessera::testing::name_of(kept) + ", " + name_of(lying);
-        run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
-          const Strategy plain = strategy_of(kept, ShardingStrategy::kFullShard);
-          Session session(mesh, below(plain, lying), {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
-          const PlannedMemory plan = session.engine.plan();
-          EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-          EXPECT_GT(plan.uploaded_bytes, 0) << what;
-          EXPECT_THAT(plan.table, HasSubstr("to the GPU: a step copies ")) << what;
-          if (lying.parameters.fraction == 1) {
-            EXPECT_EQ(plan.use[MemoryCategory::kParameters], 0) << what;
-          }
-          if (lying.is_in_files()) {
-            expect_planned_disk_traffic(session, what);
-          } else {
-            EXPECT_EQ(plan.disk, DiskUse{}) << what;
-            session.train(0);
-          }
-          for (std::size_t i = 0; i < 3; ++i) {
-            const TrafficCounts before = session.engine.traffic();
-            session.train(i);
-            const TrafficCounts after = session.engine.traffic();
-            EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
-            EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
-            EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
-            EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
-          }
-          EXPECT_EQ(plan.use, session.engine.allocated()) << what;
-          if (lying.is_by_cpu() && lying.parameters.fraction == 1) {
-            EXPECT_EQ(plan.host_step.to_gpu, 0) << what << ": updated where gathers find them";
-          }
-        });
+  for (const auto& each : pairwise_of(kOneOfEachKind, kLying, std::array{1, 2})) {
+    const Kept& kept = std::get<0>(each);
+    const Lying& lying = std::get<1>(each);
+    const int ranks = std::get<2>(each);
+    const std::string what = tessera::testing::name_of(kept) + ", " + name_of(lying);
+    run_ranks(late({.ranks = ranks}), [&](const Mesh& mesh) {
+      const Strategy plain = strategy_of(kept, ShardingStrategy::kFullShard);
+      Session session(mesh, below(plain, lying), {.vocab = 32, .width = 32, .hidden = 64, .blocks = 5});
+      const PlannedMemory plan = session.engine.plan();
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      EXPECT_GT(plan.uploaded_bytes, 0) << what;
+      EXPECT_THAT(plan.table, HasSubstr("to the GPU: a step copies ")) << what;
+      if (lying.parameters.fraction == 1) {
+        EXPECT_EQ(plan.use[MemoryCategory::kParameters], 0) << what;
       }
-    }
+      if (lying.is_in_files()) {
+        expect_planned_disk_traffic(session, what);
+      } else {
+        EXPECT_EQ(plan.disk, DiskUse{}) << what;
+        session.train(0);
+      }
+      for (std::size_t i = 0; i < 3; ++i) {
+        const TrafficCounts before = session.engine.traffic();
+        session.train(i);
+        const TrafficCounts after = session.engine.traffic();
+        EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
+        EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
+        EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+        EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
+      }
+      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      if (lying.is_by_cpu() && lying.parameters.fraction == 1) {
+        EXPECT_EQ(plan.host_step.to_gpu, 0) << what << ": updated where gathers find them";
+      }
+    });
   }
 }
 
@@ -141,19 +150,17 @@ TEST(DeviceParameters, ProgramsAroundAStepFindThem) {
                            train(session, 3, 5);
                            return session.values();
                          }};
-  for (const Kept& kept : kOneOfEachKind) {
+  MadeOnce<Told> on_cpu;
+  for (const auto& [kept, program, lying] : pairwise_of(kOneOfEachKind, std::array{0, 1, 2, 3}, kLying)) {
     const Strategy strategy = strategy_of(kept, ShardingStrategy::kFullShard);
-    for (std::size_t body = 0; body < std::size(bodies); ++body) {
-      const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
-        return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, bodies[body](mesh, own), {}}; });
-      };
-      const Told wanted = run({.ranks = 2}, strategy);
-      const EmulatedGpus gpus;
-      for (const Lying& lying : kLying) {
-        expect_same(run(late({.ranks = 2}), below(strategy, lying)), wanted,
-                    tessera::testing::name_of(kept) + ", " + name_of(lying) + ", program " + std::to_string(body));
-      }
-    }
+    const Body& body = bodies[program];
+    const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
+      return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
+    };
+    const std::string what = tessera::testing::name_of(kept) + ", program " + std::to_string(program);
+    const Told& wanted = on_cpu(what, [&] { return run({.ranks = 2}, strategy); });
+    const EmulatedGpus gpus;
+    expect_same(run(late({.ranks = 2}), below(strategy, lying)), wanted, what + ", " + name_of(lying));
   }
 }
 

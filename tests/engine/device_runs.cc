@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <utility>
 
 #include "emulated_gpu.h"
 #include "tessera/checkpoint.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -124,24 +126,21 @@ void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule
                               const OwnRules& own_rules) {
   const TestFolder folder;
   int run = 0;
-  for (const ShardingStrategy kind : kThree) {
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      for (const bool by_hand : {false, true}) {
-        Strategy strategy = with_rule(scheduled(kind, dtype));
-        strategy.ema.decay = 0.75;
-        if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
-        const auto body = [&] {
-          const std::string own = (folder / std::to_string(run++)).string();
-          return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own, own_rules); };
-        };
-        const Told wanted = told_on({.ranks = 2}, body());
-        on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
-          expect_same(
-              told_on(joined, body()), wanted,
-              what + ", " + name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ") + how);
-        });
-      }
-    }
+  for (const auto& [kind, dtype, by_hand] :
+       pairwise_of(kThree, std::array{DType::kBF16, DType::kF16}, std::array{false, true})) {
+    Strategy strategy = with_rule(scheduled(kind, dtype));
+    strategy.ema.decay = 0.75;
+    if (by_hand) strategy.lr_schedule = {.type = LrScheduleType::kManual};
+    const auto body = [&] {
+      const std::string own = (folder / std::to_string(run++)).string();
+      return [&, own](const Mesh& mesh) { return led_through_everything(mesh, strategy, own, own_rules); };
+    };
+    const std::string of =
+        what + ", " + name_of(kind) + ", " + std::string(name_of(dtype)) + (by_hand ? ", by hand " : " ");
+    const Told wanted = told_on({.ranks = 2}, body());
+    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+      expect_same(told_on(joined, body()), wanted, of + how);
+    });
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/error.h"
 #include "tests/support/own_muon.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"
 
@@ -36,57 +38,45 @@ OwnRules rules_for(OptimizerType type) {
   return type == OptimizerType::kOwnMatrix ? OwnRules::of(std::make_shared<OwnMuon>()) : OwnRules();
 }
 
+constexpr OptimizerType kTypes[] = {OptimizerType::kAdafactor, OptimizerType::kOwnMatrix};
+
 struct Case {
-  OptimizerType type;
   DType dtype;
   int ranks;
   std::int64_t accumulation;
 };
+constexpr Case kCases[] = {
+    {DType::kF32, 1, 1}, {DType::kBF16, 1, 3}, {DType::kF16, 2, 1}, {DType::kBF16, 3, 1}, {DType::kF32, 4, 1}};
 
-constexpr OptimizerType kTypes[] = {OptimizerType::kAdafactor, OptimizerType::kOwnMatrix};
-
-class DeviceTensorRules : public ::testing::TestWithParam<Case> {};
+class DeviceTensorRules : public ::testing::TestWithParam<OptimizerType> {};
+INSTANTIATE_TEST_SUITE_P(All, DeviceTensorRules, ::testing::ValuesIn(kTypes),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST_P(DeviceTensorRules, GiveTheCpusBitsUnderEveryStrategy) {
-  const auto [type, dtype, ranks, accumulation] = GetParam();
-  TrainOptions plain = short_run(), awkward = short_run();
-  plain.own_rules = awkward.own_rules = rules_for(type);
-  awkward.model = kOfEveryKind;
-  const auto of = [&, type = type, dtype = dtype, accumulation = accumulation](const Placed& placed, double decay) {
-    Strategy strategy = with_rule(type, strategy_of(placed, dtype, accumulation));
-    strategy.ema.decay = decay;
-    return strategy;
+  std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
+                                              {ShardingStrategy::kHybridShard, true}};  // over the world
+  for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
+  const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
+    return where.first.kind == ShardingStrategy::kHybridShard;
   };
-  for (const Placed& placed : kStrategies) {
-    expect_same_on_gpus({.ranks = ranks}, of(placed, 0), plain, name_of(placed));
-    expect_same_on_gpus({.ranks = ranks}, of(placed, 0.75), awkward, name_of(placed) + ", awkward, with averages");
-  }
-  if (ranks < 4) return;
-  for (const bool world : {false, true}) {
-    Strategy hybrid = of(ShardingStrategy::kHybridShard, 0.75);
-    hybrid.optimizer.shard_over_world = world;
-    expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, plain, world ? "hybrid over the world" : "hybrid");
+  const auto exists = [&](OptimizerType, const Case& on, const std::pair<Placed, bool>& where, bool is_awkward) {
+    return !is_hybrid(where) || (on.ranks == 4 && !is_awkward);
+  };
+  for (const auto& [type, on, where, is_awkward] :
+       pairwise_where(exists, kTypes, kCases, all, std::array{false, true})) {
+    if (type != GetParam()) continue;
+    TrainOptions options = short_run();
+    options.own_rules = rules_for(type);
+    if (is_awkward) options.model = kOfEveryKind;
+    Strategy strategy = with_rule(type, strategy_of(where.first, on.dtype, on.accumulation));
+    strategy.optimizer.shard_over_world = where.second;
+    if (is_awkward || is_hybrid(where)) strategy.ema.decay = 0.75;
+    expect_same_on_gpus({.ranks = on.ranks, .hosts = is_hybrid(where) ? 2 : 1}, strategy, options,
+                        name_of(where.first) + (where.second ? " over the world" : "") + ", " +
+                            std::string(name_of(on.dtype)) + " on " + std::to_string(on.ranks) + " ranks" +
+                            (is_awkward ? ", awkward, with averages" : ""));
   }
 }
-
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const OptimizerType type : kTypes) {
-    for (const auto& [dtype, ranks, accumulation] : {std::tuple{DType::kF32, 1, 1},
-                                                     {DType::kBF16, 1, 3},
-                                                     {DType::kF16, 2, 1},
-                                                     {DType::kBF16, 3, 1},
-                                                     {DType::kF32, 4, 1}}) {
-      all.push_back({type, dtype, ranks, accumulation});
-    }
-  }
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, DeviceTensorRules, ::testing::ValuesIn(cases()), [](const auto& info) {
-  return std::string(name_of(info.param.type)) + "_" + std::string(name_of(info.param.dtype)) + "_ranks" +
-         std::to_string(info.param.ranks);
-});
 
 TEST(DeviceTensorRules, ParametersMayTakePartInSomeSteps) {
   for (const OptimizerType type : kTypes) {

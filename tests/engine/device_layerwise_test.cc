@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"
 
@@ -45,26 +48,28 @@ class DeviceLayerwise : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(DeviceLayerwise, GivesTheCpusBitsUnderEveryStrategy) {
   const auto [dtype, ranks, accumulation, states] = GetParam();
-  TrainOptions awkward = short_run();
-  awkward.model = kOfEveryKind;
-  for (const Rule* rule : {&kLamb, &kLars}) {
-    const auto of = [&, dtype = dtype, accumulation = accumulation, states = states](const Placed& placed) {
-      Strategy strategy = strategy_of(placed, dtype, accumulation);
-      strategy.optimizer.state_dtype = states;
-      return with_rule(strategy, *rule);
-    };
-    for (const Placed& placed : kStrategies) {
-      const std::string what = std::string(rule->name) + ", " + name_of(placed);
-      expect_same_on_gpus({.ranks = ranks}, of(placed), short_run(), what);
-      expect_same_on_gpus({.ranks = ranks}, of(placed), awkward, what + ", awkward");
-    }
-    if (ranks < 4) continue;
-    for (const bool world : {false, true}) {
-      Strategy hybrid = of(ShardingStrategy::kHybridShard);
-      hybrid.optimizer.shard_over_world = world;
-      expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, short_run(),
-                          std::string(rule->name) + (world ? ", hybrid over the world" : ", hybrid"));
-    }
+  std::vector<std::pair<Placed, bool>> all;  // over the world
+  for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
+  if (ranks == 4) {
+    for (const bool world : {false, true}) all.emplace_back(ShardingStrategy::kHybridShard, world);
+  }
+  const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
+    return where.first.kind == ShardingStrategy::kHybridShard;
+  };
+  const auto exists = [&](const Rule*, const std::pair<Placed, bool>& where, bool is_awkward) {
+    return !is_hybrid(where) || !is_awkward;
+  };
+  for (const auto& [rule, where, is_awkward] :
+       pairwise_where(exists, std::array{&kLamb, &kLars}, all, std::array{false, true})) {
+    TrainOptions options = short_run();
+    if (is_awkward) options.model = kOfEveryKind;
+    Strategy strategy = strategy_of(where.first, dtype, accumulation);
+    strategy.optimizer.state_dtype = states;
+    strategy = with_rule(strategy, *rule);
+    strategy.optimizer.shard_over_world = where.second;
+    expect_same_on_gpus({.ranks = ranks, .hosts = is_hybrid(where) ? 2 : 1}, strategy, options,
+                        std::string(rule->name) + ", " + name_of(where.first) +
+                            (where.second ? " over the world" : "") + (is_awkward ? ", awkward" : ""));
   }
 }
 

@@ -4,14 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_runs.h"
 #include "emulated_gpu.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/support/own_adamw.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/train_helpers.h"
 
@@ -43,44 +46,37 @@ struct Case {
   int ranks;
   std::int64_t accumulation;
 };
+constexpr Case kCases[] = {
+    {DType::kF32, 1, 1}, {DType::kBF16, 1, 3}, {DType::kF16, 2, 1}, {DType::kBF16, 3, 1}, {DType::kF32, 4, 1}};
 
-class DeviceOwn : public ::testing::TestWithParam<Case> {};
-
-TEST_P(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
-  const auto [dtype, ranks, accumulation] = GetParam();
-  TrainOptions plain = short_run(), awkward = short_run();
-  awkward.model = kOfEveryKind;
-  for (const bool averages : {false, true}) {
+TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
+  std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
+                                              {ShardingStrategy::kHybridShard, true}};  // over the world
+  for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
+  const auto is_hybrid = [](const std::pair<Placed, bool>& where) {
+    return where.first.kind == ShardingStrategy::kHybridShard;
+  };
+  const auto exists = [&](const Case& on, bool, const std::pair<Placed, bool>& where, bool is_awkward) {
+    return !is_hybrid(where) || (on.ranks == 4 && !is_awkward);
+  };
+  constexpr std::array kBoth{false, true};
+  for (const auto& [on, averages, where, is_awkward] : pairwise_where(exists, kCases, kBoth, all, kBoth)) {
+    TrainOptions options = short_run();
+    if (is_awkward) options.model = kOfEveryKind;
+    Strategy strategy = with_own(strategy_of(where.first, on.dtype, on.accumulation));
+    strategy.optimizer.shard_over_world = where.second;
     if (averages) {
-      plain.own_rules = awkward.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
+      options.own_rules = OwnRules::of(std::make_shared<OwnAdamW>());
+      strategy.ema.decay = 0.75;
     } else {
-      plain.own_rules = awkward.own_rules = OwnRules::of(std::make_shared<SignDescent>());
+      options.own_rules = OwnRules::of(std::make_shared<SignDescent>());
     }
-    const auto of = [&, dtype = dtype, accumulation = accumulation](const Placed& placed) {
-      Strategy strategy = with_own(strategy_of(placed, dtype, accumulation));
-      if (averages) strategy.ema.decay = 0.75;
-      return strategy;
-    };
-    const std::string what = averages ? "AdamW with averages, " : "without states, ";
-    for (const Placed& placed : kStrategies) {
-      expect_same_on_gpus({.ranks = ranks}, of(placed), plain, what + name_of(placed));
-      expect_same_on_gpus({.ranks = ranks}, of(placed), awkward, what + name_of(placed) + ", awkward");
-    }
-    if (ranks < 4) continue;
-    for (const bool world : {false, true}) {
-      Strategy hybrid = of(ShardingStrategy::kHybridShard);
-      hybrid.optimizer.shard_over_world = world;
-      expect_same_on_gpus({.ranks = 4, .hosts = 2}, hybrid, plain, what + (world ? "hybrid over the world" : "hybrid"));
-    }
+    expect_same_on_gpus({.ranks = on.ranks, .hosts = is_hybrid(where) ? 2 : 1}, strategy, options,
+                        std::string(averages ? "AdamW with averages, " : "without states, ") + name_of(where.first) +
+                            (where.second ? " over the world" : "") + ", " + std::string(name_of(on.dtype)) + " on " +
+                            std::to_string(on.ranks) + " ranks" + (is_awkward ? ", awkward" : ""));
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(All, DeviceOwn,
-                         ::testing::Values(Case{DType::kF32, 1, 1}, Case{DType::kBF16, 1, 3}, Case{DType::kF16, 2, 1},
-                                           Case{DType::kBF16, 3, 1}, Case{DType::kF32, 4, 1}),
-                         [](const auto& info) {
-                           return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
-                         });
 
 /// The rule is called for some elements of a parameter after others.
 TEST(DeviceOwn, ALargeParameterComesInPortions) {

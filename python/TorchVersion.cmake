@@ -4,3 +4,9 @@ function(tessera_version_of_torch folder result)
   string(REGEX REPLACE ".*= *['\"](.*)['\"].*" "\\1" version "${line}")
   set(${result} ${version} PARENT_SCOPE)
 endfunction()
+
+# tessera_minor_of_torch(<version> <variable>): "2.11".
+function(tessera_minor_of_torch version result)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+  set(${result} ${minor} PARENT_SCOPE)
+endfunction()

@@ -1,20 +1,25 @@
-"""Whether the LibTorch in this process is the one that the extension module was built with."""
+"""Whether the LibTorch in this process is one that the extension module works with."""
 
 import pathlib
+import sys
 
 import torch
 
 
 def expect_same_torch() -> None:
-    """Raises ImportError unless torch has the version of the build. C++ classes differ between versions, silently."""
+    """Raises ImportError unless torch has the minor version of the build, and its CUDA. C++ classes differ between minor versions, silently."""
     from tessera import _built_with
 
-    if torch.__version__ == _built_with.TORCH_VERSION:
+    major, minor = _numbers(_built_with.TORCH_VERSION)
+    cuda = _built_with.CUDA_MAJOR
+    if _numbers(torch.__version__) == (major, minor) and cuda in ("", (torch.version.cuda or "").partition(".")[0]):
         return
+    of_cuda = f" for CUDA {cuda}" if cuda else ""
     raise ImportError(
-        f"tessera was built with torch {_built_with.TORCH_VERSION}, but this Python has torch {torch.__version__} "
-        f"({pathlib.Path(torch.__file__).parent}). Install tessera again beside this torch (pip install "
-        f"--force-reinstall --no-deps ./python), or install torch=={_built_with.TORCH_VERSION}.")
+        f"this tessera was built with torch {_built_with.TORCH_VERSION} and works with every torch {major}.{minor}{of_cuda}, but this "
+        f"Python has torch {torch.__version__} ({pathlib.Path(torch.__file__).parent}). Install a torch that fits (pip install "
+        f"'torch>={major}.{minor},<{major}.{minor + 1}'), or make the wheel for this torch in Tessera's sources: scripts/wheel --python "
+        f"{sys.executable}, then pip install --force-reinstall --no-deps dist/tessera_train-*.whl")
 
 
 def expect_one_torch() -> None:
@@ -23,3 +28,9 @@ def expect_one_torch() -> None:
              if line.endswith("/libtorch_cpu.so")}
     if len(found) > 1:
         raise ImportError(f"two LibTorches are in this process: {', '.join(sorted(found))}. Is LD_PRELOAD or LD_LIBRARY_PATH set?")
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """(2, 15) of "2.15.0+cu132"."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

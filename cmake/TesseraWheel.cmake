@@ -1,0 +1,96 @@
+# The wheel: the package `tessera` for Python and for C++, as install component "wheel" and target tessera_wheel. scripts/wheel and
+# `pip install ./python` make it (python/Wheel.cmake). What it has is linked once more from the objects of this build:
+#
+#   tessera/                    the Python files, and the extension
+#   tessera/lib                 libtessera.so, which the extension, the programs and a C++ user's program share; a CMake package; tessera.pc
+#   tessera/include/tessera     the public headers
+#   tessera/bin                 the tessera command and its parts
+#
+# LibTorch and CUDA's runtime are those of the torch package, beside it in site-packages.
+include(CMakePackageConfigHelpers)
+set(tessera_wheel_build ${PROJECT_BINARY_DIR}/wheel)
+set(tessera_minor ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+set(tessera_wheel_rpath $ORIGIN/../../torch/lib)
+if(TARGET tessera::cudart)
+  cmake_path(GET TESSERA_TORCH_ROOT PARENT_PATH tessera_site_packages)
+  cmake_path(GET TESSERA_CUDART PARENT_PATH tessera_cudart_folder)
+  cmake_path(RELATIVE_PATH tessera_cudart_folder BASE_DIRECTORY ${tessera_site_packages})
+  if(NOT tessera_cudart_folder MATCHES "^\\.\\.")
+    list(APPEND tessera_wheel_rpath $ORIGIN/../../${tessera_cudart_folder})
+  endif()
+endif()
+
+# A wheel has no symbolic links, so that the file has its SONAME as name.
+tessera_shared_library(tessera_wheel_library)
+set_target_properties(tessera_wheel_library PROPERTIES EXCLUDE_FROM_ALL ON VERSION ${tessera_minor} INSTALL_RPATH "${tessera_wheel_rpath}"
+  BUILD_WITH_INSTALL_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${tessera_wheel_build}/lib)
+
+# tessera_relink(<new target> <target> <output name> <rpath>...): links the objects of a program or module with libtessera.so.
+function(tessera_relink new target name)
+  get_target_property(type ${target} TYPE)
+  get_target_property(links ${target} LINK_LIBRARIES)
+  list(REMOVE_ITEM links tessera_shared)
+  if(type STREQUAL EXECUTABLE)
+    add_executable(${new} EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${target}>)
+  else()
+    add_library(${new} MODULE EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${target}>)
+    set_target_properties(${new} PROPERTIES PREFIX "" SUFFIX "")
+  endif()
+  target_link_libraries(${new} PRIVATE tessera_wheel_library ${links})
+  set_target_properties(${new} PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE CXX BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${ARGN}"
+    RUNTIME_OUTPUT_DIRECTORY ${tessera_wheel_build}/bin LIBRARY_OUTPUT_DIRECTORY ${tessera_wheel_build})
+endfunction()
+
+tessera_relink(tessera_wheel_module tessera_python _native.${Python_SOABI}.so $ORIGIN/lib)
+# `tessera` and what else does without the engine are taken as they are: they start without loading LibTorch.
+get_property(tessera_parts GLOBAL PROPERTY TESSERA_PARTS)
+set(tessera_wheel_programs "")
+foreach(program tessera ${tessera_parts})
+  tessera_stands_on_engine(shares ${program})
+  if(shares)
+    tessera_relink(${program}-wheel ${program} ${program} $ORIGIN/../lib ${tessera_wheel_rpath})
+    list(APPEND tessera_wheel_programs ${program}-wheel)
+  else()
+    list(APPEND tessera_wheel_programs ${program})
+  endif()
+endforeach()
+add_custom_target(tessera_wheel DEPENDS tessera_wheel_library tessera_wheel_module ${tessera_wheel_programs})
+
+# What builds with CMake and with pkg-config find.
+include(${PROJECT_SOURCE_DIR}/python/TorchVersion.cmake)
+tessera_version_of_torch(${TESSERA_TORCH_ROOT} tessera_torch_version)
+tessera_minor_of_torch(${tessera_torch_version} tessera_torch_minor)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/TesseraWheelConfig.cmake.in ${tessera_wheel_build}/TesseraConfig.cmake @ONLY)
+write_basic_package_version_file(${tessera_wheel_build}/TesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+function(tessera_wheel_pkg_config)
+  set(CMAKE_INSTALL_LIBDIR lib)
+  set(CMAKE_INSTALL_INCLUDEDIR include)
+  set(TESSERA_TORCH_ROOT \${prefix}/../torch)
+  set(tessera_pc_to_prefix ../..)
+  set(tessera_pc_requires "")
+  set(tessera_pc_libraries "-l:libtessera.so.${tessera_minor} -Wl,-rpath,\${libdir}")
+  set(tessera_pc_torch "-ltorch_cpu -lc10")
+  if(TARGET tessera::torch_cuda)
+    string(PREPEND tessera_pc_torch "-ltorch_cuda -lc10_cuda ")
+  endif()
+  get_target_property(definitions tessera::torch INTERFACE_COMPILE_DEFINITIONS)
+  list(TRANSFORM definitions PREPEND -D)
+  list(JOIN definitions " " tessera_pc_definitions)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/tessera.pc.in ${tessera_wheel_build}/tessera.pc @ONLY)
+endfunction()
+tessera_wheel_pkg_config()
+
+# No other installation has these.
+set(in_wheel COMPONENT wheel EXCLUDE_FROM_ALL)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/python/tessera DESTINATION . ${in_wheel} PATTERN __pycache__ EXCLUDE)
+install(FILES ${PROJECT_SOURCE_DIR}/python/_tessera_command.py DESTINATION . ${in_wheel})
+install(FILES ${PROJECT_BINARY_DIR}/python/tessera/_built_with.py DESTINATION tessera ${in_wheel})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION tessera ${in_wheel})
+install(TARGETS tessera_wheel_module LIBRARY DESTINATION tessera ${in_wheel})
+install(TARGETS tessera_wheel_library LIBRARY DESTINATION tessera/lib NAMELINK_SKIP ${in_wheel})
+install(TARGETS ${tessera_wheel_programs} RUNTIME DESTINATION tessera/bin ${in_wheel})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tessera DESTINATION tessera/include ${in_wheel})
+install(FILES ${tessera_wheel_build}/TesseraConfig.cmake ${tessera_wheel_build}/TesseraConfigVersion.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/TesseraTorch.cmake ${PROJECT_SOURCE_DIR}/python/TorchVersion.cmake
+  DESTINATION tessera/lib/cmake/Tessera ${in_wheel})
+install(FILES ${tessera_wheel_build}/tessera.pc DESTINATION tessera/lib/pkgconfig ${in_wheel})

@@ -1,0 +1,29 @@
+"""The command `tessera` of an installed package: starts tessera/bin/tessera, without importing the package and torch."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+
+def main() -> None:
+    found = importlib.util.find_spec("tessera")
+    for folder in found.submodule_search_locations or [] if found else []:
+        program = pathlib.Path(folder) / "bin" / "tessera"
+        if program.is_file():
+            _find_libraries_of_torch(pathlib.Path(folder))
+            os.execv(program, ["tessera", *sys.argv[1:]])
+    sys.exit("tessera: the package tessera that Python finds has no bin/tessera. Install it again: pip install --force-reinstall "
+             "--no-deps tessera_train")
+
+
+def _find_libraries_of_torch(package: pathlib.Path) -> None:
+    """Programs look for LibTorch in the torch package beside theirs; one that lies elsewhere must be said."""
+    if (package.parent / "torch").is_dir():
+        return
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return
+    site = pathlib.Path(torch.submodule_search_locations[0]).parent
+    folders = [site / "torch" / "lib", *sorted(site.glob("nvidia/cu*/lib")), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in folders if folder)

@@ -1,0 +1,28 @@
+"""The wheel's version and dependency, which follow from the torch that it is built with. scikit-build-core calls `dynamic_metadata`."""
+
+import os
+import pathlib
+import re
+import sysconfig
+
+FOLDER = pathlib.Path(__file__).absolute().parent
+
+
+def dynamic_metadata(field: str, settings: object) -> object:
+    major, minor = torch_version()
+    if field == "version":
+        return f"{tessera_version()}+pt{major}{minor}"
+    return [f"torch>={major}.{minor},<{major}.{minor + 1}"]
+
+
+def tessera_version() -> str:
+    return re.search(r"^project\(Tessera VERSION ([0-9.]+)", (FOLDER.parent / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
+
+
+def torch_version() -> tuple[int, int]:
+    """Pip builds in an environment of its own, where torch cannot be imported; but it lies where the wheel will. CMake says the same."""
+    folder = pathlib.Path(os.environ.get("TESSERA_TORCH_ROOT") or pathlib.Path(sysconfig.get_path("platlib")) / "torch")
+    if not (folder / "version.py").is_file():
+        raise SystemExit(f"No torch in {folder}. Install torch into this environment first, or set TESSERA_TORCH_ROOT to its folder.")
+    found = re.search(r"^__version__[^=]*= *['\"](\d+)\.(\d+)", (folder / "version.py").read_text(), re.MULTILINE)
+    return int(found[1]), int(found[2])

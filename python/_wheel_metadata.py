@@ -8,11 +8,9 @@ import sysconfig
 FOLDER = pathlib.Path(__file__).absolute().parent
 
 
-def dynamic_metadata(field: str, settings: object) -> object:
+def dynamic_metadata(settings: object, project: object) -> dict[str, object]:
     major, minor = torch_version()
-    if field == "version":
-        return f"{tessera_version()}+pt{major}{minor}"
-    return [f"torch>={major}.{minor},<{major}.{minor + 1}"]
+    return {"version": f"{tessera_version()}+pt{major}{minor}", "dependencies": [f"torch>={major}.{minor},<{major}.{minor + 1}"]}
 
 
 def tessera_version() -> str:

@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -128,27 +131,32 @@ TEST(Layerwise, IsThePapersFormulas) {
 }
 
 TEST(Layerwise, HasTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
-  for (const Rule& rule : {lamb(), lars(0.9, true)}) {
-    for (const Kept& kept : kOneOfEachKind) {
-      for (const int ranks : {2, 3}) {
-        FirstValues first;
-        for (const Below* below : kInMemoryAndBelow) {
-          on_each_placement(
-              ranks,
-              [&](const Mesh& mesh, const Strategy& strategy) {
-                const Values values = trained(mesh, strategy, 5, kAwkward);
-                if (mesh.rank() != 0) return;
-                EXPECT_TRUE(first.same_bits(values)) << rule.name << ", " << name_of(kept) << ", " << ranks << " ranks";
-              },
-              [&](Strategy& s) {
-                adjusted_to(kept, below)(s);
-                with_rule(s, rule);
-                s.ema.decay = 0.9;
-              },
-              kept.param);
-        }
-      }
-    }
+  const Rule rules[] = {lamb(), lars(0.9, true)};
+  MadeOnce<Values> firsts;
+  for (const auto& each : pairwise_of(rules, kOneOfEachKind, kInMemoryAndBelow, kOnePerPlacement, std::array{2, 3})) {
+    const Rule& rule = std::get<0>(each);
+    const Kept& kept = std::get<1>(each);
+    const Below* const below = std::get<2>(each);
+    const Placed& placed = std::get<3>(each);
+    const int ranks = std::get<4>(each);
+    const auto train = [&](const Placed& on, const Below* lying) {
+      const auto adjust = [&](Strategy& s) {
+        adjusted_to(kept, lying)(s);
+        with_rule(s, rule);
+        s.ema.decay = 0.9;
+      };
+      const Strategy strategy = strategy_for(on, adjust, kept.param);
+      Values values;
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        const Values own = trained(mesh, strategy, 5, kAwkward);
+        if (mesh.rank() == 0) values = own;
+      });
+      return values;
+    };
+    const std::string of = std::string(rule.name) + ", " + name_of(kept) + " on " + std::to_string(ranks) + " ranks";
+    const Values& first = firsts(of, [&] { return train(ShardingStrategy::kNoShard, nullptr); });
+    EXPECT_TRUE(all_same_bits(train(placed, below), first))
+        << of << ", " << name_of(placed) << (below ? ", below" : "");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "runtime/base/status.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/wrapped_groups.h"
@@ -107,19 +109,16 @@ void train(Session& session, std::size_t first, std::size_t end) {
 }
 
 TEST(Publication, ChangesNoBits) {
-  for (const ShardingStrategy kind : kBehind) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (const int ranks : {1, 2, 3, 4}) {
-        for (const TinyOptions& model :
-             {TinyOptions{}, TinyOptions{.tied_head = true, .frozen_first_block = true},
-              TinyOptions{.unused_block = true, .shared_block = true}, TinyOptions{.recompute = true}}) {
-          SCOPED_TRACE(name_of(Placed(kind)) + " on " + std::to_string(ranks));
-          expect_same_values(
-              ranks, strategy_for(kind, nullptr, dtype),
-              [](Session& session, const std::string&) { train(session, 0, 5); }, model);
-        }
-      }
-    }
+  const TinyOptions models[] = {{},
+                                {.tied_head = true, .frozen_first_block = true},
+                                {.unused_block = true, .shared_block = true},
+                                {.recompute = true}};
+  for (const auto& [kind, dtype, ranks, model] :
+       pairwise_of(kBehind, std::array{DType::kF32, DType::kBF16}, std::array{1, 2, 3, 4}, models)) {
+    SCOPED_TRACE(name_of(Placed(kind)) + " on " + std::to_string(ranks));
+    expect_same_values(
+        ranks, strategy_for(kind, nullptr, dtype), [](Session& session, const std::string&) { train(session, 0, 5); },
+        model);
   }
 }
 

@@ -11,11 +11,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tessera/error.h"
 #include "tessera/reduce_lr_on_plateau.h"
 #include "tests/support/offloaded.h"
+#include "tests/support/pairwise.h"
 
 namespace tessera::testing {
 namespace {
@@ -46,9 +48,7 @@ Rule adagrad() {
             options->lr_decay(c.lr_decay).weight_decay(decay).eps(c.eps);
             return options;
           },
-          [](const PlainGroups& groups) {
-            return std::make_unique<torch::optim::Adagrad>(groups);
-          }};
+          [](const PlainGroups& groups) { return std::make_unique<torch::optim::Adagrad>(groups); }};
 }
 
 Rule rmsprop(double momentum, bool centered) {
@@ -64,9 +64,7 @@ Rule rmsprop(double momentum, bool centered) {
             options->alpha(c.alpha).eps(c.eps).weight_decay(decay).momentum(c.momentum).centered(c.centered);
             return options;
           },
-          [](const PlainGroups& groups) {
-            return std::make_unique<torch::optim::RMSprop>(groups);
-          }};
+          [](const PlainGroups& groups) { return std::make_unique<torch::optim::RMSprop>(groups); }};
 }
 
 Rule sgd() {
@@ -136,25 +134,34 @@ TEST(UpdateRules, AreThoseOfPyTorch) {
 }
 
 TEST(UpdateRules, HaveTheSameBitsUnderEveryStrategyInMemoryAndOnDisk) {
-  for (const Rule& rule : {frozen_adamw(), lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)}) {
-    for (const Kept& kept : kOneOfEachKind) {
-      if (rule.config.centered && kept.state != StateDType::kF32) continue;
-      FirstValues first;
-      for (const Below* below : kInMemoryAndBelow) {
-        on_each_placement(
-            2,
-            [&](const Mesh& mesh, const Strategy& strategy) {
-              const Values values = trained(mesh, strategy, 5, kAwkward);
-              if (mesh.rank() != 0) return;
-              EXPECT_TRUE(first.same_bits(values)) << rule.name << ", " << name_of(kept);
-            },
-            [&](Strategy& s) {
-              adjusted_to(kept, below)(s);
-              with_rule(s, rule);
-            },
-            kept.param);
-      }
-    }
+  const Rule rules[] = {frozen_adamw(), lion(), adagrad(), sgd(), rmsprop(0.9, false), rmsprop(0.9, true)};
+  const auto exists = [](const Rule& rule, const Kept& kept, const Below*, const Placed&) {
+    return !rule.config.centered || kept.state == StateDType::kF32;
+  };
+  MadeOnce<Values> firsts;
+  for (const auto& each : pairwise_where(exists, rules, kOneOfEachKind, kInMemoryAndBelow, kOnePerPlacement)) {
+    const Rule& rule = std::get<0>(each);
+    const Kept& kept = std::get<1>(each);
+    const Below* const below = std::get<2>(each);
+    const Placed& placed = std::get<3>(each);
+    const int ranks = 2;
+    const auto train = [&](const Placed& on, const Below* lying) {
+      const auto adjust = [&](Strategy& s) {
+        adjusted_to(kept, lying)(s);
+        with_rule(s, rule);
+      };
+      const Strategy strategy = strategy_for(on, adjust, kept.param);
+      Values values;
+      run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
+        const Values own = trained(mesh, strategy, 5, kAwkward);
+        if (mesh.rank() == 0) values = own;
+      });
+      return values;
+    };
+    const std::string of = std::string(rule.name) + ", " + name_of(kept) + " on " + std::to_string(ranks) + " ranks";
+    const Values& first = firsts(of, [&] { return train(ShardingStrategy::kNoShard, nullptr); });
+    EXPECT_TRUE(all_same_bits(train(placed, below), first))
+        << of << ", " << name_of(placed) << (below ? ", below" : "");
   }
 }
 

@@ -2,11 +2,12 @@
 
 import torch
 from beside_plain import expect_bits, rows_of_rank
+from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Classifier, units_of
 
 import tessera
 
-STEPS, LR, DECAY, TOLERANCE = 20, 0.01, 0.05, 1e-6
+STEPS, LR, DECAY, TOLERANCE = 20 if LONG else 8, 0.01, 0.05, 1e-6
 ADAFACTOR = {"beta2_decay": -0.7, "min_rms": 0.002, "clip_threshold": 1.5}
 STRATEGIES = [{"strategy": "FULL_SHARD"}, {"strategy": "FULL_SHARD", "host_sharing": False}, {"strategy": "NO_SHARD"}]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, ROWS = 4, 6
+STEPS, ROWS = 3, 6
 rank, ranks = tessera.rank(), tessera.world_size()
 
 

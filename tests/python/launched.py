@@ -1,13 +1,18 @@
 """Starts Python programs on several ranks, as a user does."""
 
+import concurrent.futures
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+import time
+import unittest
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 TESSERA = os.environ.get("TESSERA_BIN", "tessera")
+LONG = bool(os.environ.get("TESSERA_LONG_TESTS"))  # scripts/test --long: whole grids; docs/testing.md has a table of what that adds
+AT_ONCE = 2
 
 
 def environment():
@@ -28,3 +33,28 @@ def launch(ranks, program, *arguments, timeout=300, **variables):
     python = [sys.executable, "-B"]
     python += [FOLDER / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], timeout, **variables)
+
+
+def _cases(suite):
+    for each in suite:
+        yield from _cases(each) if isinstance(each, unittest.TestSuite) else [each]
+
+
+def _run_case(case):
+    result, started = unittest.TestResult(), time.monotonic()
+    case.run(result)
+    bad = [*result.failures, *result.errors]
+    verdict = "FAILED" if bad else f"skipped: {result.skipped[0][1]}" if result.skipped else "ok"
+    # In one piece, so that what cases say does not mix.
+    print("\n".join([f"{case.id()}: {verdict}, {time.monotonic() - started:.1f} s", *(f"{each}\n{text}" for each, text in bad)]), flush=True)
+    return not bad
+
+
+def main():
+    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments: names of cases."""
+    names, loader = sys.argv[1:], unittest.defaultTestLoader
+    module = sys.modules["__main__"]
+    cases = list(_cases(loader.loadTestsFromNames(names, module) if names else loader.loadTestsFromModule(module)))
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        good = list(pool.map(_run_case, cases))
+    sys.exit(0 if good and all(good) else 1)

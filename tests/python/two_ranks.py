@@ -1,0 +1,12 @@
+"""Run on every rank by training_test.py: one program after another, in one process. Usage: two_ranks.py FOLDER, for scratch files."""
+
+import pathlib
+import runpy
+import sys
+
+FOLDER, scratch = pathlib.Path(__file__).resolve().parent, sys.argv[1]
+for program, *arguments in (["training_ranks.py"], ["adafactor_ranks.py"], ["activations_ranks.py", scratch],
+                            ["buffers_ranks.py", f"{scratch}/meet"]):
+    print(program, flush=True)
+    sys.argv = [program, *arguments]
+    runpy.run_path(str(FOLDER / program), run_name="__main__")

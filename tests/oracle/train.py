@@ -231,11 +231,12 @@ def run_rank(rank, options, port, result_file):
     os._exit(0)
 
 
-def train_ranks(options):
+def train_ranks(options, start_method="spawn"):
+    """`start_method`: of multiprocessing. Ranks of a "forkserver" that has imported this module import nothing."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         result_file = pathlib.Path(folder) / "result.json"
-        multiprocessing.spawn(run_rank, args=(options, store.port, result_file), nprocs=options.ranks)
+        multiprocessing.start_processes(run_rank, args=(options, store.port, result_file), nprocs=options.ranks, start_method=start_method)
         return json.loads(result_file.read_text())
 
 

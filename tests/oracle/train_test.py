@@ -2,6 +2,8 @@
 """Checks the reference itself: every strategy of train.py must tell the same story about a small model."""
 
 import json
+import multiprocessing
+import os
 import pathlib
 import sys
 import tempfile
@@ -21,6 +23,9 @@ STEPS = 5
 class TrainTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        # One process imports what takes long; all ranks are forked from it. Optimizers import torch._dynamo when they are made.
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+        multiprocessing.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
         cls.folder_object = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.folder_object.name)
         torch.manual_seed(1)
@@ -38,7 +43,7 @@ class TrainTest(unittest.TestCase):
         common = ["--init", folder / "init", "--batches", folder / "batches", "--config", folder / "model.json",
                   "--steps", STEPS, "--lr", "0.01"]
         options = train.parse_arguments([str(x) for x in (*common, *arguments)])
-        return train.train(0, options) if options.strategy == "single" else train.train_ranks(options)
+        return train.train(0, options) if options.strategy == "single" else train.train_ranks(options, "forkserver")
 
     def assert_same_story(self, wanted, got, tolerance):
         for key in ("losses", "grad_norms"):

@@ -12,6 +12,7 @@ import tempfile
 
 import torch
 from beside_plain import rows_of_rank, train_plain
+from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
 from torch.utils.data import DataLoader, Dataset
 
@@ -688,12 +689,21 @@ PROGRAMS = [collectives, state_dicts, views_in_a_state_dict, deep_copies, left_o
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
+
+def chosen(program):
+    """The strategies that the program runs under: the next one with each program, both kinds where it tells them apart, or all."""
+    if LONG:
+        return STRATEGIES
+    turn = PROGRAMS.index(program)
+    names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
+    names = {"shared"} if program is leaks else names
+    return {name: strategy for name, strategy in STRATEGIES.items() if name in names}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for program in [each for each in ENDINGS if each.__name__ in sys.argv[1:]]:
-        program({**STRATEGY, **STRATEGIES["private"]})
     for program in [each for each in PROGRAMS if len(sys.argv) < 2 or each.__name__ in sys.argv[1:]]:
-        for name, strategy in STRATEGIES.items():
+        for name, strategy in chosen(program).items():
             print(f"{program.__name__}, {name}", flush=True)
             program({**STRATEGY, **strategy})
     print("all programs were right")

@@ -1,0 +1,24 @@
+"""Run by programs_test.py: the programs of programs_ranks.ENDINGS end each of two ranks with exit code 64 and a text."""
+
+import functools
+
+import torch
+from forked import run_forked
+from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
+
+# A part of what each says.
+TEXTS = {
+    "written_outside_a_guard": "was written in place outside",
+    "moved_to_other_memory": "was given other memory",
+    "unfrozen": "call engine.set_trainable",
+    "late_post_accumulate_hook": "register it before the Engine is made",
+    "hook_that_clears_gradients": "was cleared by a post-accumulate hook of the program",
+}
+
+torch.set_num_threads(1)
+assert {program.__name__ for program in ENDINGS} == set(TEXTS)
+for program in ENDINGS:
+    codes, output = run_forked(2, functools.partial(program, {**STRATEGY, **STRATEGIES["private"]}))
+    assert codes == [64, 64] and TEXTS[program.__name__] in output, f"{program.__name__} ended with {codes}:\n{output}"
+    print(program.__name__, flush=True)
+print("all endings were right")

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import unittest
 
-from launched import TESSERA, environment, launch, run
+from launched import LONG, TESSERA, environment, launch, main, run
 
 BEGIN = """
     import os, signal, sys, time
@@ -18,7 +17,7 @@ BEGIN = """
     import tessera
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    strategy = {"units": {"classes": ["Linear"]}, "host_sharing": False, "comm": {"timeout_s": 60}}
+    strategy = {"units": {"classes": ["Linear"]}, "host_sharing": False, "comm": {"timeout_s": 600}}
     def train(engine, steps=2):
         for step in range(steps):
             engine.backward(model(torch.ones(2, 4)).square().mean())
@@ -31,18 +30,25 @@ MADE = BEGIN + """
 
 
 class ExitsTest(unittest.TestCase):
-    def expect(self, program, code, *texts, ranks=2, seconds=40, **variables):
-        started = time.monotonic()
-        got, output = launch(ranks, program, timeout=120, **variables)
+    def expect(self, program, code, *texts, ranks=2):
+        # A rank that waits for the limit of "comm", and is not told, does not end before this one.
+        got, output = launch(ranks, program, timeout=300)
         self.assertEqual(got, code, output)
         for text in texts:
             self.assertIn(text, output)
-        self.assertLess(time.monotonic() - started, seconds, output)
         return output
 
     def test_programs_that_end_leave_together(self):
         # Rank 0 serves the store; rank 1 comes late. An Engine lives in a global until the interpreter takes modules apart.
         output = self.expect(MADE + """
+    try:
+        engine.step()
+    except tessera.Error as error:  # a call out of turn, which can be caught
+        assert error.exit_code == 64, error.exit_code
+        assert "microbatches" in str(error), error
+    else:
+        raise AssertionError("step without backward")
+    train(engine)
     if tessera.rank() == 1: time.sleep(1)
     print("last line")
         """, 0)
@@ -51,7 +57,7 @@ class ExitsTest(unittest.TestCase):
 
     def test_a_rank_that_ends_before_the_others(self):
         # Its data were shorter, or it called sys.exit. Its Engine may hold the copy of the parameters that all share.
-        for sharing, transport in (False, "host"), (True, "host"), (False, "gloo"):
+        for sharing, transport in (True, "host"), (False, "gloo"), *([(False, "host")] if LONG else []):
             with self.subTest(sharing=sharing, transport=transport):
                 self.expect(BEGIN + f"""
     strategy["host_sharing"] = {sharing}
@@ -86,20 +92,8 @@ class ExitsTest(unittest.TestCase):
     def test_an_error_of_tessera_keeps_its_code(self):
         output = self.expect(BEGIN + """
     tessera.Engine(model, {"strategy": "FULL_SHRAD"})
-        """, 78, "FULL_SHARD")
+        """, 78, "FULL_SHARD", ranks=1)
         self.assertIn("tessera._error.Error", output)
-
-    def test_a_call_out_of_turn_can_be_caught(self):
-        self.expect(MADE + """
-    try:
-        engine.step()
-    except tessera.Error as error:
-        assert error.exit_code == 64, error.exit_code
-        assert "microbatches" in str(error), error
-    else:
-        raise AssertionError("step without backward")
-    train(engine)
-        """, 0)
 
     def test_interrupt_of_one_rank(self):
         self.expect(MADE + """
@@ -115,15 +109,20 @@ class ExitsTest(unittest.TestCase):
 
     def test_interrupt_of_all(self):
         program = MADE + """
+    print("is training", flush=True)
     while True: train(engine)
         """
         job = subprocess.Popen([TESSERA, "launch", "-n", "2", "--", sys.executable, "-c", textwrap.dedent(program)],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
-        time.sleep(12)
+        before = ""
+        while before.count("is training") < 2 and (line := job.stdout.readline()):
+            before += line
         job.send_signal(signal.SIGINT)
-        output = job.communicate(timeout=60)[0]
+        output = before + job.communicate(timeout=300)[0]
+        self.assertEqual(before.count("is training"), 2, output)
         self.assertNotEqual(job.returncode, 0, output)
 
+    @unittest.skipUnless(LONG, "scripts/test --long")  # test_restarts has torchrun too, and test_error_file the file
     def test_torchrun_and_its_error_file(self):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder) / "train.py"
@@ -133,11 +132,11 @@ class ExitsTest(unittest.TestCase):
 """).splitlines()]
             script.write_text("\n".join(lines))
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            code, output = run([*torchrun, script], timeout=180)
+            code, output = run([*torchrun, script], timeout=300)
             self.assertNotEqual(code, 0, output)
             self.assertIn("a loss that is a pumpkin", output)
             script.write_text("\n".join(lines[:-2] + ['sys.stdout.write(f"trained on {tessera.world_size()}\\n")']))
-            code, output = run([*torchrun, script], timeout=180)
+            code, output = run([*torchrun, script], timeout=300)
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained on 2"), 2, output)
 
@@ -153,23 +152,26 @@ class ExitsTest(unittest.TestCase):
         engine.save_checkpoint(folder)
         if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
     weights = engine.state_dict()
-    if tessera.rank() == 0: sys.stdout.write(f"ends with {sum(float(value.sum()) for value in weights.values())}\\n")
+    engine.close()
+    torch.manual_seed(1)  # and once more, with nothing in between
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    engine = tessera.Engine(model, strategy)
+    train(engine, 4)
+    undisturbed = engine.state_dict()
+    if tessera.rank() == 0:
+        assert weights and all(torch.equal(weights[name], undisturbed[name]) for name in weights), (weights, undisturbed)
+    sys.stdout.write(f"{tessera.world_size()} ranks end as if undisturbed\\n")
 """
-        undisturbed = program.replace('== "0"', '== "never"')
         launched, torchrun = [TESSERA, "launch", "-n", "2"], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        ends = []
-        for starts, text, command in ((1, undisturbed, [*launched, "--", sys.executable]),
-                                      (2, program, [*launched, "--max-restarts", "1", "--", sys.executable]),
-                                      (2, program, [*torchrun, "--max-restarts", "1"])):
+        for command in [*launched, "--max-restarts", "1", "--", sys.executable], [*torchrun, "--max-restarts", "1"]:
             with self.subTest(command=command), tempfile.TemporaryDirectory() as folder:
                 script = pathlib.Path(folder) / "train.py"
-                script.write_text(textwrap.dedent(text))
-                code, output = run([*command, script, folder + "/saved"], timeout=180)
+                script.write_text(textwrap.dedent(program))
+                code, output = run([*command, script, folder + "/saved"], timeout=300)
                 self.assertEqual(code, 0, output)
                 self.assertEqual(output.count("begins after step 0"), 2, output)
-                self.assertEqual(output.count("begins after step 2"), 2 * (starts - 1), output)
-                ends.append(output[output.index("ends with"):].splitlines()[0])
-        self.assertEqual(len(set(ends)), 1, ends)
+                self.assertEqual(output.count("begins after step 2"), 2, output)
+                self.assertEqual(output.count("2 ranks end as if undisturbed"), 2, output)
 
     def test_error_file(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -182,4 +184,4 @@ class ExitsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -5,6 +5,7 @@ Usage: finetune_test.py TESSERA
 Makes a small Qwen2 model and a tokenizer, runs examples/finetune_language_model/run on them, and looks at what comes out.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -56,6 +57,11 @@ def run(*command, code=0, **environment):
                           env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "error", **environment})
     assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout if code == 0 else done.stderr
+
+
+def two_at_once(function, arguments):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, arguments))
 
 
 @unittest.skipIf(transformers is None, "no transformers. hint: scripts/setup --tests")
@@ -117,12 +123,13 @@ class FineTuning(unittest.TestCase):
 
     def test_tokens_on_disk_train_alike(self):
         run(TESSERA, "tokenize", "--tokenizer", self.folder / "model", "--data", self.folder / "text.txt", "--out", self.folder / "tokens")
-        losses = []
-        for data in ("text.txt", "tokens"):
+
+        def losses_on(data):
             run(TESSERA, "train", "--init-from", self.folder / "model", "--strategy", ROOT / "examples/finetune_language_model/strategy.json",
                 "--data", self.folder / data, "--steps", 3, "--batch", 4, "--seq-len", 16, "--metrics", self.folder / f"{data}.jsonl")
             lines = [json.loads(line) for line in (self.folder / f"{data}.jsonl").read_text().splitlines()]
-            losses.append([line["loss"] for line in lines if "loss" in line])
+            return [line["loss"] for line in lines if "loss" in line]
+        losses = two_at_once(losses_on, ("text.txt", "tokens"))
         self.assertEqual(len(losses[0]), 3)
         self.assertEqual(*losses)
 
@@ -141,14 +148,17 @@ class FineTuning(unittest.TestCase):
         said = train("--model", self.folder / "model", "--init-from", self.folder / "weights.pt", code=65)
         self.assertIn("scripts/to_safetensors.py", said)
         config = json.loads((self.folder / "model" / "config.json").read_text())
-        other = self.folder / "other"
-        other.mkdir()
-        for name, change in (("wider", {"intermediate_size": 100}), ("yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
-                             ("small", {"vocab_size": 300})):
-            (other / "config.json").write_text(json.dumps({**config, **change}))
-            code = 65 if name == "wider" else 78
-            said = train("--model", other, "--init-from", self.folder / "model", code=code)
-            self.assertIn({"wider": "model.layers.0.mlp.up_proj.weight", "yarn": "yarn", "small": "the tokenizer has tokens up to"}[name], said)
+        cases = (("wider", 65, {"intermediate_size": 100}, "model.layers.0.mlp.up_proj.weight"),
+                 ("yarn", 78, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+                 ("small", 78, {"vocab_size": 300}, "the tokenizer has tokens up to"))
+
+        def refused(case):
+            name, code, change, _ = case
+            (self.folder / name).mkdir()
+            (self.folder / name / "config.json").write_text(json.dumps({**config, **change}))
+            return train("--model", self.folder / name, "--init-from", self.folder / "model", code=code)
+        for (*_, text), said in zip(cases, two_at_once(refused, cases), strict=True):
+            self.assertIn(text, said)
         self.assertIn("--init-from", train(code=64))
 
 

@@ -38,6 +38,7 @@ class Row:
     poor: bool = False  # the right exit code, and no hint
 
 
+long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # otherwise half as many of what some() takes
 everything = False  # all values with all keys; otherwise each key with a few of them, in turn
 _turn = 0
 
@@ -46,6 +47,7 @@ def some(values, count):
     """`count` of the values, the next ones with every call; all of them where `everything` is wanted."""
     global _turn
     values = list(values)
+    count = count if long else (count + 1) // 2
     if everything or count >= len(values):
         return values
     _turn += count

@@ -320,6 +320,8 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
     if (*need != Need::kYes) continue;
     for (const Patch& patch : node.patches) {
       if (wanted.insert(patch.place.storage).second) look_at(patch.place.storage, i);
+      // It is read here, so what it was given before counts, though a later node gives it other values.
+      if (!node.overwrites) overwritten.erase(patch.place.storage);
     }
     if (node.overwrites) overwritten.insert(node.writes[0]);
   }

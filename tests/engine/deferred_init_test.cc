@@ -84,6 +84,26 @@ struct OddInit : Module {
   float value = 0;
 };
 
+/// One buffer is drawn, read, drawn again and read again, as rejection sampling does: each reader has what was there then.
+struct DrawsAgain : Module {
+  DrawsAgain() {
+    const torch::NoGradGuard no_grad;
+    at::Tensor drawn = at::empty({5, 3});
+    const at::Tensor first = at::zeros({5, 3}), second = at::zeros({5, 3});
+    drawn.uniform_();
+    first.copy_(drawn);
+    drawn.normal_();
+    second.copy_(drawn);
+    drawn.zero_();
+    weight = register_parameter("weight", first.sub(second).add(drawn));
+  }
+  at::Tensor weight;
+};
+
+TEST(DeferredInit, ABufferThatIsDrawnAgain_GivesEachReaderItsOwnValues) {
+  expect_equals_eager([] { return std::make_shared<DrawsAgain>(); });
+}
+
 TEST(DeferredInit, EqualsEagerForStockModules) {
   using namespace torch::nn;
   expect_equals_eager([] { return Linear(17, 5).ptr(); });

@@ -70,9 +70,9 @@ int run(int argc, char** argv) {
   if (const Part* const part = argc > 1 ? part_with(argv[1]) : nullptr) return run_part(*part, argv);
   CommandLine line;
   LaunchOptions launching;
+  for (const Part& part : parts()) add_command(line.app, part.command);  // for --help, and for slips
   add_launch(line.app, launching);
   line.app.add_subcommand("schema", "print the JSON schema of the strategy file");
-  for (const Part& part : parts()) add_command(line.app, part.command);  // for --help, and for slips
   launching.command = take_program(argc, argv);
   if (const auto code = line.parse(argc, argv)) return *code;
   if (line.got("launch")) {

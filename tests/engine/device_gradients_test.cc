@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -230,10 +231,12 @@ TEST(DeviceGradients, ADiskThatFailsEndsAllRanksAndNamesTheUnit) {
         trained(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kLying[1]), 8, model);
       });
       FAIL() << nth << ": no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.exit_code(), ExitCode::kIo) << error.message();
-      EXPECT_THAT(error.message(), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"),
-                                                    HasSubstr("gradients of unit ")))
+    } catch (const std::exception& error) {
+      // A rank that hears of it inside an operator has a c10::Error with the same text, and no exit code.
+      const auto* const ours = dynamic_cast<const Error*>(&error);
+      if (ours != nullptr) EXPECT_EQ(ours->exit_code(), ExitCode::kIo) << ours->message();
+      EXPECT_THAT(std::string(error.what()), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"),
+                                                              HasSubstr("gradients of unit ")))
           << nth;
     }
   }

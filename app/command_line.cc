@@ -122,8 +122,7 @@ std::string unknown_word(const CLI::App& app, const std::vector<std::string>& wo
 }
 
 CLI::App* add_command(CLI::App& app, const char* command) {
-  const Part* const part = part_with(command);
-  return app.add_subcommand(command, part ? part->help : "");
+  return app.add_subcommand(command, part_with(command)->help);
 }
 
 int refuse(const std::string& what) {

@@ -36,7 +36,7 @@ struct CommandLine {
   CLI::App app;
 };
 
-/// Adds a command of parts.h, with its line of help.
+/// Adds a command, with its line of help. REQUIRES: parts.h has it.
 CLI::App* add_command(CLI::App& app, const char* command);
 
 /// What is wrong with the words behind the program's name before their values are looked at: a command that there is

@@ -49,7 +49,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfTheRunWithout) {
     // A first step that waits for a unit which nobody uses, and gradients after a unit's reduction, may need more than planned.
     for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
       EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
-    // Of the root unit.
+    // These are the root unit's.
     EXPECT_LT(trained.steps[0].planned[MemoryCategory::kGradients], wanted.steps[0].planned[MemoryCategory::kGradients])
         << what;
   }

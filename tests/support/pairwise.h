@@ -96,7 +96,7 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   return cases;
 }
 
-/// Of all cases.
+/// As pairwise_where, where all cases exist.
 template <class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
   return pairwise_where([](const auto&...) { return true; }, ranges...);

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <utility>
 
 #include "engine/engine_state.h"
 #include "engine/step/outer_steps.h"
@@ -89,7 +90,12 @@ struct Gathered::State {
     for (Unit* unit : units) unit->gathered_hash = 0;
   }
 
+  ~State() { unpin(); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
   void unpin() {
+    if (!std::exchange(is_pinned, false)) return;
     --engine.open_guards;
     if (mode == kWrite) --engine.open_writes;
     for (Unit* unit : units) {
@@ -98,6 +104,7 @@ struct Gathered::State {
   }
   void store();
 
+  bool is_pinned = true;
   Engine::State& engine;
   Mode mode;
   std::vector<Unit*> units;
@@ -132,6 +139,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mo
 
 void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *engine.whole.control);
+  unpin();
   for (Unit* unit : units) {
     if (unit->keeper()) unit->keeper()->drop(*unit);  // other ranks' gathered copies are stale
   }
@@ -143,10 +151,13 @@ void Gathered::State::store() {
 void Gathered::close() {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
-  state->unpin();
+  if (state->mode != kWrite) state->unpin();
   state->engine.or_abort("Gathered", [&] {
     state->mode == kWrite ? state->store() : state->engine.expect_parameters();
-    if (state->engine.residency) state->engine.residency->give_back_overflow();
+    if (auto& residency = state->engine.residency) {
+      for (Unit* unit : state->units) residency->spoil(*unit);
+      residency->give_back_overflow();
+    }
     throw_if_error(state->engine.axes.status());  // a GPU's gathers may have failed after they were queued
   });
   if (state->average) state->average->close();
@@ -155,7 +166,6 @@ void Gathered::close() {
 /// Where an exception passes by, nothing is written back: the other ranks may not be coming.
 Gathered::~Gathered() {
   if (state_ && std::uncaught_exceptions() > state_->exceptions_at_start) {
-    state_->unpin();
     state_.reset();
     return;
   }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "runtime/torch/data_version.h"
 #include "sharding/unit.h"
 #include "sharding/value_hash.h"
 #include "sharding/whole_tensors.h"
@@ -32,7 +33,7 @@ std::uint32_t version_of(const FlatParameter& parameter) {
 
 [[noreturn]] void throw_written_secretly(const FlatParameter& parameter) {
   throw Error(ExitCode::kUsage, "parameter " + parameter.name +
-                                    " was written through .data() or a raw pointer outside tessera::Gathered(engine, "
+                                    " was written through a raw pointer outside tessera::Gathered(engine, "
                                     "tessera::Gathered::kWrite) (\"check.values\"). hint: make such a guard around the "
                                     "write, on all ranks");
 }
@@ -90,6 +91,11 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
               "(b->weight = b->register_parameter(\"weight\", a->weight); in Python b.weight = a.weight), or clone");
     }
   }
+}
+
+ParameterChecks::ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values)
+    : units_(units), checks_values_(checks_values) {
+  share_version_with_data([](const at::TensorBase& tensor) { return unit_of(tensor) != nullptr; });
 }
 
 void ParameterChecks::accept() {

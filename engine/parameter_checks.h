@@ -17,7 +17,8 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// 1. a parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one memory, the Engine
 ///    update another;
 /// 2. it was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a sharded
-///    copy would be lost. Told by the tensor's version, which writes through `.data()` or a raw pointer do not change;
+///    copy would be lost. Told by the tensor's version, which `.data()` shares while an Engine has the parameter
+///    (share_version_with_data), and which writes through a raw pointer do not change;
 /// 3. it was frozen when the Engine was made, and is to train now: there is no memory for its gradient.
 ///
 /// 4. with "check.values": this rank's part of it was written in any way.
@@ -25,8 +26,7 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// A few loads a parameter; called at each backward and step.
 class ParameterChecks {
  public:
-  ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values)
-      : units_(units), checks_values_(checks_values) {}
+  ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values);
 
   /// Parameters are as they should be: what they are now is compared with from here on.
   void accept();

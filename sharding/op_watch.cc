@@ -1,12 +1,18 @@
 #include "sharding/op_watch.h"
 
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <deque>
 #include <mutex>
 #include <new>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "sharding/gather_log.h"
@@ -51,43 +57,56 @@ thread_local SpareBlocks<sizeof(PinnedUnits)> spare_blocks;
 void* PinnedUnits::operator new(std::size_t) { return spare_blocks.take(); }
 void PinnedUnits::operator delete(void* block) { spare_blocks.give_back(block); }
 
-void gather_and_pin(Unit& unit, std::unique_ptr<PinnedUnits>& pinned) {
-  if (!pinned) pinned = std::make_unique<PinnedUnits>();
-  pinned->units.push_back(&unit);
-  unit.keeper()->use_or_poison(unit);
-}
+using Units = c10::SmallVector<Unit*, 4>;
 
-void visit(const c10::IValue& value, std::unique_ptr<PinnedUnits>& pinned) {
+/// Appends the units that `value` belongs to.
+void find_units(const c10::IValue& value, Units& found) {
   if (value.isTensor()) {
-    Unit* const unit = unit_of(value.toTensor());
-    if (!unit) return;
-    if (unit->keeper()) gather_and_pin(*unit, pinned);
-    if (unit->use_log) unit->use_log->note_use(unit->index);
+    if (Unit* const unit = unit_of(value.toTensor())) found.push_back(unit);
   } else if (value.isList()) {
     if (value.isIntList() || value.isDoubleList() || value.isBoolList()) return;
-    for (const c10::IValue& element : value.toListRef()) visit(element, pinned);
+    for (const c10::IValue& element : value.toListRef()) find_units(element, found);
   } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) visit(element, pinned);
+    for (const c10::IValue& element : value.toTupleRef().elements()) find_units(element, found);
   }
 }
 
-/// Operators that return their input, or another tensor over its memory, and read none of it. What they do beyond that they do by
-/// operators of their own. Without this, `p.detach().cpu().numpy()` would be a view of memory that the next unit gets.
-bool reads_nothing(std::string_view name) {
-  // Autograd's part of detach is seen as an operator too, under this name.
-  return name == "aten::detach" || name == "detach" || name == "aten::alias" || name == "aten::to" ||
-         name == "aten::contiguous";
+/// Whether all that an operator returns is its inputs' memory, by its schema: (a) there, and not (a!), which it writes.
+bool returns_views(const c10::FunctionSchema& schema) {
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
 }
 
-bool has_unit(const at::RecordFunction& function) {
-  const auto inputs = function.inputs();
-  return !inputs.empty() && inputs[0].isTensor() && unit_of(inputs[0].toTensor()) != nullptr;
+/// An operator that returns views reads no memory. Some of them (to, contiguous, reshape) copy where they cannot view, and do so by
+/// operators of their own. So nothing is gathered for a view: `state_dict()`, which one rank may call alone, would else wait for the others.
+bool reads_nothing(const at::RecordFunction& function) {
+  thread_local std::unordered_map<std::string_view, bool> known;
+  // Names are text of the schema, which lives as long as its operator: so a copy is kept here.
+  thread_local std::deque<std::string> names;
+  const std::string_view name = function.name();
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+  // Autograd's part of detach is seen as an operator too, under this name, without a schema.
+  if (!schema) return name == "detach";
+  return known.emplace(names.emplace_back(name), returns_views(*schema)).first->second;
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-  if (has_unit(function) && reads_nothing(function.name())) return nullptr;
+  Units units;
+  for (const c10::IValue& input : function.inputs()) find_units(input, units);
+  if (units.empty() || reads_nothing(function)) return nullptr;
   std::unique_ptr<PinnedUnits> pinned;
-  for (const c10::IValue& input : function.inputs()) visit(input, pinned);
+  for (Unit* unit : units) {
+    if (unit->keeper()) {
+      if (!pinned) pinned = std::make_unique<PinnedUnits>();
+      pinned->units.push_back(unit);
+      unit->keeper()->use_or_poison(*unit);
+    }
+    if (unit->use_log) unit->use_log->note_use(unit->index);
+  }
   return pinned;
 }
 

@@ -11,7 +11,9 @@ namespace tessera {
 /// the deleter of its storage's data pointer, so an operator without units costs a few comparisons, and threads that
 /// run other ranks or no rank at all share nothing.
 ///
-/// Operators that only return another tensor over the same memory (detach, to without a copy) gather nothing.
+/// Operators that only return views, by their schemas, gather nothing; a view's storage is the parameter's, so the operator that uses the
+/// view gathers. What bypasses operators (data_ptr, numpy, DLPack, accessors) is refused by the storage unless the unit is pinned
+/// (Unit::watch).
 ///
 /// A callback must not throw: a failed gather poisons the unit (Residency::use_or_poison), and the operator itself
 /// throws.

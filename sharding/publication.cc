@@ -65,7 +65,7 @@ void Publication::give_up() {
 }
 
 void Publication::use(Unit& unit) {
-  ++unit.pins;
+  unit.pin();
   finish(unit);
 }
 

@@ -1,6 +1,7 @@
 #include "sharding/residency.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -43,7 +44,7 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
     for (std::int64_t i = plan_.shared_slots(); i > 0; --i) free_slots_.push_back(static_cast<int>(i));
     memory_.expect_full();
   }
-  for (Unit* unit : units_) unit->watch(this);
+  for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
 }
 
 /// Gathers that forward began ahead of use may still be writing into the slots, so wait for them. While an exception passes
@@ -66,7 +67,8 @@ Residency::~Residency() {
 }
 
 void Residency::use(Unit& unit) {
-  const bool is_held = unit.pins++ > 0;
+  const bool is_held = unit.pins() > 0;
+  unit.pin();
   if (!is_held && std::exchange(is_exact_[unit.index], 0) != 0 && unit.state() != Unit::State::kReleased) release(unit);
   // What a guard holds may be read by some ranks only, so it must not move the schedule, by which all ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) return;
@@ -81,7 +83,7 @@ void Residency::use(Unit& unit) {
 
 void Residency::hold(Unit& unit) {
   if (is_lossy(plan_.input().gathers) && is_exact_[unit.index] == 0) {
-    if (unit.pins > 0) {
+    if (unit.pins() > 0) {
       throw Error(ExitCode::kUsage,
                   "unit " + unit.name +
                       ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
@@ -91,13 +93,13 @@ void Residency::hold(Unit& unit) {
     drop(unit);
     is_exact_[unit.index] = 1;
   }
-  ++unit.pins;
+  unit.pin();
   if (unit.state() == Unit::State::kReleased) gather(unit);
   if (unit.state() == Unit::State::kGathering) wait(unit);
 }
 
 void Residency::drop(Unit& unit) {
-  if (unit.pins == 0 && unit.state() != Unit::State::kReleased) release(unit);
+  if (unit.pins() == 0 && unit.state() != Unit::State::kReleased) release(unit);
 }
 
 void Residency::gather(Unit& unit) {
@@ -211,7 +213,7 @@ int Residency::find_slot(const Unit& unit, bool early) {
   }
   const auto may_go = [&](int index) {
     const Unit& holder = *units_[index];
-    return holder.pins == 0 && holder.slot >= 0 && fits(unit, slots_[holder.slot]);
+    return holder.pins() == 0 && holder.slot >= 0 && fits(unit, slots_[holder.slot]);
   };
   const int victim =
       early ? schedule_.farthest_held(schedule_.distance(unit.index), may_go) : schedule_.farthest_held(may_go);
@@ -242,18 +244,27 @@ void Residency::release_all() {
   last_ = nullptr;
   for (Unit* unit : units_) {
     unit->gathered_hash = 0;  // the step has changed what is gathered in place
-    TORCH_INTERNAL_ASSERT(unit->pins == 0, "unit ", unit->name, " is still in use at the end of a step");
+    TORCH_INTERNAL_ASSERT(unit->pins() == 0, "unit ", unit->name, " is still in use at the end of a step");
     if (unit->state() != Unit::State::kReleased) release(*unit);
   }
   give_back_overflow();
   counts_.overflow_peak = counts_.overflow_bytes;
 }
 
+void Residency::spoil(Unit& unit) {
+  if (!checks_values_ || unit.slot < 0 || unit.pins() > 0 || unit.state() == Unit::State::kReleased) return;
+  const Slot& slot = slots_[unit.slot];
+  release(unit);
+  if (plan_.input().placement.shared)
+    throw_if_error(group_.barrier(unit.name).wait());  // others may still read the common slot
+  std::memset(slot.memory, 0xff, static_cast<std::size_t>(unit.gathered_bytes()));  // NaN in every floating type
+}
+
 /// From the back, so that no slot's number changes while a unit holds it.
 void Residency::give_back_overflow() {
-  while (!slots_.empty() && slots_.back().overflow.bytes() > 0) {
+  while (!checks_values_ && !slots_.empty() && slots_.back().overflow.bytes() > 0) {
     Unit* holder = slots_.back().holder;
-    if (holder && holder->pins > 0) return;
+    if (holder && holder->pins() > 0) return;
     if (holder) release(*holder);
     counts_.overflow_bytes -= slots_.back().bytes;
     slots_.pop_back();

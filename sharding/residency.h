@@ -80,7 +80,11 @@ class Residency final : public UnitKeeper {
   }
   /// The shards have changed: nothing gathered is valid any more. REQUIRES: no unit is pinned.
   void release_all();
-  /// Gives back what is held beyond the plan, unless a unit in it is pinned.
+  /// A guard ended that had `unit` pinned: with check_values its memory is filled with NaN where another unit may get it, so that a
+  /// program finds the pointers and arrays that it kept. No-op without check_values, and while the unit is pinned.
+  void spoil(Unit& unit);
+  /// Gives back what is held beyond the plan, unless a unit in it is pinned. With check_values it stays: what was kept of it can be read,
+  /// and is NaN.
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }

@@ -5,6 +5,7 @@
 
 #include "runtime/border/throw.h"
 #include "runtime/torch/storage_access.h"
+#include "sharding/observed_pointers.h"
 #include "sharding/scalar_type.h"
 #include "tessera/error.h"
 
@@ -41,17 +42,30 @@ void FlatGroup::make_storage() {
                                                   at::DataPtr(nullptr, device),
                                                   /*allocator=*/nullptr, /*resizable=*/false);
   const std::string first = parameters.empty() ? std::string() : " (" + parameters[0].name + ", ...)";
-  refusal = "the parameters of unit " + unit->name + first +
-            " are sharded, or on their way from other ranks after a step, and not gathered now. hint: make a "
-            "tessera::Gathered guard on all ranks around "
-            "code that reads parameters outside operators (data_ptr, accessors, torch::save)";
+  refusal =
+      "the parameters of unit " + unit->name + first +
+      " are sharded, and their memory is another unit's when no operator reads them; or they are on their way from "
+      "other ranks "
+      "after a step. hint: make a tessera::Gathered guard on all ranks around code that reads parameters, or views of "
+      "them, outside operators (data_ptr, accessors, torch::save); or read a copy (clone)";
   set_refusal(*storage, refusal);
 }
 
 void FlatGroup::attach(std::byte* memory) {
   full = memory;
-  storage->set_data_ptr_noswap(at::DataPtr(memory, unit, &leave, device));
-  refuse_access(*storage, memory == nullptr || (trainable && unit->is_closed()));
+  point_at(memory);
+  set_access();
+}
+
+void FlatGroup::point_at(std::byte* memory) { storage->set_data_ptr_noswap(at::DataPtr(memory, unit, &leave, device)); }
+
+void FlatGroup::set_access() {
+  const bool is_readable = unit->lets_read(*this);
+  const bool is_closed = trainable && unit->is_closed();
+  std::byte* const shown = is_readable || is_closed || !device.is_cpu() ? nullptr : observed_pointer(gathered_bytes());
+  std::byte* const memory = shown ? shown : full;
+  if (storage->_mutable_data_ptr_no_checks().get() != memory) point_at(memory);
+  refuse_access(*storage, !is_readable && !shown);
 }
 
 std::byte* FlatGroup::updated() const {
@@ -81,6 +95,7 @@ std::int64_t Unit::gathered_bytes() const {
 
 /// Tensors may outlive the unit, so their storages must not point to it any more.
 Unit::~Unit() {
+  if (keeper_) remove_observed(*this);
   for (auto& group : groups) {
     if (!group->storage) continue;
     const at::DataPtr& data = group->storage->_mutable_data_ptr_no_checks();
@@ -120,8 +135,25 @@ void Unit::reopen() {
   for (auto& group : groups) {
     if (!group->trainable) continue;
     set_refusal(*group->storage, group->refusal);
-    refuse_access(*group->storage, group->full == nullptr);
+    group->set_access();
   }
+}
+
+void Unit::watch(UnitKeeper* keeper, bool lends) {
+  if (!keeper_ && keeper) add_observed(*this);
+  if (keeper_ && !keeper) remove_observed(*this);
+  keeper_ = keeper;
+  lends_ = lends;
+}
+
+void Unit::pin() {
+  if (pins_++ > 0 || !lends_ || state_ != State::kGathered) return;
+  for (auto& group : groups) group->set_access();
+}
+
+void Unit::unpin() {
+  if (--pins_ > 0 || !lends_) return;
+  for (auto& group : groups) group->set_access();
 }
 
 std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units) {
@@ -130,7 +162,7 @@ std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units) 
   return pointers;
 }
 
-Unit* unit_of(const at::Tensor& tensor) {
+Unit* unit_of(const at::TensorBase& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &leave ? static_cast<Unit*>(data.get_context()) : nullptr;
@@ -142,7 +174,8 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const void* const memory = storage->_mutable_data_ptr_no_checks().get();
   // While a unit is being gathered, its storage has no memory yet.
-  return storage == group.storage.get() && (memory == nullptr || memory == group.full) &&
+  const bool is_known = memory == nullptr || memory == group.full || memory == observed_pointer(group.gathered_bytes());
+  return storage == group.storage.get() && is_known &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }
 

@@ -103,9 +103,11 @@ struct FlatGroup {
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
   GroupShape shape() const { return {dtype, trainable, layout, matrices, factored, tensor_states}; }
 
-  /// Points the parameters at `memory` [layout.numel()], or at nothing: then whoever reads one gets a c10::Error that says
-  /// so. In a closed unit they stay refused. REQUIRES: `storage` is made (make_storage).
+  /// Points the parameters at `memory` [layout.numel()], or at nothing. REQUIRES: `storage` is made (make_storage).
   void attach(std::byte* memory);
+  /// Lets the parameters' storage give out its pointer, or refuses it with a c10::Error that says so, as Unit::lets_read has it.
+  void set_access();
+  void point_at(std::byte* memory);  ///< the storage alone
   /// The storage of all parameters of this group, without memory yet.
   void make_storage();
   /// The part of the flat buffer that the optimizer updates, in the parameters' dtype.
@@ -142,8 +144,10 @@ class Unit {
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Who brings this unit's values. Null: nobody, its parameters are always there.
-  void watch(UnitKeeper* keeper) { keeper_ = keeper; }
+  /// Who brings this unit's values. Null: nobody, its parameters are always there. With `lends`, their memory is another unit's after
+  /// use: then a pointer to it is given out only while the unit is pinned, to operators and under Gathered guards, since nobody can know
+  /// how long a program keeps one.
+  void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
   /// Notes the operators that read this unit, where nobody gathers it.
   GatherLog* use_log = nullptr;
@@ -158,10 +162,20 @@ class Unit {
   void reopen();
   bool is_closed() const { return is_closed_; }
 
-  int pins = 0;   ///< operators running on this unit, and Gathered guards
+  /// Operators running on this unit, and Gathered guards.
+  int pins() const { return pins_; }
+  void pin();
+  void unpin();
+  /// Whether a storage of this unit may give out a pointer to its values now.
+  bool lets_read(const FlatGroup& group) const {
+    return group.full && (pins_ > 0 || !lends_) && !(is_closed_ && group.trainable);
+  }
+
   int slot = -1;  ///< the residency's slot that holds it
 
  private:
+  int pins_ = 0;
+  bool lends_ = false;
   State state_ = State::kReleased;
   bool is_closed_ = false;
   std::string closed_text_;  ///< made when it is first needed
@@ -206,7 +220,7 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
 
 /// The unit, of an Engine that lives, that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no
 /// lock.
-Unit* unit_of(const at::Tensor& tensor);
+Unit* unit_of(const at::TensorBase& tensor);
 
 /// Whether parameter `i` still lies in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);

@@ -18,6 +18,6 @@ void UnitKeeper::use_or_poison(Unit& unit) noexcept {
   }
 }
 
-void UnitKeeper::unpin(Unit& unit) { --unit.pins; }
+void UnitKeeper::unpin(Unit& unit) { unit.unpin(); }
 
 }  // namespace tessera

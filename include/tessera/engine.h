@@ -113,8 +113,9 @@ struct TrafficCounts {
 /// | clears `.grad` between backward and step           | Error (64): call zero_grad of the Engine                |
 /// | freezes and unfreezes what could train at the start | goes along: a parameter without gradients stays as it is |
 /// | unfreezes what was frozen at the start             | Error (64): call set_trainable                          |
-/// | writes a parameter, or gives it other memory       | under Gathered(kWrite): takes the values; else Error (64) |
-/// | writes through `.data()` or a raw pointer          | not noticed, except under `"check"` (docs/strategy.md)   |
+/// | writes a parameter, by `.data()` too, or gives it other memory | under Gathered(kWrite): takes the values; else Error (64) |
+/// | takes a raw pointer of a sharded parameter or a view of it | under Gathered: valid as long as the guard; else c10::Error with the remedy |
+/// | writes through a raw pointer                       | not noticed, except under `"check"` (docs/strategy.md)   |
 /// | makes a second Engine over a parameter             | Error (64) while the first lives; after that, takes its values |
 ///
 /// One thread at a time drives an Engine and its module. Errors are tessera::Error; after one from the constructor,

@@ -229,7 +229,7 @@ struct CommConfig {
 /// Checks that cost something, for finding mistakes and broken machines.
 struct CheckConfig {
   bool as_across_hosts = false;  ///< on one host too, ranks must use units in the same order, as several hosts would
-  bool values = false;           ///< parameters are hashed, so that writes through `.data()` are found
+  bool values = false;           ///< parameters are hashed, so that writes through raw pointers are found
   /// Steps between two comparisons of what several ranks hold alike; 0: none
   std::int64_t replica_hash_every = 0;
 };

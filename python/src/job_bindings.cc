@@ -6,6 +6,7 @@
 #include "python/src/job.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/resolve_topology.h"
+#include "tessera/observe_pointers.h"
 #include "tessera/seed_for_rank.h"
 #include "tessera/strategy.h"
 
@@ -36,6 +37,7 @@ void bind_job(py::module_& module) {
   module.def("leave", &Job::leave, Released());
   module.def("forget", &Job::forget, Released());
   module.def("set_exit_code", &set_exit_code);
+  module.def("observe_pointers", &observe_pointers);
 }
 
 }  // namespace tessera::python

@@ -20,8 +20,10 @@ from tessera._collectives import all_gather, all_reduce, barrier, broadcast, mea
 from tessera._engine import Engine, Evaluation, LoadedCheckpoint, backward, deferred_init, plan  # noqa: E402
 from tessera._error import Error  # noqa: E402
 from tessera._job import init, local_rank, rank, seed_for_rank, world_size  # noqa: E402
+from tessera._observers import answer_profilers  # noqa: E402
 
 expect_one_torch()
+answer_profilers()
 
 StepResult = _native.StepResult
 PlannedMemory = _native.PlannedMemory

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from tessera import _native
 from tessera._error import Error
 from tessera._job import closing, join, rank, read_strategy
+from tessera._lists import let_lists_be_read
 from tessera._mirror import Mirror
 
 Strategy = str | os.PathLike | Mapping
@@ -64,6 +65,7 @@ class Engine:
         strategy = read_strategy(strategy)
         mirror = Mirror(model)
         join(strategy)
+        let_lists_be_read()
         self.model = model
         self._native: _native.Engine | None = _native.Engine(mirror.native, strategy)
         self._mirror: Mirror | None = mirror

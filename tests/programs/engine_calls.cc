@@ -54,12 +54,20 @@ TEST(Evaluate, ARankWithoutABatchIsNamedOnAllRanks) {
       {.timeout_s = kShort});
 }
 
-TEST(Checks, WriteThroughDataIsFoundUnderCheckValues) {
+TEST(Checks, AWriteThroughDataIsAnErrorUnderEveryStrategy) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
     model->head.data().mul_(0.5);
     train(scene, trainer, model, 1, 2);
   };
-  expect_refused(write, {{"written through .data()", "Gathered"}},
+  expect_refused(write, {{"head", "written in place", "Gathered"}}, {.timeout_s = kShort});
+}
+
+TEST(Checks, AWriteThroughARawPointerIsRefusedOrFoundUnderCheckValues) {
+  const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
+    model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
+    train(scene, trainer, model, 1, 2);
+  };
+  expect_refused(write, {{"head", "Gathered"}},
                  {.adjust = [](Strategy& s) { s.check.values = true; }, .timeout_s = kShort});
 }
 

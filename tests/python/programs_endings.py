@@ -9,6 +9,7 @@ from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
 # A part of what each says.
 TEXTS = {
     "written_outside_a_guard": "was written in place outside",
+    "written_through_data": "was written in place outside",
     "moved_to_other_memory": "was given other memory",
     "unfrozen": "call engine.set_trainable",
     "late_post_accumulate_hook": "register it before the Engine is made",

@@ -10,6 +10,7 @@ import pickle
 import sys
 import tempfile
 
+import numpy as np
 import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
@@ -182,6 +183,82 @@ def views_in_a_state_dict(strategy):
         assert full["blocks.1.up.weight"].abs().sum() > 0
     train(engine, net, [2])
     engine.close()
+
+
+# Ways to an array or list of a tensor's values.
+ARRAYS = {
+    "cpu().numpy()": lambda tensor: tensor.detach().cpu().numpy(),
+    "numpy(force)": lambda tensor: tensor.numpy(force=True),
+    "asarray": lambda tensor: np.asarray(tensor.detach()),
+    "array interface": lambda tensor: np.asarray(tensor.detach().contiguous().view(-1).__array__()),
+    "from_dlpack": lambda tensor: torch.from_dlpack(tensor.detach()),
+    "numpy's from_dlpack": lambda tensor: np.from_dlpack(tensor.detach()),
+    "a view's": lambda tensor: tensor.detach().flatten()[1:].view(-1).numpy(),
+    "storage": lambda tensor: tensor.untyped_storage().tolist(),
+    "data.numpy()": lambda tensor: tensor.data.numpy(),
+    "data_ptr": lambda tensor: tensor.data_ptr(),
+    "clone().numpy()": lambda tensor: tensor.detach().clone().numpy(),
+    "tolist": lambda tensor: tensor.tolist(),
+}
+
+
+def arrays_of_parameters(strategy):
+    """An array over a parameter's values, or an error that names the guard: never another parameter's values."""
+    net = model()
+    engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
+    train(engine, net, [1, 2])
+    with engine.gathered():
+        wanted = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    arrays, refused = {}, set()
+    for name, value in net.state_dict().items():
+        for way, array_of in ARRAYS.items():
+            try:
+                arrays[name, way] = array_of(value)
+            except (RuntimeError, BufferError) as error:
+                assert "Gathered" in str(error), f"{way}: {error}"
+                refused.add(way)
+    always = {"clone().numpy()", "tolist"}
+    assert "NO_SHARD" in strategy.values() or strategy.get("host_sharing", True) or refused == set(ARRAYS) - always, refused
+    assert not refused & always, refused
+    net(*part(3))  # the slots hold other units now
+    for (name, way), array in arrays.items():
+        if way not in ("storage", "data_ptr"):
+            assert torch.equal(torch.as_tensor(array).flatten(), wanted[name].flatten()[1:] if way == "a view's" else wanted[name].flatten()), (name, way)
+    assert str(net.head.bias).startswith("Parameter containing:") and len(net.head.bias.tolist()) == CLASSES
+    with engine.gathered():
+        assert np.array_equal(net.head.weight.detach().numpy(), wanted["head.weight"].numpy())
+    engine.close()
+
+
+def arrays_kept_beyond_a_guard(strategy):
+    net = model()
+    engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy, "check": {"values": True}})
+    train(engine, net, [1])
+    with engine.gathered():
+        kept = net.blocks[0].up.weight.detach().numpy()
+        wanted = kept.copy()
+    assert np.isnan(kept).all() if not strategy.get("host_sharing", True) else np.array_equal(kept, wanted)
+    train(engine, net, [2])
+    engine.close()
+
+
+def profiled(strategy):
+    """Profilers of torch see a step as it is without them, whatever they ask parameters for."""
+    def losses(observer):
+        net = model()
+        engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
+        with observer:
+            found = train(engine, net, [1, 2])
+        with contextlib.nullcontext() if strategy.get("host_sharing", True) else expected(None, "Gathered"):
+            net.head.weight.detach().numpy()
+        engine.close()
+        return found
+
+    wanted = losses(contextlib.nullcontext())
+    everything = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_flops": True, "with_modules": True}
+    for options in ({"with_stack": True}, everything):
+        assert losses(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)) == wanted
+    assert losses(torch.autograd.detect_anomaly(check_nan=True)) == wanted
 
 
 class Running(Classifier):
@@ -655,6 +732,14 @@ def written_outside_a_guard(strategy):
     train(engine, net, [1])
 
 
+def written_through_data(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    net.head.weight.data.clamp_(-0.01, 0.01)
+    train(engine, net, [2])
+
+
 def moved_to_other_memory(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
@@ -684,10 +769,10 @@ def hook_that_clears_gradients(strategy):
     train(tessera.Engine(net, strategy), net, [1])
 
 
-PROGRAMS = [collectives, state_dicts, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
+PROGRAMS = [collectives, state_dicts, arrays_of_parameters, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
-ENDINGS = [written_outside_a_guard, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
+ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 
 def chosen(program):
@@ -696,6 +781,7 @@ def chosen(program):
         return STRATEGIES
     turn = PROGRAMS.index(program)
     names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
+    names = {"private"} if program in (arrays_of_parameters, arrays_kept_beyond_a_guard, profiled) else names
     names = {"shared"} if program is leaks else names
     return {name: strategy for name, strategy in STRATEGIES.items() if name in names}
 

@@ -1,8 +1,12 @@
 #include "sharding/op_watch.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
+#include <string>
 
 #include "hand_made_units.h"
 #include "runtime/comm/shared/run_ranks.h"
@@ -22,7 +26,7 @@ struct Watched {
     return HandMadeUnits::values_of(u, i, units.group(u).parameters[i].sizes);
   }
   void expect_no_pins() {
-    for (const Unit* unit : units.pointers()) EXPECT_EQ(unit->pins, 0) << unit->name;
+    for (const Unit* unit : units.pointers()) EXPECT_EQ(unit->pins(), 0) << unit->name;
   }
 
   HandMadeUnits units;
@@ -80,6 +84,91 @@ TEST(OpWatch, BackwardGathersWhatForwardSaved) {
     at::stack(losses).sum().backward();
     EXPECT_TRUE(at::allclose(x.grad(), wanted));
     EXPECT_GT(w.residency.counts().gathers, before);
+  });
+}
+
+/// A value for an argument of an operator that makes views of a matrix; none where this test does not know one.
+std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tensor& matrix) {
+  const std::string& name = wanted.name();
+  const c10::TypePtr& type = wanted.type();
+  const auto integers = [](at::IntArrayRef values) { return c10::IValue(values.vec()); };
+  if (type->isSubtypeOf(*c10::TensorType::get())) return c10::IValue(matrix);
+  if (wanted.default_value()) return *wanted.default_value();
+  if (type->kind() == c10::TypeKind::OptionalType) return c10::IValue();
+  if (type->kind() == c10::TypeKind::BoolType) return c10::IValue(false);
+  if (type->kind() == c10::TypeKind::ListType) {
+    if (name.find("dim") != std::string::npos) return integers({0, 1});
+    if (name.find("stride") != std::string::npos) return integers(matrix.strides());
+    if (name.find("split") != std::string::npos) return integers({1, matrix.size(0) - 1});
+    return integers(matrix.sizes());
+  }
+  if (type->kind() != c10::TypeKind::IntType && type->kind() != c10::TypeKind::SymIntType) return std::nullopt;
+  if (name == "dtype") return c10::IValue(static_cast<std::int64_t>(matrix.scalar_type()));
+  return c10::IValue(static_cast<std::int64_t>(name == "dim1" || name == "axis1" || name.find("size") == 0 ? 1 : 0));
+}
+
+/// What `name` returns for views of `matrix`, or nothing where it cannot be called like that.
+std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const at::Tensor& matrix) {
+  torch::jit::Stack stack;
+  for (const c10::Argument& wanted : op.schema().arguments()) {
+    std::optional<c10::IValue> value = argument(wanted, matrix);
+    if (!value) return std::nullopt;
+    stack.push_back(std::move(*value));
+  }
+  try {
+    op.callBoxed(stack);
+  } catch (const std::exception&) {
+    return std::nullopt;  // wants another kind of tensor or other numbers
+  }
+  return stack;
+}
+
+// Of LibTorch's own list, so that the next version's operators are tried too.
+TEST(OpWatch, NoOperatorThatReturnsAViewGathersOrGivesOutAPointer) {
+  on_two_ranks([](Watched& w) {
+    std::set<std::string> tried;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (name.name.rfind("aten::", 0) != 0 || !op || op->schema().returns().empty()) continue;
+      const c10::AliasInfo* const alias = op->schema().returns()[0].alias_info();
+      if (!alias || alias->isWrite()) continue;
+      const at::Tensor matrix = w.units.parameter(1, 0).detach();
+      const auto results = results_of(*op, matrix);
+      if (!results) continue;
+      for (const c10::IValue& result : *results) {
+        std::vector<at::Tensor> views;
+        if (result.isTensor()) views.push_back(result.toTensor());
+        if (result.isTensorList()) views = result.toTensorVector();
+        for (const at::Tensor& view : views) {
+          if (!view.has_storage() || !view.is_alias_of(matrix)) continue;
+          tried.insert(name.name);
+          EXPECT_ANY_THROW(view.data_ptr()) << name.name << "." << name.overload_name;
+          EXPECT_ANY_THROW(view.const_data_ptr()) << name.name << "." << name.overload_name;
+        }
+      }
+      EXPECT_EQ(w.residency.counts().gathers, 0) << name.name << "." << name.overload_name;
+    }
+    for (const char* known :
+         {"aten::detach", "aten::alias", "aten::t", "aten::transpose", "aten::select", "aten::slice", "aten::view",
+          "aten::as_strided", "aten::expand", "aten::unbind", "aten::split", "aten::resolve_conj", "aten::resolve_neg",
+          "aten::contiguous", "aten::reshape"}) {
+      EXPECT_TRUE(tried.contains(known)) << known;
+    }
+    EXPECT_GT(tried.size(), 40u);
+  });
+}
+
+// A pointer that is taken inside an operator's run is the operator's; afterwards the slot is another unit's next.
+TEST(OpWatch, AGatheredUnitGivesOutAPointerOnlyWhileItIsPinned) {
+  on_two_ranks([](Watched& w) {
+    const at::Tensor view = w.units.parameter(1, 0).detach().t();
+    EXPECT_TRUE(at::equal(view + 0, w.wanted(1, 0).t()));
+    EXPECT_EQ(w.units.unit(1).state(), Unit::State::kGathered);
+    EXPECT_ANY_THROW(view.data_ptr());
+    w.residency.hold(w.units.unit(1));
+    EXPECT_EQ(view.const_data_ptr<float>()[1], w.wanted(1, 0).t().const_data_ptr<float>()[1]);
+    w.residency.unpin(w.units.unit(1));
+    EXPECT_ANY_THROW(view.data_ptr());
   });
 }
 

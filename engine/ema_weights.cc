@@ -3,6 +3,7 @@
 #include "engine/engine_state.h"
 #include "engine/expect.h"
 #include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "tessera/engine.h"
 
@@ -12,8 +13,8 @@ struct EmaWeights::State {
   explicit State(Engine::State& engine_given) : engine(engine_given) {
     expect(engine.strategy.ema.decay > 0,
            "the Engine keeps no average of its weights. hint: \"ema\": {\"decay\": 0.999}");
-    expect(!engine.shows_ema,
-           "parameters are their averages already: close the other EmaWeights or Gathered(kEma) first");
+    expect(!engine.shows_ema, "parameters are their averages already: close the other ", say(phrases::kAverages),
+           " first");
     expect(engine.microbatch == 0, "EmaWeights between backward and step: call step() or zero_grad() first");
     expect(engine.open_guards == 0, "EmaWeights under a Gathered guard: close that guard first");
     engine.or_abort("EmaWeights", [&] {

@@ -24,6 +24,7 @@
 #include "engine/step/own_optimizer.h"
 #include "engine/step/tensor_rule.h"
 #include "runtime/base/text.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/gradient_method.h"
@@ -62,8 +63,8 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
   expect(microbatch < strategy.gradient_accumulation, "backward was called ", microbatch + 1,
          " times in a step, but gradient_accumulation is ", strategy.gradient_accumulation, ": call step() first");
   expect_weights("backward");
-  expect(open_writes == 0,
-         "backward under Gathered(kWrite): close that guard first, so that all ranks train the same values");
+  expect(open_writes == 0, "backward under ", say(phrases::kWriteGuard),
+         ": close that guard first, so that all ranks train the same values");
   expect(!updates_in_backward() || !info.retain_graph,
          "backward with retain_graph: several losses a microbatch go without optimizer.in_backward, which updates "
          "parameters with the gradients of the first");
@@ -84,8 +85,8 @@ void Engine::State::expect_microbatch(const at::Tensor& loss, const MicrobatchIn
 }
 
 void Engine::State::expect_weights(const char* what) const {
-  expect(!shows_ema, what,
-         " under EmaWeights or Gathered(kEma): close that guard first, since parameters are averages there");
+  expect(!shows_ema, what, " under ", say(phrases::kAverages),
+         ": close that guard first, since parameters are averages there");
 }
 
 void Engine::State::expect_not_updated(const char* what) const {
@@ -125,12 +126,11 @@ void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engin
 }
 
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info) {
-  expect(!engines.empty(), "tessera::backward wants at least one Engine");
+  expect(!engines.empty(), say(phrases::kBackward), " wants at least one Engine");
   for (auto engine = engines.begin(); engine != engines.end(); ++engine) {
-    expect(*engine != nullptr, "tessera::backward was given an Engine that is null");
-    expect(
-        std::find(engines.begin(), engine, *engine) == engine,
-        "tessera::backward was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
+    expect(*engine != nullptr, say(phrases::kBackward), " was given an Engine that is null");
+    expect(std::find(engines.begin(), engine, *engine) == engine, say(phrases::kBackward),
+           " was given an Engine twice. hint: each Engine once, whatever the loss does with its module");
     (*engine)->state_->expect_microbatch(loss, info);
   }
   try {

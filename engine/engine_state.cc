@@ -28,6 +28,7 @@
 #include "engine/step/tensor_rule.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/strategy_file.h"
@@ -47,16 +48,33 @@ bool has_kept_master(const at::Tensor& parameter) {
   return kept && kept->group.trainable;
 }
 
+/// A parameter has values, and operators that train may use it.
+void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
+  for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
+    const at::Tensor& tensor = group.parameters[i].tensor;
+    const std::string who = "parameter " + group.parameters[i].name;
+    if (tensor.is_meta() && !is_deferred(tensor)) {
+      throw Error(ExitCode::kUsage, who + " is on the meta device and has no values. hint: make the module under " +
+                                        say(phrases::kDeferred) +
+                                        ", which an Engine fills unit by unit; or call to_empty and give it values "
+                                        "before the Engine is made");
+    }
+    if (tensor.is_inference()) {
+      throw Error(ExitCode::kUsage, who + " was made under " + say(phrases::kInferenceMode) +
+                                        ", and such a tensor cannot train. hint: make the module outside of it");
+    }
+  });
+}
+
 /// A parameter belongs to one Engine at a time.
 void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
     const Unit* const owner = unit_of(parameter.tensor);
     if (!owner) return;
-    throw Error(ExitCode::kUsage,
-                "parameter " + parameter.name + " belongs to another Engine that still lives (its unit " + owner->name +
-                    "). hint: destroy that Engine first, with engine.reset() before std::make_unique; "
-                    "a module has one Engine at a time");
+    throw Error(ExitCode::kUsage, "parameter " + parameter.name +
+                                      " belongs to another Engine that still lives (its unit " + owner->name +
+                                      "). hint: " + say(phrases::kEndEngine) + "; a module has one Engine at a time");
   });
 }
 
@@ -66,11 +84,11 @@ void expect_forward_writes_nothing(const torch::nn::Module& module) {
     const auto* embedding = item.value()->as<torch::nn::EmbeddingImpl>();
     const auto* bag = item.value()->as<torch::nn::EmbeddingBagImpl>();
     if (!(embedding && embedding->options.max_norm()) && !(bag && bag->options.max_norm())) continue;
-    throw Error(ExitCode::kUsage,
-                "module " + item.key() +
-                    " is an embedding with max_norm, which writes its weight in forward: ranks would "
-                    "write one memory, or copies that are thrown away. hint: leave max_norm out, and "
-                    "rescale rows under tessera::Gathered(engine, tessera::Gathered::kWrite) after a step");
+    throw Error(ExitCode::kUsage, "module " + item.key() +
+                                      " is an embedding with max_norm, which writes its weight in forward: ranks would "
+                                      "write one memory, or copies that are thrown away. hint: leave max_norm out, and "
+                                      "rescale rows under " +
+                                      say(phrases::kWriteGuard) + " after a step");
   }
 }
 
@@ -180,6 +198,7 @@ void Engine::State::look_at_module() {
   units = partition(*module, strategy, parts, &has_kept_master, matrices_of(strategy.optimizer));
   add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);
   assign_groups(units, strategy.optimizer);
+  expect_trainable_memory(units);
   expect_no_owner(units);
   expect_own_memory(units, whole_tensors(*module, strategy.units));
 }
@@ -311,8 +330,8 @@ void Engine::State::check_transport() const {
   const bool right_transport = mesh.world_size() == 1 || whole.world->kind() == wanted.kind;
   if (right_device && right_transport) return;
   throw Error(ExitCode::kConfig, std::string("/comm/transport is \"") + wanted.name +
-                                     "\", but the mesh was made with " + whole.world->transport() +
-                                     ". hint: call tessera::init(strategy)");
+                                     "\", but the mesh was made with " + whole.world->transport() + ". hint: call " +
+                                     say(phrases::kInit));
 }
 
 void Engine::State::report_plan() const {

@@ -70,8 +70,8 @@ struct Gathered::State {
       : engine(*owner.state_), mode(mode_given), units(std::move(units_given)) {
     if (mode == kEma) average.emplace(owner);
     engine.expect_not_updated("Gathered");
-    if (mode == kWrite) engine.expect_weights("Gathered(kWrite)");
-    if (mode == kWrite) engine.bring_replicas_together("Gathered(kWrite)");
+    if (mode == kWrite) engine.expect_weights("a Gathered guard that writes");
+    if (mode == kWrite) engine.bring_replicas_together("a Gathered guard that writes");
     engine.or_abort("Gathered", [&] {
       engine.expect_parameters();
       if (mode == kWrite) engine.settle_commit();

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
 #include "runtime/torch/storage_access.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
@@ -42,14 +43,16 @@ at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, cons
 std::string text_of_taken(const std::string& name) {
   return "the gradient of " + name +
          " belongs to the Engine, which took it as backward made it. hint: engine.step() updates the parameters, "
-         "\"gradient_clipping\" in the strategy clips, StepResult::grad_norm is the norm; neither a torch::optim "
-         "optimizer nor clip_grad_norm_ is needed";
+         "\"gradient_clipping\" in the strategy clips, " +
+         say(phrases::kGradNorm) + " is the norm; neither " + say(phrases::kOptimizer) +
+         " nor clip_grad_norm_ is needed";
 }
 
 std::string text_of_dropped(const std::string& name) {
   return "the gradient of " + name +
          " was dropped: it came from a backward that was not the Engine's. hint: to train, call engine.backward(loss) "
-         "and engine.step() in place of loss.backward() and a torch::optim optimizer's step()";
+         "and engine.step() in place of loss.backward() and the step() of " +
+         say(phrases::kOptimizer);
 }
 
 }  // namespace
@@ -175,7 +178,8 @@ void GradientHooks::warn_of_foreign_backward(const Watched& watched) {
   warned_ = true;
   log_warning("a backward that is not the Engine's made a gradient of " + watched.flat().name +
               "; such gradients are dropped and train nothing. hint: call engine.backward(loss) in place of "
-              "loss.backward(); to train several Engines with one loss, call tessera::backward(loss, {&a, &b})");
+              "loss.backward(); to train several Engines with one loss, call " +
+              say(phrases::kBackwardOfSeveral));
 }
 
 void GradientHooks::throw_taken_away(const Watched& watched) {

@@ -23,7 +23,7 @@ const char* hint_for(ExitCode code) {
     case ExitCode::kUnavailable:
       return "tessera doctor shows what this machine offers";
     case ExitCode::kInternal:
-      return "the model's code or Tessera failed; a debug build (cmake --preset debug) checks more";
+      return "the model's code or Tessera failed";
     case ExitCode::kOsResource:
       return "tessera plan shows what each strategy needs";
     case ExitCode::kCannotCreate:

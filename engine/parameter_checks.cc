@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "runtime/border/phrase.h"
 #include "runtime/torch/data_version.h"
 #include "sharding/unit.h"
 #include "sharding/value_hash.h"
@@ -24,18 +25,17 @@ std::uint32_t version_of(const FlatParameter& parameter) {
 [[noreturn]] void throw_written(const FlatParameter& parameter) {
   throw Error(
       ExitCode::kUsage,
-      "parameter " + parameter.name +
-          " was written in place outside tessera::Gathered(engine, tessera::Gathered::kWrite), where the Engine "
+      "parameter " + parameter.name + " was written in place outside " + say(phrases::kWriteGuard) +
+          ", where the Engine "
           "cannot follow; or under one that an exception ended, which stores nothing. hint: make such a guard around "
           "the write, on all ranks; a module that writes its "
           "parameters in forward cannot be trained sharded");
 }
 
 [[noreturn]] void throw_written_secretly(const FlatParameter& parameter) {
-  throw Error(ExitCode::kUsage, "parameter " + parameter.name +
-                                    " was written through a raw pointer outside tessera::Gathered(engine, "
-                                    "tessera::Gathered::kWrite) (\"check.values\"). hint: make such a guard around the "
-                                    "write, on all ranks");
+  throw Error(ExitCode::kUsage, "parameter " + parameter.name + " was written through a raw pointer outside " +
+                                    say(phrases::kWriteGuard) +
+                                    " (\"check.values\"). hint: make such a guard around the write, on all ranks");
 }
 
 [[noreturn]] void throw_unfrozen(const FlatParameter& parameter) {
@@ -87,8 +87,8 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
           ExitCode::kUsage,
           all[i].name + " and " + all[k].name +
               " share memory, but are two tensors, of which each would get memory of its own; so what trains the "
-              "one would no longer change the other. hint: tie parameters by registering one tensor twice "
-              "(b->weight = b->register_parameter(\"weight\", a->weight); in Python b.weight = a.weight), or clone");
+              "one would no longer change the other. hint: tie parameters by registering one tensor twice (" +
+              say(phrases::kTied) + "), or clone");
     }
   }
 }

@@ -256,7 +256,7 @@ void Reducer::take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes
     warned_ = true;
     log_warning(
         "unit " + unit.name +
-        ": gradients came in another order than before, so a bucket beyond the plan is used (StepResult::allocated "
+        ": gradients came in another order than before, so a bucket beyond the plan is used (the step's allocated memory "
         "shows it). That is expected in a step in which other parameters are used than in the step before");
   }
   bucket.overflow = Arena::plain("overflow bucket", bytes, device_.device);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/value_hash.h"
 #include "tessera/span.h"
@@ -16,8 +17,8 @@ void expect_values_of(const Unit& unit) {
   if (unit.gathered_hash == 0 || unit.gathered_hash == hash_of_gathered(unit)) return;
   throw Error(ExitCode::kUsage, "unit " + unit.name +
                                     ": its gathered parameters were written through .data() or a raw pointer, and the "
-                                    "write is lost (\"check.values\"). hint: write under tessera::Gathered(engine, "
-                                    "tessera::Gathered::kWrite)");
+                                    "write is lost (\"check.values\"). hint: write under " +
+                                    say(phrases::kWriteGuard));
 }
 
 }  // namespace
@@ -84,11 +85,10 @@ void Residency::use(Unit& unit) {
 void Residency::hold(Unit& unit) {
   if (is_lossy(plan_.input().gathers) && is_exact_[unit.index] == 0) {
     if (unit.pins() > 0) {
-      throw Error(ExitCode::kUsage,
-                  "unit " + unit.name +
-                      ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
-                      "values cannot take their place. hint: open tessera::Gathered outside of forward "
-                      "and backward");
+      throw Error(ExitCode::kUsage, "unit " + unit.name +
+                                        ": an operator reads it, rounded as \"compression.gathers\" says, and exact "
+                                        "values cannot take their place. hint: open " +
+                                        say(phrases::kGuard) + " outside of forward and backward");
     }
     drop(unit);
     is_exact_[unit.index] = 1;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/torch/storage_access.h"
 #include "sharding/observed_pointers.h"
@@ -45,9 +46,9 @@ void FlatGroup::make_storage() {
   refusal =
       "the parameters of unit " + unit->name + first +
       " are sharded, and their memory is another unit's when no operator reads them; or they are on their way from "
-      "other ranks "
-      "after a step. hint: make a tessera::Gathered guard on all ranks around code that reads parameters, or views of "
-      "them, outside operators (data_ptr, accessors, torch::save); or read a copy (clone)";
+      "other ranks after a step. hint: make a guard, " +
+      say(phrases::kGuard) + ", on all ranks around code that reads parameters, or views of them, outside operators (" +
+      say(phrases::kMemoryOf) + "); or read a copy (clone)";
   set_refusal(*storage, refusal);
 }
 
@@ -182,11 +183,10 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
 void expect_in_place(const FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
   throw Error(ExitCode::kUsage,
-              "parameter " + group.parameters[i].name +
-                  " was given other memory (torch::load, Module::to, set_data, share_memory), so the Engine and the "
-                  "module no longer mean "
-                  "the same numbers. hint: do that before the Engine is made, or under tessera::Gathered(engine, "
-                  "tessera::Gathered::kWrite) on all ranks");
+              "parameter " + group.parameters[i].name + " was given other memory (" + say(phrases::kOtherMemory) +
+                  "), so the Engine and the module no longer mean the same numbers. hint: do that before the Engine is "
+                  "made, or under " +
+                  say(phrases::kWriteGuard) + " on all ranks");
 }
 
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset) {

@@ -6,6 +6,7 @@
 
 #include "engine/memory/master_weights.h"
 #include "runtime/base/log.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "runtime/torch/storage_access.h"
 #include "sharding/scalar_type.h"
@@ -89,7 +90,8 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
                               : group.parameters_below  ? " was put on disk"
                                                         : " was sharded") +
                              " by an Engine that is gone. hint: the next Engine over this module takes the "
-                             "values; to read them, make a tessera::Gathered while an Engine lives");
+                             "values; to read them, make a guard while an Engine lives: " +
+                             say(phrases::kGuard));
   }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));
   storage.set_nbytes(group.gathered_bytes());  // views are in bounds, so that it is the access which throws

@@ -11,6 +11,7 @@
 #include "engine/memory/make_records.h"
 #include "engine/memory/master_weights.h"
 #include "engine/memory/state_records.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
 #include "sharding/scalar_type.h"
 #include "sharding/unrecorded.h"
@@ -97,7 +98,7 @@ void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& val
   throw Error(
       ExitCode::kUsage,
       c10::str("parameter ", parameter.name, " is ", value.scalar_type(), ", but was given memory of ", bytes / narrow,
-               " times its size under Gathered(kWrite), as torch::load does with a file of a wider "
+               " times its size under ", say(phrases::kWriteGuard), ", as a load does with a file of a wider "
                "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
 }
 
@@ -114,7 +115,7 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
                                          ", but was given a value of sizes ", value.sizes(),
-                                         " under Gathered(kWrite). hint: is the file of another model?"));
+                                         " under ", say(phrases::kWriteGuard), ". hint: is the file of another model?"));
 }
 
 /// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.

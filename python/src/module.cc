@@ -3,6 +3,7 @@
 #include <torch/version.h>
 
 #include "python/src/bindings.h"
+#include "runtime/border/phrase.h"
 #include "tessera/error.h"
 
 namespace tessera::python {
@@ -31,6 +32,7 @@ void translate_exceptions() {
 PYBIND11_MODULE(_native, module) {
   module.doc() = "What the package tessera stands on; see there.";
   module.attr("torch_version") = TORCH_VERSION;
+  tessera::speaks_python = true;
   tessera::python::translate_exceptions();
   tessera::python::bind_job(module);
   tessera::python::bind_engine(module);

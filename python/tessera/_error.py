@@ -4,8 +4,6 @@
 class Error(RuntimeError):
     """What Tessera raises. The text says which rank, where, what was wanted and what it got, with a hint.
 
-    Texts are those of the C++ library: `tessera::Gathered(engine, tessera::Gathered::kWrite)` in one is `engine.gathered(write=True)`.
-
     `exit_code` is what the program ends with if nobody catches it, after sysexits.h: 64 a call out of turn or a wrong argument
     (nothing has happened, and the program can go on), 65 damaged data, 66 no such file, 69 a port or device that cannot be had, 70 an
     exception of the model's, 71 memory, 73, 74 and 77 output that cannot be written, 75 another rank is gone, 78 the strategy file

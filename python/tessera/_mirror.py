@@ -16,6 +16,9 @@ class Mirror:
         """Raises Error (64), naming the parameter or module, for what an Engine cannot train."""
         if not isinstance(model, torch.nn.Module):
             raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}")
+        if isinstance(model, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            raise Error(f"an Engine averages gradients itself, and cannot train a module inside {type(model).__name__}. hint: give the Engine the "
+                        "module inside, which is .module of it")
         self._modules: dict[torch.nn.Module, _MirroredModule] = {}
         self.native = self._add(model, "", set())
 

@@ -8,7 +8,7 @@ from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
 
 # A part of what each says.
 TEXTS = {
-    "written_outside_a_guard": "was written in place outside",
+    "written_outside_a_guard": "was written in place outside engine.gathered(write=True)",
     "written_through_data": "was written in place outside",
     "moved_to_other_memory": "was given other memory",
     "unfrozen": "call engine.set_trainable",

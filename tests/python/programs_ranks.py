@@ -215,7 +215,7 @@ def arrays_of_parameters(strategy):
             try:
                 arrays[name, way] = array_of(value)
             except (RuntimeError, BufferError) as error:
-                assert "Gathered" in str(error), f"{way}: {error}"
+                assert "engine.gathered()" in str(error), f"{way}: {error}"
                 refused.add(way)
     always = {"clone().numpy()", "tolist"}
     assert "NO_SHARD" in strategy.values() or strategy.get("host_sharing", True) or refused == set(ARRAYS) - always, refused
@@ -249,7 +249,7 @@ def profiled(strategy):
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
         with observer:
             found = train(engine, net, [1, 2])
-        with contextlib.nullcontext() if strategy.get("host_sharing", True) else expected(None, "Gathered"):
+        with contextlib.nullcontext() if strategy.get("host_sharing", True) else expected(None, "engine.gathered()"):
             net.head.weight.detach().numpy()
         engine.close()
         return found
@@ -653,10 +653,18 @@ def averages(strategy):
     engine.close()
 
 
+def under_inference_mode():
+    with torch.inference_mode():
+        return torch.nn.Linear(2, 3)
+
+
 def refused_modules(strategy):
     for make, text in (
         (lambda: torch.nn.Embedding(3, 4, max_norm=1.0), "max_norm"),
         (lambda: torch.nn.LazyLinear(4), "no shape yet"),
+        (lambda: torch.nn.Linear(2, 3, device="meta"), "parameter weight is on the meta device"),
+        (under_inference_mode, "parameter weight was made under torch.inference_mode()"),
+        (lambda: torch.nn.DataParallel(model()), "give the Engine the module inside"),
         (lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.eye(3).to_sparse())]), "layout"),
     ):
         with expected(64, text):

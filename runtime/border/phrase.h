@@ -1,0 +1,43 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+
+namespace tessera {
+
+/// A call that an error tells its reader to make, in the language of the reader's program. An error that names a call takes it from here
+/// (tests/layers/check_phrases.py), so a Python program is never told to write C++.
+struct Phrase {
+  const char* in_cpp;
+  const char* in_python;
+};
+
+/// Set once, by the Python package when it is imported.
+inline std::atomic<bool> speaks_python = false;
+
+inline std::string say(const Phrase& phrase) { return speaks_python ? phrase.in_python : phrase.in_cpp; }
+
+namespace phrases {
+
+inline constexpr Phrase kGuard = {"tessera::Gathered(engine)", "engine.gathered()"};
+inline constexpr Phrase kWriteGuard = {"tessera::Gathered(engine, tessera::Gathered::kWrite)",
+                                       "engine.gathered(write=True)"};
+inline constexpr Phrase kAverages = {"EmaWeights or Gathered(kEma)",
+                                     "engine.ema_weights() or engine.gathered(ema=True)"};
+inline constexpr Phrase kEndEngine = {"destroy that Engine first, with engine.reset() before std::make_unique",
+                                      "call close() of that Engine first"};
+inline constexpr Phrase kInit = {"tessera::init(strategy)", "tessera.init(strategy)"};
+inline constexpr Phrase kBackwardOfSeveral = {"tessera::backward(loss, {&a, &b})", "tessera.backward(loss, [a, b])"};
+inline constexpr Phrase kBackward = {"tessera::backward", "tessera.backward"};
+inline constexpr Phrase kOptimizer = {"a torch::optim optimizer", "a torch.optim optimizer"};
+inline constexpr Phrase kMemoryOf = {"data_ptr, accessors, torch::save", "data_ptr, numpy, DLPack, torch.save"};
+inline constexpr Phrase kOtherMemory = {"torch::load, Module::to, set_data, share_memory",
+                                        "Module.to, .data = ..., share_memory_"};
+inline constexpr Phrase kTied = {R"(b->weight = b->register_parameter("weight", a->weight))", "b.weight = a.weight"};
+inline constexpr Phrase kGradNorm = {"StepResult::grad_norm", "the grad_norm of step()'s result"};
+
+inline constexpr Phrase kDeferred = {"tessera::deferred_init", "tessera.deferred_init()"};
+inline constexpr Phrase kInferenceMode = {"c10::InferenceMode", "torch.inference_mode()"};
+
+}  // namespace phrases
+}  // namespace tessera

@@ -1,0 +1,39 @@
+"""Errors name calls in the language of their reader: texts of the layers that Python calls too take C++ names from
+runtime/border/phrase.h, which has Python's beside them.
+
+Usage: check_phrases.py ROOT
+"""
+
+import pathlib
+import re
+import sys
+
+FOLDERS = ["engine", "sharding"]
+# Of what only C++ programs can call.
+CPP_ALONE = ["engine/init.cc", "engine/run.cc", "engine/loop/data_parallel.cc", "engine/loop/sync_batch_norm.cc"]
+TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+CPP_NAME = re.compile(r"tessera::|torch::|std::\w+\(|make_unique|\bk(Write|Ema)\b|StepResult::")
+
+
+def complaints(root):
+    for folder in FOLDERS:
+        for source in sorted((root / folder).rglob("*.cc")):
+            path = source.relative_to(root).as_posix()
+            if path in CPP_ALONE:
+                continue
+            for number, line in enumerate(source.read_text().splitlines(), 1):
+                if line.lstrip().startswith(("//", "#include")):
+                    continue
+                for text in TEXT.findall(line):
+                    if CPP_NAME.search(text):
+                        yield f'{path}:{number}: "{text}" names a call of C++. hint: a phrase of runtime/border/phrase.h'
+
+
+def main(root):
+    found = list(complaints(pathlib.Path(root)))
+    print("\n".join(found) or "texts name calls by phrases")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -254,10 +254,10 @@ void Reducer::take_overflow(Bucket& bucket, const Unit& unit, std::int64_t bytes
   ++counts_.overflow_buckets;
   if (!warned_) {
     warned_ = true;
-    log_warning(
-        "unit " + unit.name +
-        ": gradients came in another order than before, so a bucket beyond the plan is used (the step's allocated memory "
-        "shows it). That is expected in a step in which other parameters are used than in the step before");
+    log_warning("unit " + unit.name +
+                ": gradients came in another order than before, so a bucket beyond the plan is used (the step's "
+                "allocated memory "
+                "shows it). That is expected in a step in which other parameters are used than in the step before");
   }
   bucket.overflow = Arena::plain("overflow bucket", bytes, device_.device);
   note_overflow(bucket.overflow);

@@ -95,11 +95,11 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
 void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& value) {
   const std::size_t narrow = value.nbytes(), bytes = value.storage().nbytes();
   if (narrow == 0 || value.storage_offset() != 0 || (bytes != 2 * narrow && bytes != 4 * narrow)) return;
-  throw Error(
-      ExitCode::kUsage,
-      c10::str("parameter ", parameter.name, " is ", value.scalar_type(), ", but was given memory of ", bytes / narrow,
-               " times its size under ", say(phrases::kWriteGuard), ", as a load does with a file of a wider "
-               "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
+  throw Error(ExitCode::kUsage,
+              c10::str("parameter ", parameter.name, " is ", value.scalar_type(), ", but was given memory of ",
+                       bytes / narrow, " times its size under ", say(phrases::kWriteGuard),
+                       ", as a load does with a file of a wider "
+                       "dtype. hint: load into a module of the file's dtype, and copy_ its parameters"));
 }
 
 bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
@@ -114,8 +114,8 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage, c10::str("parameter ", parameter.name, " has sizes ", at::IntArrayRef(parameter.sizes),
-                                         ", but was given a value of sizes ", value.sizes(),
-                                         " under ", say(phrases::kWriteGuard), ". hint: is the file of another model?"));
+                                         ", but was given a value of sizes ", value.sizes(), " under ",
+                                         say(phrases::kWriteGuard), ". hint: is the file of another model?"));
 }
 
 /// A parameter that was given other memory becomes a view of its buffer again, with the value that it was given.

@@ -165,7 +165,11 @@ std::vector<Unit*> pointers_to(const std::vector<std::unique_ptr<Unit>>& units) 
 
 Unit* unit_of(const at::TensorBase& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const at::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return unit_of(*tensor.storage().unsafeGetStorageImpl());
+}
+
+Unit* unit_of(c10::StorageImpl& storage) {
+  const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
   return data.get_deleter() == &leave ? static_cast<Unit*>(data.get_context()) : nullptr;
 }
 

@@ -221,6 +221,7 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
 /// The unit, of an Engine that lives, that `tensor`'s storage belongs to, or null. A pointer comparison: no look-up, no
 /// lock.
 Unit* unit_of(const at::TensorBase& tensor);
+Unit* unit_of(c10::StorageImpl& storage);
 
 /// Whether parameter `i` still lies in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);

@@ -230,6 +230,44 @@ def arrays_of_parameters(strategy):
     engine.close()
 
 
+class Scaled(torch.autograd.Function):
+    """x * scale, with numpy: forward and backward read the parameter's memory, as compiled code does."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return torch.from_numpy(x.detach().numpy() * scale.detach().numpy())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, scale = ctx.saved_tensors
+        return torch.from_numpy(gradient.numpy() * scale.detach().numpy()), (gradient * x).sum(0)
+
+
+class WithScaled(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x, target):
+        return super().forward(Scaled.apply(x + 0 * self.head.bias.sum(), self.scale), target)
+
+
+def functions_that_read_memory(strategy):
+    def made():
+        torch.manual_seed(3)
+        return WithScaled()
+
+    strategy = {"strategy": "FULL_SHARD", **strategy, "units": {"classes": ["Block", "Linear"]}}
+    losses = {}
+    for name, each in {"sharded": strategy, "plain": {**strategy, "strategy": "NO_SHARD"}}.items():
+        net = made()
+        engine = tessera.Engine(net, each)
+        losses[name] = train(engine, net, range(4))
+        engine.close()
+    assert np.allclose(losses["sharded"], losses["plain"], rtol=1e-6, atol=0), losses
+
+
 def arrays_kept_beyond_a_guard(strategy):
     net = model()
     engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy, "check": {"values": True}})
@@ -777,7 +815,7 @@ def hook_that_clears_gradients(strategy):
     train(tessera.Engine(net, strategy), net, [1])
 
 
-PROGRAMS = [collectives, state_dicts, arrays_of_parameters, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
+PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled, views_in_a_state_dict, deep_copies, left_over_lines, late_hooks_and_parameters, training_twice, evaluation, evaluation_by_numbers, autocast,
             workers, results_of_steps, assigned_buffers, assigned_buffers_of_ranks, pruned_modules, checkpoints, checkpoints_beside_training, durable_steps, deferred, rates_and_groups, ignored_parameters, averages, refused_modules, leaks]
 # These end with an Error that nobody may go on after.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
@@ -789,7 +827,7 @@ def chosen(program):
         return STRATEGIES
     turn = PROGRAMS.index(program)
     names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
-    names = {"private"} if program in (arrays_of_parameters, arrays_kept_beyond_a_guard, profiled) else names
+    names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled) else names
     names = {"shared"} if program is leaks else names
     return {name: strategy for name, strategy in STRATEGIES.items() if name in names}
 

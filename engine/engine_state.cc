@@ -35,6 +35,7 @@
 #include "runtime/config/strategy_names.h"
 #include "sharding/partition.h"
 #include "sharding/whole_tensors.h"
+#include "tessera/deferred_init.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
 #include "tessera/sync_buffers.h"

@@ -34,20 +34,25 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
   }
 }
 
-}  // namespace
-
-Mesh init(const CommConfig& comm) {
-  return join_job([&](const Topology& topology) -> absl::StatusOr<Mesh> {
+Mesh join_processes(const CommConfig& comm, const Environment& environment) {
+  const auto make = [&](const Topology& topology) -> absl::StatusOr<Mesh> {
     NetworkChoice choice(comm);
     TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choice.choose()));
     TESSERA_RETURN_IF_ERROR(choice.agree(topology, groups_of(mesh).store()));
     return mesh;
-  });
+  };
+  return join_job(make, environment);
 }
 
-Mesh init(const Strategy& strategy) {
+}  // namespace
+
+Mesh init(const CommConfig& comm) { return join_processes(comm, process_environment); }
+
+Mesh init(const Strategy& strategy) { return init_in(strategy, process_environment); }
+
+Mesh init_in(const Strategy& strategy, const Environment& environment) {
   if (strategy.memory.tensor_heap) install_tensor_heap();
-  return init(strategy.comm);
+  return join_processes(strategy.comm, environment);
 }
 
 Mesh init(const CommConfig& comm, const MakeBackend& make) {

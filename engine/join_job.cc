@@ -4,12 +4,11 @@
 #include "runtime/base/log.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
-#include "runtime/comm/resolve_topology.h"
 
 namespace tessera {
 
-Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make) {
-  const Topology topology = value_or_throw(resolve_topology());
+Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make, const Environment& environment) {
+  const Topology topology = value_or_throw(resolve_topology(environment));
   set_log_rank(topology.rank, topology.world_size);
   Mesh mesh = value_or_throw(make(topology));
   log_info(topology.describe());

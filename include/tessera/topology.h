@@ -9,15 +9,16 @@ struct Topology {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  int local_world_size = 1;         ///< ranks on this host; ranks are numbered host by host
-  int host = 0;                     ///< index of this host
-  std::string launcher = "single";  ///< "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera" or "single"
+  int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
+  int host = 0;              ///< index of this host
+  std::string launcher =
+      "single";  ///< "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
 
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   std::string run_id;  ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
   int restart_count = 0;
-  bool agent_store = false;  ///< torchrun's agent serves the store: every rank is a client
+  bool agent_store = false;  ///< torchrun's agent, or torch.distributed, serves the store: every rank is a client
 
   int num_hosts() const { return world_size / local_world_size; }
   /// "rank 0/4 (torchrun), host 0, local rank 0"

@@ -6,10 +6,11 @@
 #include <cstdio>
 #include <memory>
 
+#include "engine/join_job.h"
 #include "engine/run_scope.h"
 #include "runtime/base/status.h"
+#include "runtime/border/throw.h"
 #include "tessera/error.h"
-#include "tessera/init.h"
 
 namespace tessera::python {
 namespace {
@@ -24,12 +25,23 @@ Place* place = nullptr;
 int exit_code = 0;
 pid_t exiting = 0;
 
+Environment with(const Said& said) {
+  return [&said](const std::string& name) {
+    const auto found = said.find(name);
+    return found == said.end() ? process_environment(name) : std::optional(found->second);
+  };
+}
+
 }  // namespace
 
 bool Job::is_joined() { return place && place->scope.mesh; }
 bool Job::is_forked() { return place && place->pid != getpid(); }
 
-const Mesh& Job::join(const Strategy& strategy) {
+Topology Job::topology(const Said& said) {
+  return is_joined() ? place->scope.mesh->topology() : value_or_throw(resolve_topology(with(said)));
+}
+
+const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (is_forked()) {
     throw Error(
         ExitCode::kUsage,
@@ -38,7 +50,7 @@ const Mesh& Job::join(const Strategy& strategy) {
   }
   if (!place) place = new Place;
   if (!place->scope.mesh) {
-    const Mesh mesh = init(strategy);
+    const Mesh mesh = init_in(strategy, with(said));
     place->scope.mesh = mesh;  // where another thread made the scope, init could not see it
   }
   return *place->scope.mesh;

@@ -1,11 +1,16 @@
 #pragma once
 
+#include <map>
 #include <string>
 
+#include "runtime/comm/resolve_topology.h"
 #include "tessera/mesh.h"
 #include "tessera/strategy.h"
 
 namespace tessera::python {
+
+/// What Python says of who this process is (_truths.py), under the names of runtime/comm/launcher_variables.h.
+using Said = std::map<std::string, std::string>;
 
 /// This process's place in its job: joined once, by the first call that needs other ranks, and left when the interpreter ends.
 /// The counterpart of tessera::run, whose body is the whole Python program. Called with the GIL released; on one thread.
@@ -13,8 +18,10 @@ class Job {
  public:
   /// The mesh of this process, which the first call joins with what `strategy` asks of a process. Throws tessera::Error (64) in a
   /// forked process.
-  static const Mesh& join(const Strategy& strategy);
+  static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
+  /// Who this process is: where it has joined as it did, else as the launcher's variables and `said` have it.
+  static Topology topology(const Said& said);
   /// Whether this process was forked from the one that joined.
   static bool is_forked();
 

@@ -4,8 +4,6 @@
 
 #include "python/src/bindings.h"
 #include "python/src/job.h"
-#include "runtime/border/throw.h"
-#include "runtime/comm/resolve_topology.h"
 #include "tessera/observe_pointers.h"
 #include "tessera/seed_for_rank.h"
 #include "tessera/strategy.h"
@@ -15,9 +13,6 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;
 
-/// Of this process: where it has joined as it is, else as the launcher's variables say.
-Topology topology() { return value_or_throw(resolve_topology()); }
-
 }  // namespace
 
 void bind_job(py::module_& module) {
@@ -26,13 +21,14 @@ void bind_job(py::module_& module) {
       .def_static("from_json", &Strategy::from_json)
       .def("to_json", &Strategy::to_json);
   module.def(
-      "join", [](const Strategy& strategy) { Job::join(strategy); }, Released());
+      "join", [](const Strategy& strategy, const Said& said) { Job::join(strategy, said); }, Released());
   module.def("is_joined", &Job::is_joined);
   module.def("is_forked", &Job::is_forked);
-  module.def("rank", [] { return topology().rank; });
-  module.def("world_size", [] { return topology().world_size; });
-  module.def("local_rank", [] { return topology().local_rank; });
-  module.def("seed_for_rank", [](std::uint64_t seed) { return seed_for_rank(seed, topology().rank); });
+  module.def("rank", [](const Said& said) { return Job::topology(said).rank; });
+  module.def("world_size", [](const Said& said) { return Job::topology(said).world_size; });
+  module.def("local_rank", [](const Said& said) { return Job::topology(said).local_rank; });
+  module.def("launcher", [](const Said& said) { return Job::topology(said).launcher; });
+  module.def("seed_for_rank", [](std::uint64_t seed, int rank) { return seed_for_rank(seed, rank); });
   module.def("fail", &Job::fail, Released());
   module.def("leave", &Job::leave, Released());
   module.def("forget", &Job::forget, Released());

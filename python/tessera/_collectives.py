@@ -10,13 +10,15 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._job import init
+from tessera._job import expect_one_truth, init
 
 Text = TypeVar("Text", str, bytes)
 
 
 def _join() -> None:
-    if not _native.is_joined():
+    if _native.is_joined():
+        expect_one_truth()
+    else:
         init()
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tessera import _native
 from tessera._error import Error
-from tessera._job import closing, join, rank, read_strategy
+from tessera._job import closing, expect_one_truth, join, rank, read_strategy
 from tessera._lists import let_lists_be_read
 from tessera._mirror import Mirror
 
@@ -295,6 +295,7 @@ class Engine:
     def _live(self) -> _native.Engine:
         if self._native is None:
             raise Error("this Engine was closed")
+        expect_one_truth()
         return self._native
 
     def _expect_known_parameters(self) -> None:

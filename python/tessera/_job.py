@@ -7,17 +7,17 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing import process, util
 from typing import Any
 
-import torch.distributed
-
-from tessera import _native
+from tessera import _native, _truths
 from tessera._error import Error
 
 # Closed before the interpreter takes its modules apart, and told of forks.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
+_SECONDS_TO_MEET = 300.0
 _failed = False
 _leaves_at_exit = False
 
@@ -36,63 +36,89 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
 # Tells both torch.distributed and Tessera that a store is served at MASTER_PORT already, so that they connect to it.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _store_of_torch: Any = None  # kept, so that destroy_process_group does not end a store that Tessera uses
+_told: tuple[int, int] | None = None  # rank and world size that the program was told before this process joined its job
 
 
 def join(strategy: _native.Strategy) -> None:
+    if _native.is_joined():
+        expect_one_truth()
+    else:
+        _join(strategy)
+
+
+def _join(strategy: _native.Strategy) -> None:
     global _leaves_at_exit, _store_of_torch
-    if not _native.is_joined():
-        _store_of_torch = _store_at_master_port()
-        if _store_of_torch is not None:
-            os.environ[_STORE_IS_SERVED] = "True"
-    _native.join(strategy)
-    if "MASTER_PORT" in os.environ and world_size() > 1:
-        os.environ[_STORE_IS_SERVED] = "True"  # torch.distributed may come later
+    words, _store_of_torch = _truths.meet(json.loads(strategy.to_json())["comm"]["init_timeout_s"])
+    if _store_of_torch is not None and str(_store_of_torch.port) == os.environ.get("MASTER_PORT"):
+        os.environ[_STORE_IS_SERVED] = "True"
+    _expect_told((_native.rank(words), _native.world_size(words)))
+    _native.join(strategy, words)
+    # torch.distributed may come later, with what it finds at MASTER_PORT.
+    if "MASTER_PORT" in os.environ and _native.world_size({}) > 1 and _native.launcher({}) != "torch.distributed":
+        os.environ[_STORE_IS_SERVED] = "True"
     if not _leaves_at_exit:
         _leaves_at_exit = True
-        atexit.register(_leave)
+        if process.parent_process() is None:
+            atexit.register(_leave)
+        else:  # which multiprocessing ends without atexit, if it was forked, and after an exception as if there was none
+            util.Finalize(None, _leave_child, exitpriority=1)
         os.register_at_fork(after_in_child=_after_fork)
 
 
-def _store_at_master_port() -> Any:
-    """The store of torch.distributed, if init_process_group had one served at the port where Tessera's ranks would meet."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    store = distributed.distributed_c10d._get_default_store()
-    while isinstance(store, distributed.PrefixStore):
-        store = store.underlying_store
-    at_port = isinstance(store, distributed.TCPStore) and str(store.port) == os.environ.get("MASTER_PORT")
-    return store if at_port else None
+def expect_one_truth() -> None:
+    """Raises Error (78) where torch.distributed has by now another idea of who this process is than the job that it joined."""
+    if _truths.has_group() and _native.is_joined() and not _native.is_forked():
+        _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
+
+
+def _expect_told(now: tuple[int, int]) -> None:
+    if _told not in (None, now):
+        raise Error(f"tessera told this program that it is rank {_told[0]} of {_told[1]}, and torch.distributed's process group makes it rank "
+                    f"{now[0]} of {now[1]}. hint: call init_process_group before tessera.rank and tessera.world_size", 78)
+
+
+def _who() -> tuple[int, int]:
+    """(rank, world size), and remembers what it says."""
+    global _told
+    words = {} if _native.is_joined() else _truths.said()
+    now = _native.rank(words), _native.world_size(words)
+    if not _native.is_joined():
+        _expect_told(now)
+        _told = now
+    return now
 
 
 def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     """Joins this process to its job: reads the launcher's variables and meets the other ranks.
 
     Needed only where ranks are to talk before the first Engine, which does it otherwise. Of the strategy, "comm" and
-    "memory" count here. Raises Error: 78 for variables that do not fit together, 69 for a port in use, 75 for ranks that do not come
-    within comm.init_timeout_s.
+    "memory" count here. A process group of torch.distributed that is there already is compared with the launcher's variables; without
+    any, its ranks are the job's (docs/start-python.md, "Who is who"). Raises Error: 78 for variables that do not fit together or to the
+    process group, 69 for a port in use, 75 for ranks that do not come within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
 
 def rank() -> int:
     """This process's number among all ranks, from 0. Known without the other ranks."""
-    return _native.rank()
+    return _who()[0]
 
 
 def world_size() -> int:
     """How many ranks the job has. Known without the other ranks."""
-    return _native.world_size()
+    return _who()[1]
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its host."""
-    return _native.local_rank()
+    """This process's number among the ranks of its host. Where torch.distributed alone says who is who, it waits for the other ranks to
+    ask or to join."""
+    _who()
+    return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
 
 
 def seed_for_rank(seed: int) -> int:
     """What this rank seeds its generator with for what must differ between ranks: dropout, augmentation."""
-    return _native.seed_for_rank(seed)
+    return _native.seed_for_rank(seed, rank())
 
 
 def _leave() -> None:
@@ -109,6 +135,22 @@ def _leave() -> None:
         except Error as error:
             _fail(Error, error, error.__traceback__)
     _native.forget()
+
+
+def _leave_child() -> None:
+    """At the end of a process of multiprocessing, where an exception is still on its way."""
+    kind, value, trace = sys.exc_info()
+    if kind is SystemExit and value.code and value.__context__ is not None:  # torch.multiprocessing's, in place of what happened
+        value = value.__context__
+        kind, trace = type(value), value.__traceback__
+    if kind is not None and kind is not SystemExit:
+        _fail(kind, value, trace)
+    _leave()
+
+
+def _forget_told() -> None:
+    global _told
+    _told = None
 
 
 def _after_fork() -> None:
@@ -142,3 +184,4 @@ def _after(previous: Callable[..., Any]) -> Callable[..., None]:
 
 
 sys.excepthook = _after(sys.excepthook)
+os.register_at_fork(after_in_child=_forget_told)

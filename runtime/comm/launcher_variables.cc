@@ -21,7 +21,19 @@ extern const Dialect kTorchrun = {
 extern const Dialect kSlurm = {
     "slurm", "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", 2, "use srun --distribution=block"};
 
+extern const Dialect kProcessGroup = {"torch.distributed",
+                                      "torch.distributed",
+                                      "torch.distributed.get_rank()",
+                                      "torch.distributed.get_world_size()",
+                                      "this process among its host's",
+                                      "ranks on its host",
+                                      -1,
+                                      "give init_process_group ranks host by host, with as many on every host"};
+
 namespace {
+
+/// A size of 1 says nothing: a program under torchrun may import mpi4py.
+constexpr Dialect kMpiForPython = {"mpi4py", "mpi4py", "MPI.COMM_WORLD.rank", "MPI.COMM_WORLD.size", "", "", 1, ""};
 
 constexpr Dialect kMpi[] = {
     {"openmpi", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -39,22 +51,23 @@ absl::Status check_ranges(const Candidate& c) {
   const Dialect& d = *c.dialect;
   if (c.rank >= c.world_size)
     return launcher_error(fmt::format("{}={} but {}={} ({}): a rank is below the world size", d.rank, c.rank,
-                                      d.world_size, c.world_size, d.title));
+                                      c.world_origin, c.world_size, d.title));
   if (!c.knows_locals()) return absl::OkStatus();
   if (c.local_rank >= c.local_world_size)
     return launcher_error(fmt::format("{}={} but {}={} ({}): a local rank is below the ranks of its host", d.local_rank,
                                       c.local_rank, c.local_origin, c.local_world_size, d.title));
   if (c.local_world_size > c.world_size)
     return launcher_error(fmt::format("{}={} but {}={} ({}): a host cannot hold more ranks than the world",
-                                      c.local_origin, c.local_world_size, d.world_size, c.world_size, d.title));
+                                      c.local_origin, c.local_world_size, c.world_origin, c.world_size, d.title));
   return absl::OkStatus();
 }
 
-/// Reads rank and world size; the two locals only where they are set.
-absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const Dialect& d) {
+/// Reads rank and world size, which is in `world_size`; the two locals only where they are set.
+absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const Dialect& d, const char* world_size) {
   Candidate c;
   c.dialect = &d;
-  TESSERA_ASSIGN_OR_RETURN(c.world_size, variables.number(d, d.world_size, 1, kMostRanks));
+  c.world_origin = world_size;
+  TESSERA_ASSIGN_OR_RETURN(c.world_size, variables.number(d, world_size, 1, kMostRanks));
   TESSERA_ASSIGN_OR_RETURN(c.rank, variables.number(d, d.rank, 0, kMostRanks));
   if (variables.has(d.local_rank)) {
     TESSERA_ASSIGN_OR_RETURN(c.local_rank, variables.number(d, d.local_rank, 0, kMostRanks));
@@ -66,35 +79,31 @@ absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const
   return c;
 }
 
-/// torchrun: all four of rank, world size and the two locals, or none.
-absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& variables) {
-  const Dialect& d = kTorchrun;
-  const std::vector<const char*> names = {d.rank, d.world_size, d.local_rank, d.local_world_size};
-  std::size_t found = 0;
-  for (const char* name : names) found += variables.has(name);
-  if (found == 0) return std::optional<Candidate>();
-  if (found < names.size()) return partial_error(variables, d, names);
-  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
-  TESSERA_RETURN_IF_ERROR(check_ranges(c));
-  if (variables.has("GROUP_RANK")) {  // torchrun's index of the host
-    TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
-    if (group != c.rank / c.local_world_size)
-      return launcher_error(
-          fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
-                      "hint: {}",
-                      group, c.rank, c.local_world_size, c.rank / c.local_world_size, d.order_hint));
-  }
-  return std::optional<Candidate>(c);
-}
-
-/// The MPIs: rank and size, or neither. Slurm's PMI plug-in sets them without the locals, which Slurm tells itself.
-absl::StatusOr<std::optional<Candidate>> read_mpi(const LauncherVariables& variables, const Dialect& d) {
+/// Rank and size, or neither. The locals may be told by another: Slurm's PMI plug-in leaves them out, and so do programs that set RANK
+/// and WORLD_SIZE for init_process_group.
+absl::StatusOr<std::optional<Candidate>> read_dialect(const LauncherVariables& variables, const Dialect& d) {
   const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
   if (!rank && !size) return std::optional<Candidate>();
   if (!rank || !size) return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
-  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
+  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d, d.world_size));
   TESSERA_RETURN_IF_ERROR(check_ranges(c));
   return std::optional<Candidate>(c);
+}
+
+absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& variables) {
+  const Dialect& d = kTorchrun;
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<Candidate> c, read_dialect(variables, d));
+  if (!c && (variables.has(d.local_rank) || variables.has(d.local_world_size)))
+    return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, d.local_world_size});
+  if (c && c->knows_locals() && variables.has("GROUP_RANK")) {  // torchrun's index of the host
+    TESSERA_ASSIGN_OR_RETURN(const int group, variables.number(d, "GROUP_RANK", 0, kMostRanks));
+    if (group != c->rank / c->local_world_size)
+      return launcher_error(
+          fmt::format("GROUP_RANK={} but RANK={} with LOCAL_WORLD_SIZE={} lies on host {} (torchrun). "
+                      "hint: {}",
+                      group, c->rank, c->local_world_size, c->rank / c->local_world_size, d.order_hint));
+  }
+  return c;
 }
 
 // ------------------------------------------------------------------------------------------------------------ Slurm
@@ -123,6 +132,14 @@ std::optional<std::vector<int>> parse_tasks_per_node(std::string_view text) {
   return text.empty() ? std::optional(tasks) : std::nullopt;
 }
 
+/// srun says how many tasks the step has. SLURM_NTASKS says the same in most steps, and the job's number in others: the shell that salloc
+/// gives is a step of one task in a job of many.
+constexpr const char* kTasksOfStep = "SLURM_STEP_NUM_TASKS";
+
+const char* tasks_variable(const LauncherVariables& variables) {
+  return variables.has(kTasksOfStep) ? kTasksOfStep : kSlurm.world_size;
+}
+
 /// The step's own list first: what sbatch was asked for does not bind a smaller srun inside it.
 absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
   std::string other;  // lists that count other tasks than this step's
@@ -145,12 +162,15 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     c.local_origin = name;
     return absl::OkStatus();
   }
-  if (variables.has("SLURM_NTASKS_PER_NODE")) {
+  if (c.world_size == 1) {
+    c.local_world_size = 1;
+    c.local_origin = c.world_origin;
+  } else if (variables.has("SLURM_NTASKS_PER_NODE")) {
     TESSERA_ASSIGN_OR_RETURN(c.local_world_size, variables.number(kSlurm, "SLURM_NTASKS_PER_NODE", 1, kMostRanks));
     c.local_origin = "SLURM_NTASKS_PER_NODE";
   } else if (!other.empty()) {
-    return launcher_error(fmt::format(
-        "{} does not add up to SLURM_NTASKS={} (Slurm). hint: give srun --ntasks-per-node", other, c.world_size));
+    return launcher_error(fmt::format("{} does not add up to {}={} (Slurm). hint: give srun --ntasks-per-node", other,
+                                      c.world_origin, c.world_size));
   }
   return absl::OkStatus();
 }
@@ -164,11 +184,11 @@ bool is_batch_script(const LauncherVariables& variables) {
 absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& variables) {
   const Dialect& d = kSlurm;
   if (!variables.has(d.rank) || is_batch_script(variables)) return std::optional<Candidate>();
-  if (!variables.has(d.world_size) || !variables.has(d.local_rank))
-    return partial_error(variables, d, {d.rank, d.world_size, d.local_rank});
-  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d));
+  const char* tasks = tasks_variable(variables);
+  if (!variables.has(tasks) || !variables.has(d.local_rank))
+    return partial_error(variables, d, {d.rank, tasks, d.local_rank});
+  TESSERA_ASSIGN_OR_RETURN(Candidate c, read_numbers(variables, d, tasks));
   TESSERA_RETURN_IF_ERROR(read_slurm_local_size(variables, c));
-  if (c.world_size == 1 && c.local_world_size < 0) c.local_world_size = 1;
   TESSERA_RETURN_IF_ERROR(check_ranges(c));
   if (c.knows_locals() && variables.has("SLURM_NODEID")) {
     TESSERA_ASSIGN_OR_RETURN(const int node, variables.number(d, "SLURM_NODEID", 0, kMostRanks));
@@ -183,20 +203,27 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 
 // ------------------------------------------------------------------------------------------- which launcher counts
 
-/// The same process, seen by two launchers in the same way.
+/// The same process, seen by two launchers in the same way. A process group has found out which ranks share a host; a launcher may
+/// say otherwise, as `tessera launch --hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
-  const bool locals = !a.knows_locals() || !b.knows_locals() ||
+  const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
+  const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||
                       (a.local_rank == b.local_rank && a.local_world_size == b.local_world_size);
   return a.rank == b.rank && a.world_size == b.world_size && locals;
 }
 
 /// True if `outer` only started one agent a host (or one at all), which then started the ranks that `inner` counts:
-/// torchrun, mpirun or `tessera launch` inside an allocation. torchrun may go on with fewer hosts than Slurm gave it,
-/// so its own agent is believed; exported RANK and WORLD_SIZE are not.
+/// torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any. torchrun may go on with fewer hosts than Slurm gave
+/// it, so its own agent is believed; exported RANK and WORLD_SIZE are not. A process group need not know its hosts yet: they are as many
+/// as agents, in their order.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // a forgotten WORLD_SIZE=1
   if (outer.world_size == 1) return true;
+  if (inner.dialect == &kProcessGroup) {
+    const int ranks = inner.world_size / outer.world_size;
+    return outer.local_world_size <= 1 && inner.world_size % outer.world_size == 0 && inner.rank / ranks == outer.rank;
+  }
   if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;
   // Open MPI's daemons on the other hosts are a Slurm step that leaves out the first host.
@@ -205,8 +232,16 @@ bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_a
 }
 
 std::string say(const Candidate& c) {
-  return fmt::format("{}={}, {}={} ({})", c.dialect->rank, c.rank, c.dialect->world_size, c.world_size,
-                     c.dialect->title);
+  return fmt::format("{}={}, {}={} ({})", c.dialect->rank, c.rank, c.world_origin, c.world_size, c.dialect->title);
+}
+
+absl::Status disagree(const Candidate& a, const Candidate& b) {
+  const std::string hint =
+      b.dialect == &kProcessGroup
+          ? fmt::format("give init_process_group the rank and world_size of {0}, or unset {0}'s variables",
+                        a.dialect->title)
+          : std::string("unset the variables of the one that did not start this program");
+  return launcher_error(fmt::format("two launchers disagree: {}, but {}. hint: {}", say(a), say(b), hint));
 }
 
 absl::Status refuse_batch_script(const LauncherVariables& variables) {
@@ -227,10 +262,7 @@ absl::StatusOr<Candidate> choose(const std::vector<Candidate>& candidates, bool 
     } else if (is_agent_of(best, next, torchrun_agent)) {
       best = next;
     } else if (!is_agent_of(next, best, torchrun_agent)) {
-      return launcher_error(
-          fmt::format("two launchers disagree: {}, but {}. hint: unset the variables of the one that "
-                      "did not start this program",
-                      say(best), say(next)));
+      return disagree(best, next);
     }
   }
   return best;
@@ -243,9 +275,13 @@ absl::StatusOr<std::vector<Candidate>> read_candidates(const LauncherVariables& 
   TESSERA_ASSIGN_OR_RETURN(auto slurm, read_slurm(variables));
   if (slurm) found.push_back(*slurm);
   for (const Dialect& dialect : kMpi) {
-    TESSERA_ASSIGN_OR_RETURN(auto mpi, read_mpi(variables, dialect));
+    TESSERA_ASSIGN_OR_RETURN(auto mpi, read_dialect(variables, dialect));
     if (mpi) found.push_back(*mpi);
   }
+  TESSERA_ASSIGN_OR_RETURN(auto for_python, read_dialect(variables, kMpiForPython));
+  if (for_python && for_python->world_size > 1) found.push_back(*for_python);
+  TESSERA_ASSIGN_OR_RETURN(auto group, read_dialect(variables, kProcessGroup));
+  if (group) found.push_back(*group);
   return found;
 }
 

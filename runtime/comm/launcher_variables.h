@@ -26,6 +26,8 @@ struct Dialect {
 
 extern const Dialect kTorchrun;  ///< whose words `tessera launch` uses too
 extern const Dialect kSlurm;
+/// What the program itself says, and not a launcher: its process group of torch.distributed. Python hands the values on under these names.
+extern const Dialect kProcessGroup;
 
 /// 78, with a hint at where these variables come from unless `message` has one; cut where a variable is absurdly long.
 absl::Status launcher_error(std::string message);
@@ -35,9 +37,10 @@ struct Candidate {
   const Dialect* dialect = nullptr;
   int rank = 0;
   int world_size = 1;
-  int local_rank = -1;        ///< -1: not said
-  int local_world_size = -1;  ///< -1: not said
-  std::string local_origin;   ///< the variable local_world_size was read from
+  const char* world_origin = "";  ///< the variable world_size was read from: Slurm has two
+  int local_rank = -1;            ///< -1: not said
+  int local_world_size = -1;      ///< -1: not said
+  std::string local_origin;       ///< the variable local_world_size was read from
 
   bool knows_locals() const { return local_rank >= 0 && local_world_size > 0; }
 };
@@ -61,9 +64,15 @@ class LauncherVariables {
 absl::Status partial_error(const LauncherVariables& variables, const Dialect& dialect,
                            const std::vector<const char*>& wanted);
 
-/// What the launcher said that started this rank; nothing if no launcher's variables are set. Several may be set: where one
-/// launcher (Slurm) only started an agent of another (torchrun) on each host, the other one's count.
-/// Errors (78): partial sets, non-numbers, a rank beyond its world, two launchers that disagree.
+/// What the launcher said that started this rank; nothing if no launcher's variables are set. All that is said is read and compared:
+///
+/// 1. Those that say the same count as one. The first that knows the ranks of a host is taken, in the order torchrun, Slurm, Open MPI, PMI,
+///    MVAPICH2, MPI of mpi4py, torch.distributed.
+/// 2. A launcher that only started one agent a host (Slurm for torchrun, torchrun for `mp.spawn`), or one process at all, gives way to
+///    the one inside it.
+/// 3. Others are an error.
+///
+/// Errors (78): partial sets, non-numbers, a rank beyond its world, two that disagree.
 absl::StatusOr<std::optional<Candidate>> find_launcher(const LauncherVariables& variables);
 
 }  // namespace tessera

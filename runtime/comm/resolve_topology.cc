@@ -40,12 +40,21 @@ absl::Status place(const LauncherVariables& variables, Candidate c, Topology& to
     if (c.local_rank < 0) c.local_rank = 0;
     if (c.local_world_size < 0) c.local_world_size = 1;
   }
+  if (!c.knows_locals() && &d == &kProcessGroup) {
+    c.local_rank = c.rank;
+    c.local_world_size = c.world_size;
+  }
+  if (!c.knows_locals() && &d != &kSlurm && *d.local_rank == '\0')
+    return launcher_error(
+        fmt::format("{}={}, {}={} ({}), but no variables of a launcher say which ranks share a host. hint: start the "
+                    "program with torchrun, srun or `tessera launch`, or call init_process_group first",
+                    d.rank, c.rank, d.world_size, c.world_size, d.title));
   if (!c.knows_locals()) {
     const char* local_size = &d == &kSlurm ? "SLURM_TASKS_PER_NODE" : d.local_world_size;
     return partial_error(variables, d, {d.rank, d.world_size, d.local_rank, local_size});
   }
   if (c.world_size % c.local_world_size != 0)
-    return launcher_error(fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: {}", d.world_size,
+    return launcher_error(fmt::format("{}={} does not fill hosts of {}={} evenly ({}). hint: {}", c.world_origin,
                                       c.world_size, c.local_origin, c.local_world_size, d.title, d.order_hint));
   if (c.rank % c.local_world_size != c.local_rank)
     return launcher_error(
@@ -91,6 +100,12 @@ int port_of(const std::string& run_id) {
 }
 
 absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& d, Topology& topology) {
+  if (&d == &kProcessGroup && variables.has(kProcessGroupStorePort)) {
+    topology.master_addr = variables.text(kProcessGroupStoreHost).value_or(topology.master_addr);
+    TESSERA_ASSIGN_OR_RETURN(topology.master_port, variables.number(d, kProcessGroupStorePort, 1, 65535));
+    topology.agent_store = true;
+    return absl::OkStatus();
+  }
   if (auto address = variables.text("MASTER_ADDR")) {
     topology.master_addr = *address;
   } else if (topology.num_hosts() > 1) {
@@ -110,7 +125,7 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
                       topology.world_size, d.title, topology.num_hosts()));
     }
   }
-  const bool torch_like = &d == &kTorchrun;
+  const bool torch_like = &d == &kTorchrun || &d == &kProcessGroup;
   topology.master_port = torch_like ? kDefaultPort : port_of(topology.run_id);
   if (!variables.has("MASTER_PORT")) return absl::OkStatus();
   const int lowest = topology.world_size == 1 ? 0 : 1;  // a port chosen by the system is known to one process only

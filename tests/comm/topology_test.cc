@@ -125,6 +125,52 @@ TEST(Topology, SlurmTasksPerNode) {
   }
 }
 
+/// The step's number of tasks goes before the job's: salloc's shell is a step of one task in a job of many.
+TEST(Topology, SlurmsStepGoesBeforeItsJob) {
+  const Variables shell = {
+      {"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "4"},          {"SLURM_LOCALID", "0"},
+      {"SLURM_NODEID", "0"},         {"SLURM_STEP_NUM_TASKS", "1"},  {"SLURM_STEP_ID", "4294967290"},
+      {"SLURM_TASKS_PER_NODE", "4"}, {"SLURM_NTASKS_PER_NODE", "4"}, {"SLURM_JOB_ID", "77"}};
+  const auto topology = resolve(shell);
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->describe(), "rank 0/1 (slurm), host 0, local rank 0");
+  const auto list = resolve(with(shell, {{"SLURM_STEP_TASKS_PER_NODE", "1"}}));
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ(list->world_size, 1);
+  const auto two = resolve(with(kSlurm, {{"SLURM_NTASKS", "16"}, {"SLURM_STEP_NUM_TASKS", "8"}}));
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(two->world_size, 8);
+  // Ranks that are started inside such a shell.
+  const auto inside = resolve(with(shell, kOpenMpi));
+  ASSERT_TRUE(inside.ok()) << inside.status();
+  EXPECT_EQ(inside->launcher, "openmpi");
+  EXPECT_THAT(message_of(resolve(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "5"}})).status()),
+              HasSubstr("SLURM_STEP_NUM_TASKS=5"));
+}
+
+/// What Python says of its process group.
+Variables group(const std::string& rank, const std::string& size) {
+  return {{"torch.distributed.get_rank()", rank}, {"torch.distributed.get_world_size()", size}};
+}
+
+Variables group_on_hosts(const std::string& rank, const std::string& size, const std::string& local_size) {
+  const int local = std::stoi(rank) % std::stoi(local_size);
+  return with(group(rank, size), {{"this process among its host's", std::to_string(local)},
+                                  {"ranks on its host", local_size},
+                                  {"host of torch.distributed's store", "node0"},
+                                  {"port of torch.distributed's store", "4321"}});
+}
+
+TEST(Topology, AProcessGroupAloneSaysWhoIsWho) {
+  EXPECT_EQ(resolve(group("1", "2"))->describe(), "rank 1/2 (torch.distributed), host 0, local rank 1");
+  const auto topology = resolve(with(group_on_hosts("5", "8", "4"), {{"MASTER_PORT", "1"}}));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->describe(), "rank 5/8 (torch.distributed), host 1, local rank 1");
+  EXPECT_EQ(topology->master_addr, "node0");
+  EXPECT_EQ(topology->master_port, 4321);
+  EXPECT_TRUE(topology->agent_store);
+}
+
 TEST(Topology, SlurmNodeLists) {
   const std::map<std::string, std::string> first = {{"node[03-05,9],x1", "node03"},
                                                     {"alone", "alone"},
@@ -200,6 +246,11 @@ TEST(Topology, Refusals) {
        {"OMPI_COMM_WORLD_RANK=3", "--map-by"}},
       {"pmi rank", with(kPmi, {{"PMI_RANK", "4"}}), {"PMI_RANK=4", "PMI"}},
       {"pmi without locals", with(kPmi, {{"MPI_LOCALRANKID", ""}}), {"MPI_LOCALRANKID"}},
+      {"slurm and a group", with(kSlurm, group("3", "4")), {"torch.distributed.get_rank()=3", "get_world_size()=4"}},
+      {"torchrun and a group of one", with(kTorchrun, group("0", "1")), {"RANK=5, WORLD_SIZE=8", "init_process_group"}},
+      {"mpi4py alone",
+       {{"MPI.COMM_WORLD.rank", "1"}, {"MPI.COMM_WORLD.size", "2"}},
+       {"MPI.COMM_WORLD.rank=1", "tessera launch"}},
   };
   for (const Refusal& row : table) {
     const auto topology = resolve(row.variables);
@@ -258,6 +309,25 @@ TEST(Topology, OneLauncherInsideAnother) {
       {"srun with its PMI plug-in", {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}, kSlurm, "slurm"},
       {"srun and another PMI", {{"PMI_RANK", "4"}, {"PMI_SIZE", "8"}}, kSlurm, nullptr},
       {"only an allocation", {}, kAllocation, "single"},
+      {"a group under torchrun", group("5", "8"), kTorchrun, "torchrun"},
+      {"a group and its hosts under torchrun", group_on_hosts("5", "8", "4"), kTorchrun, "torchrun"},
+      {"a group that sees one host where torchrun has two", group_on_hosts("5", "8", "8"), kTorchrun, "torchrun"},
+      {"a group of other ranks", group("4", "8"), kTorchrun, nullptr},
+      {"a group of another size", group("5", "6"), kTorchrun, nullptr},
+      {"a group that one process started", group("5", "8"), alone, "torch.distributed"},
+      {"a group that one agent a host started", group("5", "8"), task_a_host, "torch.distributed"},
+      {"a group that began on another host", group("3", "8"), task_a_host, nullptr},
+      {"RANK and WORLD_SIZE set for a group",
+       {{"RANK", "5"}, {"WORLD_SIZE", "8"}},
+       group_on_hosts("5", "8", "4"),
+       "torch.distributed"},
+      {"RANK and WORLD_SIZE count a group's hosts",
+       {{"RANK", "1"}, {"WORLD_SIZE", "2"}},
+       group_on_hosts("5", "8", "4"),
+       "torch.distributed"},
+      {"an import of mpi4py", {{"MPI.COMM_WORLD.rank", "0"}, {"MPI.COMM_WORLD.size", "1"}}, kTorchrun, "torchrun"},
+      {"mpi4py under its launcher", {{"MPI.COMM_WORLD.rank", "3"}, {"MPI.COMM_WORLD.size", "4"}}, kOpenMpi, "openmpi"},
+      {"mpi4py and torchrun", {{"MPI.COMM_WORLD.rank", "3"}, {"MPI.COMM_WORLD.size", "4"}}, kTorchrun, nullptr},
   };
   for (const Nesting& row : table) {
     const auto topology = resolve(with(row.outer, row.inner));

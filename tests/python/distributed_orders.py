@@ -1,10 +1,14 @@
-"""Run by trainer_test.py: torch.distributed and tessera begin in either order, on the variables of one launcher."""
+"""Run by programs_test.py: torch.distributed and tessera begin in either order, and agree on who is who or end with an error."""
 
 import functools
+import os
+import socket
+import tempfile
+import time
 
 import torch
 from forked import run_forked
-from torch import distributed
+from torch import distributed, multiprocessing
 
 import tessera
 
@@ -22,7 +26,129 @@ def both(tessera_first):
     engine.close()
 
 
-for tessera_first in (False, True):
-    codes, output = run_forked(2, functools.partial(both, tessera_first))
-    assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"
-print("both orders were right")
+def of_one_rank_each(tessera_first):
+    """The launcher says two ranks, and the program two groups of one."""
+    if tessera_first:
+        tessera.init()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    tessera.Engine(torch.nn.Linear(2, 2), {})
+
+
+def launched():
+    for tessera_first in (False, True):
+        codes, output = run_forked(2, functools.partial(both, tessera_first))
+        assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"
+    # Rank 0 of 2 and rank 0 of 1: neither is right.
+    for tessera_first, text in ((False, "torch.distributed.get_world_size()=1"), (True, "init_process_group before tessera.init")):
+        codes, output = run_forked(2, functools.partial(of_one_rank_each, tessera_first))
+        assert codes == [78, 78] and text in output, f"{tessera_first}: ended with {codes}:\n{output}"
+
+
+# What follows has no launcher: the program's own processes, as torch.multiprocessing.spawn starts them.
+
+
+def trained(model, batches, engine=None):
+    """The weights after SGD of the rate 0.1: of an Engine, or of plain PyTorch."""
+    optimizer = None if engine else torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches:
+        loss = model(batch).square().mean()
+        if engine:
+            engine.backward(loss)
+            engine.step()
+        else:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return engine.state_dict() if engine else model.state_dict()
+
+
+def make_model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+SGD = {"strategy": "FULL_SHARD", "optimizer": {"type": "sgd", "lr": 0.1, "weight_decay": 0.0}}
+BATCHES = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+def spawned(rank, method):
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    assert (tessera.rank(), tessera.world_size()) == (rank, 2)
+    wanted, model = trained(make_model(), BATCHES), make_model()
+    engine = tessera.Engine(model, SGD)
+    assert tessera.all_gather(str(tessera.local_rank())) == ["0", "1"]
+    state = trained(model, [batch.chunk(2)[rank] for batch in BATCHES], engine)
+    if rank == 0:
+        assert all(torch.allclose(state[name], value, rtol=0, atol=1e-6) for name, value in wanted.items()), state
+    distributed.destroy_process_group()
+
+
+def late(rank, method):
+    model = make_model()
+    engine = tessera.Engine(model, SGD)
+    engine.backward(model(BATCHES[0]).square().mean())
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    try:
+        engine.step()
+    except tessera.Error as error:
+        assert error.exit_code == 78 and f"rank {rank} of 2" in str(error) and "rank 0 of 1 (started alone)" in str(error), error
+    else:
+        raise AssertionError("a step of one rank that the process group counts as two")
+
+
+def asked_too_early(rank, method):
+    assert tessera.world_size() == 1
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    try:
+        tessera.Engine(make_model(), SGD)
+    except tessera.Error as error:
+        assert error.exit_code == 78 and "before tessera.rank" in str(error), error
+    else:
+        raise AssertionError("a sampler has the numbers of one rank")
+
+
+def one_raises(rank, method):
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    tessera.init()
+    if rank == 1:
+        raise ValueError("rank 1 has a fault of its own")
+    tessera.barrier()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def spawn(program, method):
+    """As torch.multiprocessing.spawn does; forked, since imports take longer than these programs."""
+    multiprocessing.start_processes(program, (method,), nprocs=2, start_method="fork")
+
+
+def alone():
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    spawn(spawned, "env://")
+    for program in (late, asked_too_early):
+        os.environ["MASTER_PORT"] = free_port()
+        spawn(program, "env://")
+    os.environ["MASTER_PORT"] = free_port()
+    begun = time.monotonic()
+    try:
+        spawn(one_raises, "env://")
+    except multiprocessing.ProcessRaisedException as error:
+        assert "a fault of its own" in str(error), error
+    else:
+        raise AssertionError("an exception of a spawned rank was lost")
+    assert time.monotonic() - begun < 100, "rank 0 waited for one that had ended"
+    del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    spawn(spawned, f"tcp://127.0.0.1:{free_port()}")
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(spawned, f"file://{folder}/meet")
+
+
+for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
+    os.environ.pop(variable, None)
+launched()
+alone()
+print("all orders were right")

@@ -17,6 +17,11 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertIn("all endings were right", output)
 
+    def test_torch_distributed_beside_an_engine(self):
+        code, output = run([sys.executable, "-B", FOLDER / "distributed_orders.py"])
+        self.assertEqual(code, 0, output)
+        self.assertIn("all orders were right", output)
+
     def test_an_ending_under_the_launcher(self):
         code, output = launch(2, "import programs_ranks as p; p.unfrozen({**p.STRATEGY, **p.STRATEGIES['private']})", timeout=120)
         self.assertEqual(code, 64, output)

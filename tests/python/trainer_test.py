@@ -19,11 +19,6 @@ class TrainerTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like the plain Trainer"), 2, output)
 
-    def test_torch_distributed_before_and_after_the_engine(self):
-        code, output = run([sys.executable, "-B", FOLDER / "distributed_orders.py"])
-        self.assertEqual(code, 0, output)
-        self.assertIn("both orders were right", output)
-
 
 if __name__ == "__main__":
     main()

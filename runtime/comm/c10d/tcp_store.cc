@@ -182,9 +182,10 @@ absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, d
   TESSERA_ASSIGN_OR_RETURN(auto connected, connect(topology, init_timeout_s, deadline));
   C10dStore whole(connected);
   TESSERA_RETURN_IF_ERROR(check_owner(topology, whole, timeout));
+  const bool of_agent = topology.agent_store && topology.launcher != "torch.distributed";
   const std::string prefix = "tessera/" + topology.run_id + "/" + std::to_string(topology.restart_count);
   auto store = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, connected),
-                                           topology.agent_store ? "torchrun's agent" : "rank 0");
+                                           of_agent ? "torchrun's agent" : "rank 0");
   TESSERA_RETURN_IF_ERROR(RollCall(topology, *store, deadline).run());
   return store;
 }

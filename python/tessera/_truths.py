@@ -1,0 +1,113 @@
+"""What else than the launcher's variables says who this process is: torch.distributed's process group, and MPI of mpi4py.
+
+`said` and `meet` give it to the native part, which compares it with the variables and has the order in which they count
+(docs/start-python.md, "Who is who").
+"""
+
+import datetime
+import os
+import socket
+import sys
+from typing import Any
+
+from torch import distributed
+
+from tessera._error import Error
+
+_WRONG_VARIABLES, _PEER_LOST = 78, 75
+_KEY = "tessera/hosts/{}"
+
+
+def has_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def said() -> dict[str, str]:
+    """Of this process alone: known without the other ranks."""
+    words = {}
+    mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        words |= {"MPI.COMM_WORLD.rank": mpi.COMM_WORLD.Get_rank(), "MPI.COMM_WORLD.size": mpi.COMM_WORLD.Get_size()}
+    if has_group():
+        words |= {"torch.distributed.get_rank()": distributed.get_rank(),
+                  "torch.distributed.get_world_size()": distributed.get_world_size()}
+    return {name: str(value) for name, value in words.items()}
+
+
+def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
+    """(what `said` gives, with the ranks of this host and where ranks can meet; what must live as long as they may). Collective for
+    the process group's ranks, where there is one."""
+    words = said()
+    if not has_group() or distributed.get_world_size() == 1:
+        return words, None
+    store = distributed.distributed_c10d._get_default_store()
+    try:
+        hosts = _of_all_ranks(store, _this_host(), timeout_s)
+        host, port, served = _meeting_place(store, len(set(hosts)) == 1, timeout_s)
+    except RuntimeError as error:  # of torch.distributed's store
+        raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "
+                    "hint: all ranks of the process group make an Engine", _PEER_LOST) from error
+    local_rank, local_size = _place_on_host(hosts)
+    words |= {"this process among its host's": str(local_rank), "ranks on its host": str(local_size)}
+    if port:
+        words |= {"host of torch.distributed's store": host, "port of torch.distributed's store": port}
+    return words, served
+
+
+def _of_all_ranks(store: Any, value: str, timeout_s: float) -> list[str]:
+    store.set(_KEY.format(distributed.get_rank()), value)
+    keys = [_KEY.format(rank) for rank in range(distributed.get_world_size())]
+    store.wait(keys, datetime.timedelta(seconds=timeout_s))
+    return [store.get(key).decode() for key in keys]
+
+
+def _this_host() -> str:
+    """The same text in processes that can share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _place_on_host(hosts: list[str]) -> tuple[int, int]:
+    """(local rank, ranks on this host)."""
+    rank, own = distributed.get_rank(), hosts.count(hosts[distributed.get_rank()])
+    for first in range(0, len(hosts), own):
+        if len(set(hosts[first:first + own])) != 1 or hosts.count(hosts[first]) != own:
+            raise Error("torch.distributed's process group numbers its ranks in another order than host by host, with as many on every "
+                        "host. hint: give init_process_group the rank host * ranks_per_host + local_rank", _WRONG_VARIABLES)
+    return rank % own, own
+
+
+def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
+    """(host, port, server): the group's store where it is served at a port, else one of our own, unless MASTER_PORT names one."""
+    base = store
+    while isinstance(base, distributed.PrefixStore):
+        base = base.underlying_store
+    if isinstance(base, distributed.TCPStore):
+        return base.host, str(base.port), base
+    if "MASTER_PORT" in os.environ:
+        return "", "", None
+    server = None
+    if distributed.get_rank() == 0:
+        host = "127.0.0.1" if on_one_host else os.environ.get("MASTER_ADDR", socket.gethostname())
+        listener = socket.create_server(("127.0.0.1" if on_one_host else "", 0))
+        server = distributed.TCPStore(host, listener.getsockname()[1], is_master=True, wait_for_workers=False,
+                                      master_listen_fd=listener.detach())
+        store.set(_KEY.format("port"), f"{host} {server.port}")
+    store.wait([_KEY.format("port")], datetime.timedelta(seconds=timeout_s))
+    host, port = store.get(_KEY.format("port")).decode().split()
+    return host, port, server
+
+
+def expect_unchanged(joined: tuple[int, int], launcher: str) -> None:
+    """A process group that came after this process had joined its job must have the same ranks."""
+    if not has_group():
+        return
+    group = distributed.get_rank(), distributed.get_world_size()
+    if group != joined:
+        alone = " (started alone)" if launcher == "single" else f" ({launcher})"
+        raise Error(f"torch.distributed's process group has this process as rank {group[0]} of {group[1]}, but Tessera joined its job before "
+                    f"as rank {joined[0]} of {joined[1]}{alone}, and trains so. hint: call init_process_group before tessera.init, "
+                    "tessera.rank and the first Engine, or start the ranks with `tessera launch` or torchrun", _WRONG_VARIABLES)

@@ -1,68 +1,81 @@
 #include "tessera/weights.h"
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/jit/serialization/pickle.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "engine/engine_state.h"
+#include "engine/loop/weights_reader.h"
 #include "engine/loop/weights_writer.h"
 #include "engine/outcomes.h"
-#include "runtime/base/input_file.h"
 #include "runtime/border/throw.h"
 #include "sharding/whole_tensors.h"
 
 namespace tessera {
 namespace {
 
-using Weights = c10::Dict<std::string, at::Tensor>;
+using Weights = std::map<std::string, at::Tensor>;
 
-absl::StatusOr<std::vector<char>> read_bytes(const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path, "weights file"));
-  std::vector<char> bytes(file.size());
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t got = ::read(file.fd(), bytes.data() + done, bytes.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return input_error(path, "weights file", "cannot be read", errno);
-    if (got == 0) bytes.resize(done);  // cut short meanwhile
-    done += static_cast<std::size_t>(got);
-  }
-  return bytes;
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b) || (a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.strides() == b.strides()))
+    return true;
+  if (a.scalar_type() != b.scalar_type()) return false;
+  const at::Tensor one = a.contiguous(), other = b.contiguous();
+  return one.numel() == 0 || std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
 
-absl::StatusOr<Weights> read_weights(const std::filesystem::path& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<char> bytes, read_bytes(path));
-  try {
-    Weights weights;
-    for (const auto& entry : torch::jit::pickle_load(bytes).toGenericDict())
-      weights.insert(entry.key().toStringRef(), entry.value().toTensor());
-    return weights;
-  } catch (const std::exception&) {
-    return make_error(ExitCode::kCorruptData, "weights file " + path.string() +
-                                                  " is not a file of weights (a dictionary from names to tensors, as "
-                                                  "torch.save writes it), or cut short");
-  }
-}
+/// Puts the tensors of a file into a module's, all or none.
+class Fitting {
+ public:
+  explicit Fitting(const Weights& weights) : weights_(weights) {}
 
-/// Puts one tensor of the file into the module's; says what is wrong otherwise.
-void take(const Weights& weights, const std::string& name, at::Tensor& tensor, std::ostringstream& problems) {
-  const auto found = weights.find(name);
-  if (found == weights.end()) {
-    problems << "\n  " << name << ": missing in the file";
-  } else if (found->value().sizes() != tensor.sizes()) {
-    problems << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has " << found->value().sizes();
-  } else {
-    tensor.set_data(found->value());
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto found = weights_.find(name);
+    if (found == weights_.end()) {
+      problems_ << "\n  " << name << ": missing in the file";
+    } else if (found->second.sizes() != tensor.sizes()) {
+      problems_ << "\n  " << name << ": the model wants " << tensor.sizes() << ", the file has "
+                << found->second.sizes();
+    } else {
+      add_fitting(name, tensor, found->second);
+    }
   }
-}
+  void add_superfluous(const std::string& name) { problems_ << "\n  " << name << ": the model has no such weight"; }
+
+  std::string problems() const { return problems_.str(); }
+  void apply() {
+    for (Pair& pair : pairs_) pair.tensor.set_data(pair.value);
+  }
+
+ private:
+  struct Pair {
+    std::string name;
+    at::Tensor tensor, value;
+  };
+
+  /// A tied parameter has several names in the module and in the file, and one value.
+  void add_fitting(const std::string& name, const at::Tensor& tensor, const at::Tensor& value) {
+    const auto tied = std::ranges::find_if(pairs_, [&](const Pair& pair) { return pair.tensor.is_same(tensor); });
+    if (tied == pairs_.end()) {
+      pairs_.push_back({name, tensor, value});
+    } else if (!same_bits(tied->value, value)) {
+      problems_ << "\n  " << name << ": the model has one tensor for it and " << tied->name
+                << ", the file has two of other values";
+    }
+  }
+
+  const Weights& weights_;
+  std::ostringstream problems_;
+  std::vector<Pair> pairs_;
+};
 
 /// Parameters and buffers, as the module names them.
 std::vector<std::pair<std::string, at::Tensor>> entries_of(const torch::nn::Module& module) {
@@ -114,20 +127,21 @@ void save_weights(Engine& engine, const std::filesystem::path& path, Existing ex
 }
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
-  const Weights weights = value_or_throw(read_weights(path));
-  std::ostringstream problems;
-  auto parameters = module.named_parameters();
-  auto buffers = module.named_buffers();
-  for (auto& item : parameters) take(weights, item.key(), item.value(), problems);
-  for (auto& item : buffers) {
-    if (item.value().defined()) take(weights, item.key(), item.value(), problems);
+  auto tensors = value_or_throw(read_weights(path));
+  const Weights weights(std::make_move_iterator(tensors.begin()), std::make_move_iterator(tensors.end()));
+  Fitting fitting(weights);
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  for (const auto& item : parameters) fitting.add(item.key(), item.value());
+  for (const auto& item : buffers) {
+    if (item.value().defined()) fitting.add(item.key(), item.value());
   }
-  for (const auto& entry : weights) {
-    if (!parameters.contains(entry.key()) && !buffers.contains(entry.key()))
-      problems << "\n  " << entry.key() << ": the model has no such weight";
+  for (const auto& [name, tensor] : weights) {
+    if (!parameters.contains(name) && !buffers.contains(name)) fitting.add_superfluous(name);
   }
-  if (problems.str().empty()) return;
-  throw Error(ExitCode::kCorruptData, path.string() + " does not fit the model:" + problems.str());
+  if (!fitting.problems().empty())
+    throw Error(ExitCode::kCorruptData, path.string() + " does not fit the model:" + fitting.problems());
+  fitting.apply();
 }
 
 }  // namespace tessera

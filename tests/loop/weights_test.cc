@@ -164,6 +164,35 @@ TEST_F(Weights, FilesThatDoNotFitAreRefusedWithAllNames) {
     EXPECT_THAT(error.message(), HasSubstr("head: the model wants [19, 13], the file has [19, 12]"));
   }
   EXPECT_THROW(load_weights(other, folder_ / "none.pt"), Error);
+  // All or nothing.
+  EXPECT_EQ(other->named_parameters()["head"].sizes(), (std::vector<std::int64_t>{19, 13}));
+}
+
+struct PairImpl : torch::nn::Module {
+  explicit PairImpl(bool tied) {
+    const at::Tensor one = register_parameter("one", at::ones({3}));
+    register_parameter("other", tied ? one : at::full({3}, 2.0));
+  }
+};
+TORCH_MODULE(Pair);
+
+TEST_F(Weights, ATiedParameterThatTheFileHasTwiceMustHaveOneValue) {
+  const fs::path path = folder_ / "pair.pt";
+  Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
+  strategy.units.classes = {};
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Pair untied(false);
+    Engine engine(untied, strategy, mesh);
+    save_weights(engine, path);
+    Pair tied(true);
+    try {
+      load_weights(tied, path);
+      ADD_FAILURE() << "one of two values was dropped";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+      EXPECT_THAT(error.message(), HasSubstr("other: the model has one tensor for it and one,"));
+    }
+  });
 }
 
 }  // namespace

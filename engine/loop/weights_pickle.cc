@@ -1,0 +1,454 @@
+#include "engine/loop/weights_pickle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/base/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestName = 200;  ///< of what messages repeat
+constexpr int kDeepest = 20;               ///< tuples in tuples
+constexpr std::size_t kMostDimensions = 64;
+
+struct Storage {
+  std::string record, type;
+  std::int64_t numel = 0;
+  bool is_untyped = false;
+};
+struct Value;
+/// Entries that are no tensors keep what they are, for messages: so no container has another one inside.
+struct Dictionary {
+  PickledWeights entries;
+  std::map<std::string, std::size_t, std::less<>>
+      places;  ///< of tensors; a later entry of a name goes before an earlier one
+};
+struct Tuple {
+  std::vector<Value> items;
+  int depth = 1;
+};
+
+/// What the pickle's stack holds.
+struct Value {
+  enum Kind { kOther, kNone, kNumber, kText, kTuple, kDictionary, kName, kStorage, kTensor } kind = kOther;
+  std::int64_t number = 0;
+  std::string text = {};  ///< of kText; of kName "torch._utils _rebuild_tensor_v2"; of kOther what it is
+  std::shared_ptr<const Tuple> tuple = {};
+  std::shared_ptr<Dictionary> dictionary = {};
+  std::shared_ptr<const Storage> storage = {};
+  std::shared_ptr<const PickledTensor> tensor = {};
+
+  std::string describe() const {
+    switch (kind) {
+      case kNone:
+        return "None";
+      case kNumber:
+        return "a number";
+      case kText:
+        return "a text";
+      case kTuple:
+        return "a tuple";
+      case kDictionary:
+        return fmt::format("a dictionary of {} tensors", dictionary->entries.tensors.size());
+      case kName:
+        return text;
+      case kStorage:
+        return "a storage";
+      case kTensor:
+        return "a tensor";
+      case kOther:
+        break;
+    }
+    return text.empty() ? "another object" : text;
+  }
+};
+
+Value number(std::int64_t value) { return {.kind = Value::kNumber, .number = value}; }
+Value other(std::string what) { return {.kind = Value::kOther, .text = std::move(what)}; }
+Value text_value(std::string_view text) { return {.kind = Value::kText, .text = std::string(text)}; }
+
+absl::Status damaged(const std::string& what) { return make_error(ExitCode::kCorruptData, what); }
+
+std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
+  if (value.kind != Value::kTuple) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  for (const Value& item : value.tuple->items) {
+    if (item.kind != Value::kNumber) return std::nullopt;
+    numbers.push_back(item.number);
+  }
+  return numbers;
+}
+
+/// _rebuild_tensor (storage, offset, sizes, strides), _v2 with more behind them, _v3 with the dtype after two of those.
+std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
+  const bool names_type = function.ends_with("_v3");
+  if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
+      arguments[1].kind != Value::kNumber)
+    return std::nullopt;
+  // Hooks and attributes. With attributes, such as "conj", the values are others than those in the storage.
+  for (std::size_t i = 4; i < arguments.size(); ++i) {
+    if (arguments[i].kind == Value::kDictionary && !arguments[i].dictionary->entries.others.empty())
+      return std::nullopt;
+  }
+  const auto sizes = numbers_of(arguments[2]), strides = numbers_of(arguments[3]);
+  if (!sizes || !strides || sizes->size() != strides->size() || sizes->size() > kMostDimensions) return std::nullopt;
+  const Storage& storage = *arguments[0].storage;
+  PickledTensor tensor{storage.record,      storage.type, storage.numel, storage.is_untyped,
+                       arguments[1].number, *sizes,       *strides};
+  if (names_type) {
+    if (arguments[6].kind != Value::kName || !arguments[6].text.starts_with("torch ")) return std::nullopt;
+    tensor.type = arguments[6].text.substr(6);
+  }
+  return Value{.kind = Value::kTensor, .tensor = std::make_shared<const PickledTensor>(std::move(tensor))};
+}
+
+/// What calling the function gives. Functions that are not known give an object that is nothing here.
+absl::StatusOr<Value> called(const Value& function, const Value& arguments, int depth = 0) {
+  if (function.kind != Value::kName || arguments.kind != Value::kTuple) return other("another object");
+  const std::string& name = function.text;
+  const std::vector<Value>& items = arguments.tuple->items;
+  if (name == "collections OrderedDict")
+    return Value{.kind = Value::kDictionary, .dictionary = std::make_shared<Dictionary>()};
+  if (name.starts_with("torch._utils _rebuild_tensor")) {
+    const auto tensor = rebuilt_tensor(name, items);
+    if (!tensor) return damaged("a tensor in it has other arguments than torch.save writes");
+    return *tensor;
+  }
+  const bool keeps_its_argument =
+      name.starts_with("torch._utils _rebuild_parameter") || name == "torch.jit._pickle restore_type_tag";
+  if (keeps_its_argument && !items.empty()) return items[0];
+  if (name == "torch._tensor _rebuild_from_type_v2" && items.size() >= 3 && depth == 0)
+    return called(items[0], items[2], depth + 1);
+  if (name == "torch Size" && items.size() == 1) return items[0];
+  return other(name.substr(name.find(' ') + 1));
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string_view pickle) : rest_(pickle) {}
+
+  absl::StatusOr<PickledWeights> run() {
+    while (!stopped_) {
+      TESSERA_ASSIGN_OR_RETURN(const std::string_view code, take(1));
+      TESSERA_RETURN_IF_ERROR(step(static_cast<unsigned char>(code[0])));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const Value value, pop());
+    if (value.kind != Value::kDictionary)
+      return damaged("it holds " + value.describe() + ", not a dictionary from names to tensors");
+    return std::move(value.dictionary->entries);
+  }
+
+ private:
+  absl::StatusOr<std::string_view> take(std::size_t bytes) {
+    if (bytes > rest_.size()) return damaged("its pickle is cut short");
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(bytes);
+    return taken;
+  }
+
+  /// Little endian.
+  absl::StatusOr<std::uint64_t> unsigned_of(std::size_t bytes) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view taken, take(bytes));
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < bytes; ++i) value |= std::uint64_t{static_cast<unsigned char>(taken[i])} << (8 * i);
+    return value;
+  }
+
+  absl::StatusOr<std::string_view> counted(std::size_t bytes_of_count) {
+    TESSERA_ASSIGN_OR_RETURN(const std::uint64_t bytes, unsigned_of(bytes_of_count));
+    return take(bytes);
+  }
+
+  absl::StatusOr<std::string_view> line() {
+    const std::size_t end = rest_.find('\n');
+    if (end == std::string_view::npos) return damaged("its pickle is cut short");
+    const std::string_view found = rest_.substr(0, end);
+    rest_.remove_prefix(end + 1);
+    return found;
+  }
+
+  absl::StatusOr<Value> pop() {
+    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+    if (stack_.size() <= floor) return damaged("its pickle takes more than it has put down");
+    Value value = std::move(stack_.back());
+    stack_.pop_back();
+    return value;
+  }
+
+  absl::StatusOr<Value*> top() {
+    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+    if (stack_.size() <= floor) return damaged("its pickle takes more than it has put down");
+    return &stack_.back();
+  }
+
+  absl::StatusOr<std::vector<Value>> pop_to_mark() {
+    if (marks_.empty()) return damaged("its pickle takes more than it has put down");
+    const auto begin = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+    std::vector<Value> items(std::make_move_iterator(begin), std::make_move_iterator(stack_.end()));
+    stack_.erase(begin, stack_.end());
+    marks_.pop_back();
+    return items;
+  }
+
+  absl::Status push(Value value) {
+    stack_.push_back(std::move(value));
+    return absl::OkStatus();
+  }
+
+  absl::Status push_tuple(std::vector<Value> items) {
+    int depth = 1;
+    for (const Value& item : items)
+      if (item.kind == Value::kTuple) depth = std::max(depth, item.tuple->depth + 1);
+    if (depth > kDeepest) return damaged("its pickle nests tuples deeper than torch.save does");
+    return push({.kind = Value::kTuple, .tuple = std::make_shared<const Tuple>(Tuple{std::move(items), depth})});
+  }
+
+  absl::Status push_tuple_of(std::size_t count) {
+    std::vector<Value> items(count);
+    for (std::size_t i = count; i-- > 0;) {
+      TESSERA_ASSIGN_OR_RETURN(items[i], pop());
+    }
+    return push_tuple(std::move(items));
+  }
+
+  absl::Status put(std::uint64_t place) {
+    TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
+    memo_[place] = *value;
+    return absl::OkStatus();
+  }
+
+  absl::Status get(std::uint64_t place) {
+    const auto found = memo_.find(place);
+    if (found == memo_.end()) return damaged("its pickle names an object that it does not have");
+    return push(found->second);
+  }
+
+  absl::Status push_number(std::size_t bytes) {
+    TESSERA_ASSIGN_OR_RETURN(const std::uint64_t value, unsigned_of(bytes));
+    return push(number(static_cast<std::int64_t>(value)));
+  }
+
+  absl::Status push_int() {
+    TESSERA_ASSIGN_OR_RETURN(const std::uint64_t value, unsigned_of(4));
+    return push(number(static_cast<std::int32_t>(static_cast<std::uint32_t>(value))));
+  }
+
+  /// A number of any length, in two's complement. What has more than 64 bits is none of a tensor.
+  absl::Status push_long() {
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, counted(1));
+    if (bytes.size() > 8) return push(other("a number of more than 64 bits"));
+    std::uint64_t value = !bytes.empty() && (bytes.back() & 0x80) ? ~std::uint64_t{0} : 0;
+    for (std::size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+    return push(number(static_cast<std::int64_t>(value)));
+  }
+
+  absl::Status push_text(std::size_t bytes_of_count) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view text, counted(bytes_of_count));
+    return push(text_value(text));
+  }
+
+  absl::Status push_bytes(std::size_t bytes_of_count) {
+    TESSERA_RETURN_IF_ERROR(counted(bytes_of_count).status());
+    return push(other("bytes"));
+  }
+
+  absl::Status set_items(const std::vector<Value>& items) {
+    TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
+    if (value->kind != Value::kDictionary) return absl::OkStatus();  // of an object that is nothing here
+    if (items.size() % 2 != 0) return damaged("its pickle has a key without a value");
+    Dictionary& dictionary = *value->dictionary;
+    for (std::size_t i = 0; i < items.size(); i += 2) {
+      const Value &key = items[i], &entry = items[i + 1];
+      const std::string name = key.kind == Value::kText ? key.text : "a key that is no text";
+      if (key.kind != Value::kText || entry.kind != Value::kTensor) {
+        dictionary.entries.others.push_back(clipped(name, kLongestName) + ": " + entry.describe());
+        continue;
+      }
+      const auto [place, is_new] = dictionary.places.try_emplace(name, dictionary.entries.tensors.size());
+      if (!is_new) return damaged("it has " + clipped(name, kLongestName) + " twice");
+      dictionary.entries.tensors.emplace_back(name, *entry.tensor);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status push_name() {
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view module, line());
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view name, line());
+    return push({.kind = Value::kName, .text = fmt::format("{} {}", module, name)});
+  }
+
+  absl::Status push_name_of_stack() {
+    TESSERA_ASSIGN_OR_RETURN(const Value name, pop());
+    TESSERA_ASSIGN_OR_RETURN(const Value module, pop());
+    return push({.kind = Value::kName, .text = module.text + " " + name.text});
+  }
+
+  /// ("storage", class, record, device, elements): a storage whose values are in a record.
+  absl::Status push_storage() {
+    TESSERA_ASSIGN_OR_RETURN(const Value id, pop());
+    if (id.kind != Value::kTuple || id.tuple->items.size() < 5)
+      return damaged("a storage in it is not as torch.save writes it");
+    const std::vector<Value>& items = id.tuple->items;
+    if (items[0].text != "storage" || items[1].kind != Value::kName || items[2].kind != Value::kText ||
+        items[4].kind != Value::kNumber)
+      return damaged("a storage in it is not as torch.save writes it");
+    Storage storage{items[2].text, items[1].text.substr(items[1].text.find(' ') + 1), items[4].number};
+    storage.is_untyped = storage.type == "UntypedStorage";
+    return push({.kind = Value::kStorage, .storage = std::make_shared<const Storage>(std::move(storage))});
+  }
+
+  absl::Status call() {
+    TESSERA_ASSIGN_OR_RETURN(const Value arguments, pop());
+    TESSERA_ASSIGN_OR_RETURN(const Value function, pop());
+    TESSERA_ASSIGN_OR_RETURN(Value result, called(function, arguments));
+    return push(std::move(result));
+  }
+
+  absl::Status drop(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) TESSERA_RETURN_IF_ERROR(pop().status());
+    return absl::OkStatus();
+  }
+
+  absl::Status set_one_item() {
+    TESSERA_ASSIGN_OR_RETURN(Value value, pop());
+    TESSERA_ASSIGN_OR_RETURN(Value key, pop());
+    return set_items({std::move(key), std::move(value)});
+  }
+
+  absl::Status step(unsigned char code) {
+    switch (code) {
+      case 0x80:
+        return take(1).status();  // PROTO
+      case 0x95:
+        return take(8).status();  // FRAME
+      case '.':
+        stopped_ = true;
+        return absl::OkStatus();
+      case '(':
+        marks_.push_back(stack_.size());
+        return absl::OkStatus();
+      case '0':
+        return drop(1);
+      case '1':
+        return pop_to_mark().status();
+      case '2': {
+        TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
+        return push(Value(*value));
+      }
+      case 'N':
+        return push({.kind = Value::kNone});
+      case 0x88:
+        return push(number(1));  // NEWTRUE
+      case 0x89:
+        return push(number(0));  // NEWFALSE
+      case 'J':
+        return push_int();
+      case 'K':
+        return push_number(1);
+      case 'M':
+        return push_number(2);
+      case 0x8a:
+        return push_long();
+      case 'G':
+        TESSERA_RETURN_IF_ERROR(take(8).status());
+        return push(other("a number with a fraction"));
+      case 'X':
+        return push_text(4);
+      case 0x8c:
+        return push_text(1);
+      case 0x8d:
+        return push_text(8);
+      case 'U':
+        return push_text(1);
+      case 'T':
+        return push_text(4);
+      case 'B':
+        return push_bytes(4);
+      case 'C':
+        return push_bytes(1);
+      case 0x8e:
+        return push_bytes(8);
+      case ']':
+        return push(other("a list"));
+      case 0x8f:
+        return push(other("a set"));
+      case 'a':
+        return drop(1);
+      case 'e':
+      case 0x90:
+        return pop_to_mark().status();  // APPENDS, ADDITEMS
+      case ')':
+        return push_tuple({});
+      case 't': {
+        TESSERA_ASSIGN_OR_RETURN(std::vector<Value> items, pop_to_mark());
+        return push_tuple(std::move(items));
+      }
+      case 0x85:
+        return push_tuple_of(1);
+      case 0x86:
+        return push_tuple_of(2);
+      case 0x87:
+        return push_tuple_of(3);
+      case '}':
+        return push({.kind = Value::kDictionary, .dictionary = std::make_shared<Dictionary>()});
+      case 's':
+        return set_one_item();
+      case 'u': {
+        TESSERA_ASSIGN_OR_RETURN(const std::vector<Value> items, pop_to_mark());
+        return set_items(items);
+      }
+      case 'c':
+        return push_name();
+      case 0x93:
+        return push_name_of_stack();
+      case 'R':
+      case 0x81:
+        return call();  // REDUCE, NEWOBJ
+      case 'b':
+        return drop(1);  // BUILD: attributes, such as _metadata of a state_dict
+      case 'Q':
+        return push_storage();
+      case 'q': {
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(1));
+        return put(place);
+      }
+      case 'r': {
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(4));
+        return put(place);
+      }
+      case 0x94:
+        return put(memo_.size());  // MEMOIZE
+      case 'h': {
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(1));
+        return get(place);
+      }
+      case 'j': {
+        TESSERA_ASSIGN_OR_RETURN(const std::uint64_t place, unsigned_of(4));
+        return get(place);
+      }
+      default:
+        break;
+    }
+    return damaged(fmt::format("its pickle has the instruction {:#x}, which torch.save does not write", code));
+  }
+
+  std::string_view rest_;
+  bool stopped_ = false;
+  std::vector<Value> stack_;
+  std::vector<std::size_t> marks_;
+  std::map<std::uint64_t, Value> memo_;
+};
+
+}  // namespace
+
+absl::StatusOr<PickledWeights> read_weights_pickle(std::string_view pickle) { return Reader(pickle).run(); }
+
+}  // namespace tessera

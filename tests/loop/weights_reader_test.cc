@@ -1,0 +1,169 @@
+// Files of torch.save: what PyTorch writes is read, and what does not fit together is an error before a value is read.
+
+#include "engine/loop/weights_reader.h"
+
+#include <ATen/Functions.h>
+#include <caffe2/serialize/inline_container.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "runtime/base/status.h"
+#include "tests/oracle/child.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Numbers as pickle writes them.
+std::string number(std::int64_t value) {
+  std::string text = "\x8a\x08";
+  for (int i = 0; i < 8; ++i) text += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
+  return text;
+}
+
+std::string text(const std::string& value) { return std::string("\x8c") + static_cast<char>(value.size()) + value; }
+
+std::string tuple(const std::vector<std::int64_t>& values) {
+  std::string all = "(";
+  for (const std::int64_t value : values) all += number(value);
+  return all + "t";
+}
+
+struct Entry {
+  std::int64_t storage_numel = 6, offset = 0;
+  std::vector<std::int64_t> sizes = {2, 3}, strides = {3, 1};
+  std::string attributes = "";  ///< pickled
+};
+
+/// A dictionary with the tensor "w", whose storage is the record "0".
+std::string pickle_of(const Entry& entry) {
+  return "\x80\x02}" + text("w") + "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") +
+         "ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(entry.storage_numel) + "tQ" +
+         number(entry.offset) + tuple(entry.sizes) + tuple(entry.strides) + "\x89" + "ccollections\nOrderedDict\n)R" +
+         entry.attributes + "tRs.";
+}
+
+class WeightsReader : public ::testing::Test {
+ protected:
+  fs::path archive(const std::map<std::string, std::string>& records) const {
+    std::string bytes;
+    caffe2::serialize::PyTorchStreamWriter writer([&](const void* more, std::size_t size) {
+      bytes.append(static_cast<const char*>(more), size);
+      return size;
+    });
+    for (const auto& [name, content] : records) writer.writeRecord(name, content.data(), content.size());
+    writer.writeEndOfFile();
+    return folder_.write("w.pt", bytes);
+  }
+  fs::path with(const Entry& entry, std::size_t floats = 6) const {
+    std::string values;
+    for (std::size_t i = 0; i < floats; ++i) {
+      const auto value = static_cast<float>(i);
+      values.append(reinterpret_cast<const char*>(&value), sizeof value);
+    }
+    return archive({{"data.pkl", pickle_of(entry)}, {"data/0", values}});
+  }
+  std::string refusal(const fs::path& path) const {
+    const auto read = read_weights(path);
+    if (read.ok()) return "accepted";
+    EXPECT_EQ(exit_code_of(read.status()), ExitCode::kCorruptData) << read.status();
+    EXPECT_THAT(message_of(read.status()), HasSubstr(path.string()));
+    return message_of(read.status());
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(WeightsReader, TensorsAreViewsOfTheirStorages) {
+  const auto read = read_weights(with({.offset = 1, .sizes = {2, 2}, .strides = {1, 3}}));
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->size(), 1u);
+  EXPECT_EQ(read->front().first, "w");
+  EXPECT_TRUE(at::equal(read->front().second, at::tensor({1.f, 4.f, 2.f, 5.f}).view({2, 2})));
+}
+
+TEST_F(WeightsReader, AStorageThatIsCutIsRefusedWithItsTensor) {
+  for (const std::size_t floats : {0, 3, 5, 7})
+    EXPECT_THAT(refusal(with({}, floats)),
+                AllOf(HasSubstr("w: its storage 0 wants 24 bytes, and the file has " + std::to_string(4 * floats))));
+  EXPECT_THAT(refusal(archive({{"data.pkl", pickle_of({})}})), HasSubstr("w: its storage 0 is missing"));
+}
+
+TEST_F(WeightsReader, ATensorBeyondItsStorageIsRefused) {
+  const std::int64_t far = std::int64_t{1} << 62;
+  for (const Entry& entry : std::vector<Entry>{{.offset = 1},
+                                               {.offset = -1},
+                                               {.sizes = {2, 4}},
+                                               {.strides = {4, 1}},
+                                               {.strides = {-3, 1}},
+                                               {.sizes = {-1, 3}},
+                                               {.sizes = {far, far}},
+                                               {.strides = {far, far}},
+                                               {.offset = far, .sizes = {far}, .strides = {2}}})
+    EXPECT_THAT(refusal(with(entry)), HasSubstr("w: the tensor reaches beyond its storage"));
+  EXPECT_THAT(refusal(with({.storage_numel = far})), HasSubstr("elements"));
+  EXPECT_THAT(refusal(with({.storage_numel = -6})), HasSubstr("elements"));
+  EXPECT_EQ(refusal(with({.storage_numel = 6, .offset = 7, .sizes = {0, 3}})), "accepted");  // it reaches nothing
+}
+
+TEST_F(WeightsReader, ATensorOfOtherValuesThanItsStorageIsRefused) {
+  EXPECT_EQ(refusal(with({.attributes = "}"})), "accepted");
+  EXPECT_THAT(refusal(with({.attributes = "}" + text("neg") + "\x88s"})), HasSubstr("not a file of weights"));
+}
+
+TEST_F(WeightsReader, WhatIsNoDictionaryOfTensorsIsNamed) {
+  const auto pickled = [&](const std::string& pickle) { return refusal(archive({{"data.pkl", "\x80\x02" + pickle}})); };
+  EXPECT_THAT(pickled("}" + text("epoch") + number(3) + "s."), HasSubstr("epoch: a number"));
+  EXPECT_THAT(pickled("}" + text("model") + "}s."), AllOf(HasSubstr("model: a dictionary"), HasSubstr("state_dict()")));
+  EXPECT_THAT(pickled("]."), HasSubstr("a list, not a dictionary"));
+  EXPECT_THAT(pickled("cos\nsystem\n(" + text("true") + "tR."), HasSubstr("system, not a dictionary"));
+  EXPECT_THAT(pickled("}"), HasSubstr("cut short"));
+  EXPECT_THAT(pickled("I1\n."), HasSubstr("instruction 0x49"));
+  EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}, {"data.pkl", pickle_of({})}})),
+              HasSubstr("archive of a module"));
+  std::string nested = "}" + text("w") + ")";
+  for (int i = 0; i < 100'000; ++i) nested += "\x85";
+  EXPECT_THAT(pickled(nested + "s."), HasSubstr("deeper"));
+  EXPECT_THAT(refusal(folder_.write("no_zip.pt", std::string(100, 'x'))), HasSubstr("no zip archive"));
+}
+
+TEST_F(WeightsReader, AnyByteMayBeAnotherAndAnyTailMayBeGone) {
+  const fs::path path = with({});
+  const std::string bytes = TestFolder::content_of(path);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::string changed = bytes;
+    changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
+    const auto read = read_weights(folder_.write("changed.pt", changed));
+    for (std::size_t t = 0; read.ok() && t < read->size(); ++t) static_cast<void>((*read)[t].second.clone());
+    EXPECT_FALSE(read_weights(folder_.write("cut.pt", bytes.substr(0, i))).ok()) << i;
+  }
+}
+
+TEST_F(WeightsReader, AStateDictOfPythonIsRead) {
+  if (!oracle::python_has_torch()) GTEST_SKIP() << "Python without torch";
+  for (const char* protocol : {"2", "4"}) {
+    const fs::path path = folder_ / "state_dict.pt";
+    const auto printed = oracle::run_python("write_weights.py", {path.string(), protocol}, folder_.path(), 60);
+    ASSERT_TRUE(printed.ok()) << printed.status();
+    const auto read = read_weights(path);
+    ASSERT_TRUE(read.ok()) << read.status();
+    double sum = 0;
+    std::map<std::string, at::Tensor> weights(read->begin(), read->end());
+    for (const auto& [name, value] : weights) sum += value.to(at::kDouble).abs().sum().item<double>();
+    EXPECT_EQ(std::to_string(sum) + "\n", *printed);
+    EXPECT_EQ(weights.size(), 10u);
+    EXPECT_EQ(weights.at("linear.weight").data_ptr(), weights.at("tied.weight").data_ptr());
+    EXPECT_EQ(weights.at("linear.weight").strides(), (std::vector<std::int64_t>{1, 2}));
+    EXPECT_TRUE(at::equal(weights.at("strided"), at::arange(6, at::kLong).view({2, 3}).t()));
+    EXPECT_EQ(weights.at("empty").sizes(), (std::vector<std::int64_t>{0, 3}));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -55,7 +55,7 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
   std::error_code error;
   if (!std::filesystem::exists(config.dir, error) && !error) return "";
   TESSERA_ASSIGN_OR_RETURN(const auto there, list_checkpoints(config.dir, "--checkpoint-dir"));
-  if (there.empty()) return "";
+  if (there.empty() && !std::filesystem::exists(config.dir + "/latest", error)) return "";
   return find_checkpoint(config.dir, "--checkpoint-dir");
 }
 

@@ -33,6 +33,9 @@ std::string commit_file(const std::string& stem, std::int64_t generation) {
 /// It stays when its run ends.
 std::string lock_file(const std::string& stem) { return stem + ".lock"; }
 
+/// Empty.
+std::string begun_file(const std::string& stem) { return stem + ".begun"; }
+
 absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {
   return file_error({.who = who, .operation = operation, .file = path, .error = error});
 }
@@ -47,9 +50,7 @@ absl::StatusOr<std::unique_ptr<CommitLog>> CommitLog::open(const std::string& fo
   // A run that is being killed may take a while to go.
   TESSERA_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::take(lock_file(stem), "commits its steps to " + folder, who,
                                                              std::chrono::seconds(3)));
-  std::unique_ptr<CommitLog> log(new CommitLog(folder, stem, who, std::move(lock)));
-  TESSERA_RETURN_IF_ERROR(log->remove_leftovers());
-  return log;
+  return std::unique_ptr<CommitLog>(new CommitLog(folder, stem, who, std::move(lock)));
 }
 
 std::string CommitLog::file_of(std::int64_t generation) const { return commit_file(stem_, generation); }
@@ -59,9 +60,17 @@ bool CommitLog::was_opened(const std::string& folder, int rank) {
   return fs::exists(lock_file(stem_of(folder, rank)), ignored);
 }
 
-/// What a process that was killed left of a commit that it was writing.
+bool CommitLog::has_begun() const {
+  std::error_code ignored;
+  return fs::exists(begun_file(stem_), ignored);
+}
+
+absl::Status CommitLog::begin() const {
+  return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
+}
+
 absl::Status CommitLog::remove_leftovers() const {
-  const std::string begin = fs::path(stem_).filename().string() + ".commit-";
+  const std::string begin = fs::path(stem_).filename().string() + ".";
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_, error)) {
     const std::string name = entry.path().filename().string();
@@ -74,6 +83,7 @@ absl::Status CommitLog::remove_leftovers() const {
 
 absl::StatusOr<std::vector<Commit>> CommitLog::read() const {
   std::vector<Commit> commits;
+  std::vector<std::string> damaged;
   for (const std::int64_t which : {0, 1}) {
     const std::string path = file_of(which);
     const absl::StatusOr<std::string> text = read_regular_text(path, kMostCommitBytes, who_);
@@ -85,11 +95,23 @@ absl::StatusOr<std::vector<Commit>> CommitLog::read() const {
     if (commit.ok()) {
       commits.push_back(*std::move(commit));
     } else {
-      log_warning(who_ + ": " + message_of(commit.status()) + ". The commit before it is looked for");
+      damaged.push_back(message_of(commit.status()));
     }
   }
+  if (commits.empty() && (!damaged.empty() || has_begun())) return no_whole_commit(damaged);
+  for (const std::string& what : damaged) log_warning(who_ + ": " + what + ". The commit before it is looked for");
   std::ranges::sort(commits, {}, &Commit::generation);
   return commits;
+}
+
+absl::Status CommitLog::no_whole_commit(const std::vector<std::string>& damaged) const {
+  std::string text = who_ + ": durable.dir " + folder_ + " is of a run, and has no whole commit of it";
+  for (const std::string& what : damaged) text += "; " + what;
+  if (damaged.empty()) text += "; " + file_of(0) + " and " + file_of(1) + " are missing";
+  return make_error(ExitCode::kCorruptData,
+                    text +
+                        ". Nothing in it was changed. hint: put the files back, if there is a copy; to begin anew, "
+                        "remove the folder on every host, or name another one");
 }
 
 absl::Status CommitLog::write(const Commit& commit) const {

@@ -15,6 +15,10 @@ namespace tessera {
 
 /// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that take turns. While this
 /// lives, nobody else opens the same rank's.
+///
+/// Files of the rank r: rank-0000r.commit-0 and .commit-1; .lock, which stays; and .begun, empty, from the moment on when all ranks have
+/// a commit. So a folder without commits is that of a run that ended before its first one only where there is no .begun: with it, the
+/// commits were lost.
 class CommitLog {
  public:
   /// Makes the folder if it is not there. `who` stands in front of messages: "rank 0".
@@ -23,8 +27,15 @@ class CommitLog {
 
   /// Whether the rank's commits in the folder were ever opened, by a run that may have ended before its first one.
   static bool was_opened(const std::string& folder, int rank);
-  /// The commits that are there, whole, the older one first. A damaged file is no commit, and a warning says so.
+  /// The commits that are there, whole, the older one first; none before the first. Beside a whole one a damaged file is no commit, and a
+  /// warning says so. Changes nothing. Errors: 65 none is whole, and one was there.
   absl::StatusOr<std::vector<Commit>> read() const;
+  /// Removes what a process that was killed left of a commit that it was writing.
+  absl::Status remove_leftovers() const;
+  /// Whether all ranks have had a commit.
+  bool has_begun() const;
+  /// All ranks have a commit. REQUIRES: called before the second one is written.
+  absl::Status begin() const;
   /// Writes a commit over the one of two generations before. At any moment, through errors, kills and power loss, its file is the old
   /// one or the new one. After an error it may be either: see `remove`.
   absl::Status write(const Commit& commit) const;
@@ -41,7 +52,7 @@ class CommitLog {
   CommitLog(std::string folder, std::string stem, std::string who, FolderLock lock)
       : folder_(std::move(folder)), stem_(std::move(stem)), who_(std::move(who)), lock_(std::move(lock)) {}
   std::string file_of(std::int64_t generation) const;
-  absl::Status remove_leftovers() const;
+  absl::Status no_whole_commit(const std::vector<std::string>& damaged) const;
 
   const std::string folder_, stem_, who_;
   FolderLock lock_;

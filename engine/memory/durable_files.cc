@@ -75,12 +75,14 @@ absl::StatusOr<std::string> DurableFiles::look() {
     const auto about = commit.parts.find(kAbout);
     if (about != commit.parts.end()) told["about"] = about->second;
   }
+  told["begun"] = log_->has_begun();
   if (rank_ == 0) told["run"] = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
   told["layout"] = layout_;
   return told.dump();
 }
 
 absl::Status DurableFiles::forget_later() {
+  TESSERA_RETURN_IF_ERROR(log_->remove_leftovers());
   for (const Commit& commit : found_) {
     if (!last_ || commit.generation > last_->generation) TESSERA_RETURN_IF_ERROR(log_->remove(commit.generation));
   }
@@ -97,6 +99,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   bool is_first =
       true;  // at most the first commit of a folder was under way: it is made twice, so it is not alone for long
   for (const nlohmann::json& rank : ranks) {
+    is_first = is_first && !rank.at("begun").get<bool>();
     for (const nlohmann::json& commit : rank.at("commits")) is_first = is_first && commit.at(0) == 1;
   }
   for (const nlohmann::json& commit : ranks[0].at("commits")) {
@@ -295,6 +298,7 @@ absl::Status DurableFiles::write(Commit& commit) {
     TESSERA_RETURN_IF_ERROR(image_->sync());
   }
   for (const Kind& kind : kinds_) TESSERA_RETURN_IF_ERROR(kind.records->durable().sync());
+  if (last_) TESSERA_RETURN_IF_ERROR(log_->begin());
   return log_->write(commit);
 }
 

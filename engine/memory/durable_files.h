@@ -47,12 +47,12 @@ class DurableFiles {
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
 
   // How the last commit is found, which all ranks do alike:
-  /// First: the commits of this rank, as text. Errors: those of CommitLog.
+  /// First: the commits of this rank, as text. Changes no file. Errors: those of CommitLog.
   absl::StatusOr<std::string> look();
   /// With what every rank said: takes the last commit that all have. Throws tessera::Error, the same on every rank: 65 it is of another
   /// model, strategy or number of ranks; 66 a rank has lost its own.
   void choose(const std::vector<std::string>& held);
-  /// Last: removes later commits, which some ranks lack.
+  /// Last: removes later commits, which some ranks lack, and what killed processes left.
   absl::Status forget_later();
 
   /// Of this run or, before its first, of the one before; null where there is none.

@@ -46,7 +46,8 @@ bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 void finish_commit(Engine& engine);
 
 /// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates set by hand, buffers, LibTorch's
-/// generator (a GPU's too), and the items. Nothing where D holds none. LoadedCheckpoint::path is D.
+/// generator (a GPU's too), and the items. Nothing where D never held one: a D whose commits are all damaged or gone is an error (65) of the
+/// Engine's constructor. LoadedCheckpoint::path is D.
 ///
 /// Collective; before this run's first commit. Errors, the same on every rank: 64 out of turn, or without `"durable"`; 65 a file is
 /// damaged; 74 one cannot be read.

@@ -25,8 +25,10 @@ namespace tessera {
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
 
 /// Gives `module` the values and dtypes of a file of save_weights, or of `torch.save(model.state_dict(), path)` in Python. Before an Engine
-/// is made of it, or under Gathered(kWrite); rank 0's values are then everybody's. All of the file is used, or nothing is changed. Throws tessera::Error: 66 if the file is missing, 77 without permission; 65 if it is no regular file,
-/// no file of weights, or, with all names, if it does not fit the module.
+/// is made of it, or under Gathered(kWrite); rank 0's values are then everybody's. All of the file is used, or nothing is changed.
+///
+/// Throws tessera::Error: 66 if the file is missing, 77 without permission; 65 if it is no regular file, no file of weights or damaged,
+/// or, with all names, if it does not fit the module.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path);
 
 /// For a ModuleHolder such as one made by TORCH_MODULE.

@@ -549,6 +549,13 @@ TEST_F(Checkpoints, WhatCannotBeResumedIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
+  // Nor one that is gone.
+  for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {
+    if (entry.is_directory()) std::filesystem::remove_all(entry.path());
+  }
+  const Ended gone = run_program(run_of(1, "5", "parts", "gone.jsonl"), path("run"));
+  EXPECT_EQ(gone.code, 66);
+  EXPECT_THAT(gone.err, AllOf(HasSubstr("latest"), HasSubstr("not there")));
 }
 
 TEST_F(Checkpoints, TheToolSaysWhatIsThere) {

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "checkpoint/commit_log.h"
 #include "offload/fault_plan.h"
@@ -94,10 +95,39 @@ TEST(CommitLog, ADamagedFileIsNoCommitAndWhatAKillLeftIsRemoved) {
   std::ofstream(stem + ".commit-1.tmp-4711-0") << "half";
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
   ASSERT_TRUE(log.ok()) << log.status();
+  ASSERT_TRUE((*log)->remove_leftovers().ok());
   EXPECT_FALSE(std::filesystem::exists(stem + ".commit-1.tmp-4711-0"));
   const auto read = (*log)->read();
   ASSERT_EQ(read->size(), 1u);
   expect_same(read->front(), some_commit(1));
+}
+
+// A folder without a whole commit is that of a run before its first one only if there never was any.
+TEST(CommitLog, AFolderWhoseCommitsAreLostIsDamaged) {
+  const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
+    const ScratchFolder folder;
+    const std::string stem = folder.path() + "/rank-00000";
+    auto log = CommitLog::open(folder.path(), 0, "rank 0");
+    EXPECT_TRUE((*log)->write(some_commit(1)).ok());
+    if (begun) EXPECT_TRUE((*log)->begin().ok());
+    if (two) EXPECT_TRUE((*log)->write(some_commit(2)).ok());
+    damage(stem + ".commit-1");
+    if (two) damage(stem + ".commit-0");
+    const auto read = (*log)->read();
+    if (read.ok()) return std::to_string(read->size()) + " commits";
+    EXPECT_EQ(exit_code_of(read.status()), ExitCode::kCorruptData);
+    EXPECT_THAT(message_of(read.status()), AllOf(HasSubstr("rank 0"), HasSubstr(folder.path()), HasSubstr("hint:")));
+    return message_of(read.status());
+  };
+  const auto emptied = [](const std::string& file) { std::filesystem::resize_file(file, 0); };
+  const auto changed = [](const std::string& file) { std::ofstream(file, std::ios::app) << "x"; };
+  const auto removed = [](const std::string& file) { std::filesystem::remove(file); };
+  for (const bool two : {false, true}) {
+    EXPECT_THAT(refusal(two, two, emptied), HasSubstr("rank-00000.commit-1"));
+    EXPECT_THAT(refusal(two, two, changed), HasSubstr("rank-00000.commit-1"));
+  }
+  EXPECT_THAT(refusal(true, true, removed), AllOf(HasSubstr("rank-00000.commit-1"), HasSubstr("are missing")));
+  EXPECT_EQ(refusal(false, false, removed), "0 commits");
 }
 
 TEST(Commit, PartsHavePartsOfTheirOwn) {

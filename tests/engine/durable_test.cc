@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "checkpoint/commit.h"
@@ -388,7 +390,13 @@ TEST(Durable, ARunOfOneCommitIsNotForgotten) {
   fs::create_directory(elsewhere);
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(folder.path() / name, elsewhere / name);
+  EXPECT_THAT(refusal_of(2, strategy, folder.path()), AllOf(HasSubstr("rank 1"), HasSubstr("commit-1 are missing")));
+  fs::rename(folder.path() / "rank-00001.begun", elsewhere / "rank-00001.begun");  // as on another disk
   EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
+  fs::rename(folder.path() / "rank-00000.commit-0", elsewhere / "rank-00000.commit-0");
+  EXPECT_THAT(refusal_of(2, strategy, folder.path()), HasSubstr("there is no step that all ranks hold"));
+  fs::rename(elsewhere / "rank-00000.commit-0", folder.path() / "rank-00000.commit-0");
+  fs::rename(elsewhere / "rank-00001.begun", folder.path() / "rank-00001.begun");
   for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"})
     fs::rename(elsewhere / name, folder.path() / name);
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
@@ -498,6 +506,52 @@ TEST(Durable, ADamagedFileIsAnErrorThatNamesIt) {
   flip_a_bit(image, static_cast<std::streamoff>(fs::file_size(image) / 2) + 5);
   EXPECT_THAT(refusal_of(2, strategy_for(on_disk), folder.path()),
               AllOf(HasSubstr("rank 1"), HasSubstr("rank-00001.memory"), HasSubstr("checksum"), HasSubstr("hint:")));
+}
+
+/// All files but those that say who holds a folder.
+std::map<std::string, std::string> contents_of(const fs::path& folder) {
+  std::map<std::string, std::string> contents;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".lock")
+      contents[entry.path().filename().string()] = TestFolder::content_of(entry.path());
+  }
+  return contents;
+}
+
+// A run whose commits are lost is no run before its first commit.
+TEST(Durable, AFolderWithoutAWholeCommitIsAnErrorAndNothingInItIsTouched) {
+  const auto emptied = [](const fs::path& file) { fs::resize_file(file, 0); };
+  const auto changed = [](const fs::path& file) { flip_a_bit(file, 30); };
+  const auto removed = [](const fs::path& file) { fs::remove(file); };
+  const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+  for (const std::function<void(const fs::path&)>& damage :
+       {std::function<void(const fs::path&)>(emptied), std::function<void(const fs::path&)>(changed),
+        std::function<void(const fs::path&)>(removed)}) {
+    for (const bool on_all : {false, true}) {
+      const TestFolder folder;
+      leave_commits(folder.path());
+      folder.write("rank-00001.commit-1.tmp-4711-0", "what a kill left");
+      for (const char* rank : {"rank-00001", "rank-00000"}) {
+        if (!on_all && rank != std::string("rank-00001")) continue;
+        for (const char* which : {".commit-0", ".commit-1"}) damage(folder.path() / (std::string(rank) + which));
+      }
+      const auto before = contents_of(folder.path());
+      EXPECT_THAT(refusal_of(2, strategy, folder.path()),
+                  AllOf(HasSubstr(on_all ? "rank 0" : "rank 1"), HasSubstr("no whole commit"), HasSubstr("hint:")));
+      EXPECT_EQ(contents_of(folder.path()), before);
+    }
+  }
+}
+
+TEST(Durable, ARunThatEndedBeforeItsFirstCommitBeginsAgain) {
+  const TestFolder folder;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    for (int run = 0; run < 2; ++run) {
+      Session session(mesh, made_durable(strategy_for(ShardingStrategy::kFullShard), folder.path()));
+      EXPECT_FALSE(resume_durable(session.engine).has_value());
+      session.train(0);
+    }
+  });
 }
 
 TEST(Durable, AMissingFileIsAnErrorAndTheOthersStay) {
